@@ -14,7 +14,7 @@ import torch
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
 from rankscope.lab.trial import Trial, TrialSizes, let_go
-from rankscope.studies.remedies.trained import EVERY
+from rankscope.studies.remedies.trainings import EVERY
 from rankscope.workers import threads_set
 
 SMALL = TrialSizes(width=32, context=16, batch=4, steps=5)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.monitoring [cuda]
 
-A step that is looked at, the second time, is timed beside a step of the bare loop, taking turns. What is
+A step that is measured, the second time, is timed beside a step of the bare loop, taking turns. What is
 added to the steps between is some Python, the same for any width: on the CPU it is timed where it can be
 seen, in a loop of as many layers that are narrow; a GPU does not wait for it, and the loop itself is timed.
-Of a look every E steps the loop takes 1 + ((E - 1) added + looking - bare) / (E bare).
+Measured every E steps the loop takes 1 + ((E - 1) added + measured - bare) / (E bare).
 """
 
 import sys
@@ -22,7 +22,7 @@ from benchmarks.peers import gpt2
 from benchmarks.timing import Row, report_rise, rise_of_memory
 
 QUIET = 2
-"""Steps that are not looked at, before one that is."""
+"""Steps that are not measured, before one that is."""
 
 
 class Loop:
@@ -64,7 +64,7 @@ class Loop:
 
 @contextmanager
 def monitored(loop: Loop, **options: Any) -> Iterator[None]:
-    """Ours; the step after `QUIET` others is looked at."""
+    """Our monitor; the step after `QUIET` others is measured."""
     from rankscope import Monitor
 
     with (
@@ -114,7 +114,7 @@ def wandb_watched(loop: Loop) -> Iterator[None]:
 
 
 def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]]:
-    """(every how many steps it looks, what is put around the loop), by what it is."""
+    """(every how many steps it measures, what is put around the loop), by what it is."""
     probe = {"input_ids": loop.ids}
     found: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
         "probe every 100": (100, lambda: monitored(loop, probe=probe)),
@@ -138,23 +138,23 @@ def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManage
 
 def rows(small: bool = False, device: str = "cpu", rounds: int = 3) -> list[Row]:
     """(what, against what, ratio of the loop's time)."""
-    bare, looking, quiet = _least(Loop(small, device), 1 if small else rounds)
+    bare, measured, quiet = _least(Loop(small, device), 1 if small else rounds)
     empty = bare
     if device == "cpu":
         empty, _, quiet = _least(Loop(small, narrow=True), 1 if small else 10 * rounds)
     against, found = f"bare loop, {bare:.3f} s a step", []
     for name, (every, _) in cases(Loop(small=True)).items():
-        added = (every - 1) * max(quiet[name] - empty, 0.0) + looking[name] - bare
+        added = (every - 1) * max(quiet[name] - empty, 0.0) + measured[name] - bare
         found.append((name, against, 1 + added / (every * bare)))
-        found.append((f"  a step that is looked at ({name})", against, looking[name] / bare))
+        found.append((f"  a step that is measured ({name})", against, measured[name] / bare))
     return found
 
 
 def _least(loop: Loop, rounds: int) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Seconds of a bare step, and by case of one that is looked at and of one that is not."""
+    """Seconds of a bare step, and by case of one that is measured and of one that is not."""
     ways = cases(loop)
     bare = float("inf")
-    looking, quiet = dict.fromkeys(ways, bare), dict.fromkeys(ways, bare)
+    measured, quiet = dict.fromkeys(ways, bare), dict.fromkeys(ways, bare)
     loop.step()
     for _ in range(rounds):
         for name, (_, around) in ways.items():
@@ -163,9 +163,9 @@ def _least(loop: Loop, rounds: int) -> tuple[float, dict[str, float], dict[str, 
                 for _ in range(QUIET + 1):
                     loop.step()
                 *between, last = (loop.timed() for _ in range(QUIET + 1))
-            quiet[name], looking[name] = min(quiet[name], *between), min(looking[name], last)
+            quiet[name], measured[name] = min(quiet[name], *between), min(measured[name], last)
             loop.after = lambda loss: None
-    return bare, looking, quiet
+    return bare, measured, quiet
 
 
 def memory(device: str = "cpu") -> list[tuple[str, float]]:
@@ -195,14 +195,14 @@ def main() -> None:
         loop = Loop()
         around = cases(loop)[sys.argv[2]][1]
 
-        def looked_at() -> None:
+        def measured_step() -> None:
             with around():
                 for _ in range(QUIET + 1):
                     loop.step()
             loop.after = lambda loss: None
 
         loop.step()
-        report_rise(loop.step, looked_at)
+        report_rise(loop.step, measured_step)
         return
     device = "cuda" if sys.argv[1:] == ["cuda"] else "cpu"
     for what, against, ratio in rows(device=device):

@@ -22,5 +22,5 @@ def raises(
         yield caught
     assert type(caught.value) is kind
     if subject is not None:
-        assert caught.value.subject == subject
+        assert caught.value.subject == subject, f"about {caught.value.subject!r}: {caught.value}"
     assert str(caught.value), "an error says what was expected, what came and what to do"

@@ -18,6 +18,7 @@ FLOORS = [
     "cards",
     "doubled",
     "metrics",
+    "remedies",
     "nets",
     "runs",
     "workers",

@@ -13,7 +13,7 @@ import pytest
 import rankscope
 from rankscope import errors
 from rankscope.metrics import METRICS
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS
 from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
 from sitegen.formulas import tex

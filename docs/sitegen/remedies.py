@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from sitegen.markdown import table
 
 OUTCOME = Path(__file__).parent.parent / "reproduction/full/remedies/outcome.json"
@@ -16,7 +16,10 @@ def page() -> str:
     """A row for each remedy."""
     return table(
         ["name", "what it does", "its numbers, if left out", "changes nothing at", "published by"],
-        [[f"`{each.name}`", each.says, numbers(each), none(each), each.source] for each in REMEDIES.values()],
+        [
+            [f"`{each.name}`", each.formula, numbers(each), none(each), each.citation]
+            for each in REMEDIES.values()
+        ],
     )
 
 

@@ -10,8 +10,9 @@ from tests.browser.waiting import Watched, until
 from tests.explorer.serving import Served, serving, small_networks
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, ViewportSize
 
+WINDOW: "ViewportSize" = {"width": 1366, "height": 768}
 HOSTILE = "<script>alert(1)</script> <b>bold</b> <img src=x onerror=alert(1)>"
 
 
@@ -21,13 +22,24 @@ def explorer() -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def watched(browser: "Browser") -> Iterator[Watched]:
+    """One browser window for all tests, so that scripts are compiled once."""
+    with Watched(browser, viewport=WINDOW, reduced_motion="reduce") as found:
+        yield found
+
+
 @pytest.fixture
-def page(browser: "Browser", explorer: Served) -> "Iterator[Page]":
-    """An open page that has complained of nothing and asked nobody else, checked when the test ends."""
-    with Watched(browser, viewport={"width": 1366, "height": 768}, reduced_motion="reduce") as found:
-        yield found.page
-    assert [url for url in found.requests if not url.startswith(explorer.url)] == []
-    assert [said for said in found.faults if "422" not in said] == []  # browsers log a refused answer
+def page(watched: Watched, explorer: Served) -> "Iterator[Page]":
+    """An empty page; when the test ends it must have complained of nothing and asked nobody else."""
+    watched.page.goto("about:blank")
+    watched.page.set_viewport_size(WINDOW)
+    watched.faults.clear()
+    watched.requests.clear()
+    yield watched.page
+    asked = [url for url in watched.requests if url != "about:blank"]
+    assert [url for url in asked if not url.startswith(explorer.url)] == []
+    assert [fault for fault in watched.faults if "422" not in fault] == []  # browsers log a refused answer
 
 
 def opened(page: "Page", explorer: Served, fragment: str = "", whole: bool = False) -> "Page":
@@ -200,14 +212,15 @@ OVERLAPS = """[...document.querySelectorAll('.xaxislayer-above, .yaxislayer-abov
 """Pairs of an axis's labels that stand on each other; boxes have some air above and below their ink."""
 
 
-@pytest.mark.parametrize("width", [1366, 360])
-def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer: Served, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 768})
+def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#model=random&skip=0&mlp=false&norm=false&layers=24&A=model%3Drandom", whole=True)
-    for view in ("log", "linear"):
-        page.check(f"input[name=axis][value={view}]", force=True)
-        assert page.locator("#curve .ytick, #bounds .ytick, #paths .xtick").count() > 10
-        assert page.evaluate(OVERLAPS) == 0
+    for width in (1366, 360):
+        page.set_viewport_size({"width": width, "height": 768})
+        until(page, f"document.querySelector('#curve .main-svg').clientWidth <= {width}")
+        for view in ("log", "linear"):
+            page.check(f"input[name=axis][value={view}]", force=True)
+            assert page.locator("#curve .ytick, #bounds .ytick, #paths .xtick").count() > 10
+            until(page, f"{OVERLAPS} === 0")
 
 
 def test_a_pin_says_how_it_differs_from_what_is_shown(page: "Page", explorer: Served) -> None:
@@ -313,10 +326,11 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explo
     assert page.inner_text("output[for=skip]") == "0.99"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1366, "dark")])
-def test_it_fits_a_phone_and_the_dark(browser: "Browser", explorer: Served, width: int, scheme: Any) -> None:
-    page = opened(browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme), explorer)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-    assert (sum(ground) < 200) == (scheme == "dark")
-    page.close()
+def test_it_fits_a_phone_and_the_dark(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    for width, scheme in ((390, "light"), (1366, "dark"), (1366, "light")):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        until(page, "document.documentElement.scrollWidth <= innerWidth")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (sum(ground) < 200) == (scheme == "dark")

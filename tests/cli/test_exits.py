@@ -123,9 +123,9 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.metrics import METRICS
     from rankscope.nets import mask_matrix
     from rankscope.nets.initial import SCHEMES
-    from rankscope.nets.remedies import REMEDIES
     from rankscope.nets.variants import VARIANT_PARTS
     from rankscope.profiles import ARITHMETICS
+    from rankscope.remedies import REMEDIES
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
     from rankscope.studies import STUDIES

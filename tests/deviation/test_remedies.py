@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.deviation import propagate
 from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.remedies import remedy
 from rankscope.profiles import measure
+from rankscope.remedies import remedy
 from tests.builders import awake, normal, thinned
 from tests.deviation.reference import Network, Rows, dot, log10_residual, log10_size, times
 
@@ -37,7 +37,7 @@ def compare(
     for step, log10, (residual, largest) in zip(propagate(net, X), logs, exact, strict=True):
         assert abs(log10 - residual) < 1e-10 * max(1.0, abs(residual) / 100), (step.layer, log10, residual)
         state = step.state
-        mine = float(state.whole.abs().max().log() + state.log[0]) / float(mp.log(10))
+        mine = float(state.scaled_tokens.abs().max().log() + state.log[0]) / float(mp.log(10))
         assert abs(mine - largest) < 1e-10 * max(1.0, abs(largest) / 100), (step.layer, mine, largest)
     return min(residual for residual, _ in exact)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.deviation import perturbation, replay
 from rankscope.deviation.decisions import Presuming, answering
-from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, stepped
+from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, run_block
 from rankscope.deviation.replay import LayerCompiler, PassCache, can_replay, run_layers
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.second_pass import (
@@ -148,7 +148,7 @@ def second_pass_layers(net: Transformer, X: Tensor, padding: Tensor) -> list[Sec
     second_pass = SecondPass(replace(start, order=None))
     steps = [DeviationStep(0, start.state, None)]
     for block in start.net.blocks:
-        steps.append(stepped(block, start.rules, steps[-1].state))
+        steps.append(run_block(block, start.rules, steps[-1].state))
     return [second_pass.run_layer(step) for step in steps]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankscope.doubled import Doubled, nearest, precision, quotient
+from tests.builders import normal
 from tests.doubled.numbers import drawn, exactly
 
 MOVES: list[Callable[[Tensor], Any]] = [
@@ -67,6 +69,26 @@ def test_other_operands_are_taken_as_they_are() -> None:
         assert exactly(a) == exactly(b)
     assert exactly(Doubled.of(plain) * 3) == [3 * each for each in exactly(plain)]
     assert exactly(plain + third) == exactly(third + plain)
+
+
+@pytest.mark.parametrize("alpha", [2, -3, 0.1, 0])
+def test_sums_and_differences_weigh_their_second_operand(alpha: float) -> None:
+    """`alpha` of torch.add, sub and rsub, of pairs, float64 and numbers, and in place; against fractions."""
+    a, b, plain = drawn(5, seed=1), drawn(5, seed=3), normal(5, seed=5)
+    weight = Fraction(alpha)
+
+    def near(found: Any, true: list[Fraction]) -> bool:
+        return all(abs(x - y) <= 2**-95 * (abs(y) + 9) for x, y in zip(exactly(found), true, strict=True))
+
+    for x, y in ((a, b), (a, plain), (plain, b)):
+        xs, ys = exactly(x), exactly(y)
+        assert near(torch.add(x, y, alpha=alpha), [u + weight * v for u, v in zip(xs, ys, strict=True)])
+        assert near(torch.sub(x, y, alpha=alpha), [u - weight * v for u, v in zip(xs, ys, strict=True)])
+        assert near(torch.rsub(x, y, alpha=alpha), [v - weight * u for u, v in zip(xs, ys, strict=True)])
+    assert near(torch.sub(a, 1.5, alpha=alpha), [u - weight * Fraction(1.5) for u in exactly(a)])
+    assert near(torch.rsub(a, 1.5, alpha=alpha), [Fraction(1.5) - weight * u for u in exactly(a)])
+    written = a.clone().sub_(b, alpha=alpha)
+    assert exactly(written) == exactly(torch.sub(a, b, alpha=alpha))
 
 
 def test_writing_in_place_reaches_what_shares_memory() -> None:

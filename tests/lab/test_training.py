@@ -21,7 +21,7 @@ from rankscope.lab.lookahead import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.experts import Experts
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from tests.raising import raises
 
 TASK = Copying(symbols=4, length=3)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope.errors import WatchError
@@ -45,27 +44,6 @@ def test_no_block_called_is_an_error() -> None:
         model(torch.randn(2, 6, WIDTH))
     with raises(WatchError, subject="model"):
         w.profile()
-
-
-class Inside(nn.Module):
-    """An encoder in a model that makes its forward pass again for the gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = encoder()
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.encoder, x, use_reentrant=False)
-
-
-def test_a_part_called_by_itself_is_a_call_and_one_made_again_is_not() -> None:
-    model, (X, padding) = Inside().train(), padded()
-    with rankscope.watch(model, "mu") as w:
-        model(X).sum().backward()
-        model.encoder(X, src_key_padding_mask=padding)
-    assert checks(w)["calls"] == 2
-    assert checks(w)["padded_tokens"] == 2
-    assert w.profile().curve("mu").shape == (4, LAYERS + 1)
 
 
 def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:

@@ -12,9 +12,9 @@ from rankscope.deviation import propagate, rounded
 from rankscope.errors import ArchitectureError, PathError, TheoremError
 from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.plain import Plain
-from rankscope.nets.remedies import remedy
 from rankscope.nets.traversal import traverse
 from rankscope.paths import decompose
+from rankscope.remedies import remedy
 from rankscope.sources.saved_network import read_saved
 from rankscope.theory import certify
 from tests.builders import normal, thinned

@@ -7,8 +7,8 @@ import torch
 from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.remedies import REMEDIES, remedy
 from rankscope.profiles import measure
+from rankscope.remedies import REMEDIES, remedy
 from tests.builders import normal, thinned
 
 MASKS = ["complete", "causal", "window:1"]

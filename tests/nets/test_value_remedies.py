@@ -108,7 +108,7 @@ def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) 
             found.single.state.tokens(), found.doubled.state.tokens(), rtol=0, atol=1e-13
         )
         if layer == 2:  # from here on a second doubled pass, shaken, which did not go through layer 1 itself
-            torch.testing.assert_close(found.again.state.tokens(), found.doubled.state.tokens())
+            torch.testing.assert_close(found.perturbed.state.tokens(), found.doubled.state.tokens())
 
 
 def test_a_pass_that_begins_later_says_so() -> None:

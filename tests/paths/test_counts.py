@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rankscope.errors import PathError
 from rankscope.paths import all_paths, length_of, path_counts, path_shares
 from rankscope.paths.counts import Ways, counts_along, path_number, paths_along, sampled_paths
+from tests.raising import raises
 
 
 def alike(layers: int, heads: int) -> Ways:
@@ -83,10 +84,10 @@ def test_samples_of_huge_networks() -> None:
 
 
 def test_bad_numbers() -> None:
-    with pytest.raises(PathError, match="there are 12 paths of length 2; 13 were asked for"):
+    with raises(PathError, "count"):
         sampled_paths(alike(3, 2), 2, 13, 0)
-    with pytest.raises(PathError, match="lengths run from 0 to 3; got 4"):
+    with raises(PathError, "length"):
         sampled_paths(alike(3, 2), 4, 1, 0)
-    with pytest.raises(PathError, match="layers and heads must be whole numbers >= 0"):
+    with raises(PathError, "layers"):
         path_counts(-1, 2)
     assert list(product(range(2), repeat=0)) == [()] == list(all_paths(0, 2))

@@ -19,6 +19,7 @@ from rankscope.paths.collapse import path_residuals
 from rankscope.paths.polynomials import PIECE
 from tests.deviation.reference import Network, composite, exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
+from tests.raising import raises
 
 SMALL = Architecture(layers=3, width=6, heads=2, head_width=4, mlp="none", norm="none", biases=False)
 
@@ -96,7 +97,7 @@ def test_sums_by_length_are_saved_and_read_again(tmp_path: Path) -> None:
     assert torch.equal(again.embedding, found.embedding) and again.table.equals(found.table)
     (tmp_path / "other").write_text("no tensors")
     for path in (tmp_path / "other", tmp_path / "none"):
-        with pytest.raises(FileError, match=f"{path.name} must be a file written by ByLength.save"):
+        with raises(FileError, "path"):
             ByLength.read(path)
 
 
@@ -192,9 +193,9 @@ def test_single_paths_lose_digits_at_a_steady_rate() -> None:
 def test_closure_is_an_error_where_it_fails() -> None:
     """Tokens of 1e200 overflow the squares of a norm: the frozen network is not the network."""
     net = network({})
-    with pytest.raises(ClosureError, match="must add up to the output within 1e-09 of it"):
+    with raises(ClosureError, "closure"):
         decompose(net, tokens() * 1e200)
-    with pytest.raises(ClosureError, match="must add up to the output within 1e-04 of it"):
+    with raises(ClosureError, "closure"):
         decompose(net.to(torch.float32), tokens() * 1e30)
 
 
@@ -243,26 +244,26 @@ def test_float32_networks_close_within_their_own_rounding() -> None:
 
 def test_mistakes_are_sentences() -> None:
     d = decompose(network({}), tokens())
-    for wrong, sentence in [
-        (lambda: d.path((0, 1)), "a path names a head or None for each of 3 layers; got 2"),
-        (lambda: d.path((0, 1, 2)), r"heads are numbered 0\.\.1, None goes past them; got 2"),
-        (lambda: d.path((0, 1, 1), attention="mine"), "attention must be one of shared, own; got 'mine'"),
-        (lambda: d.keep(), "keep takes one of lengths, paths and heads; received none"),
-        (lambda: d.keep(lengths=[1], heads=[0]), "received lengths and heads"),
-        (lambda: d.keep(lengths=[4]), "lengths run from 0 to 3; got 4"),
-        (lambda: d.keep(heads=[0], attention="own"), "with heads, attention is shared"),
-        (lambda: d.sample(2, 100), "there are 12 paths of length 2; 100 were asked for"),
-        (lambda: d.top(0), "a count and a budget of at least 1"),
-        (lambda: d.top(3, by="size"), "by must be one of norm, residual"),
-        (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
-        (lambda: d.residuals(count=0), "residuals needs a count of at least 1 and lengths that have paths"),
+    for wrong, subject in [
+        (lambda: d.path((0, 1)), "path"),
+        (lambda: d.path((0, 1, 2)), "head"),
+        (lambda: d.path((0, 1, 1), attention="mine"), "attention"),
+        (lambda: d.keep(), "keep"),
+        (lambda: d.keep(lengths=[1], heads=[0]), "keep"),
+        (lambda: d.keep(lengths=[4]), "length"),
+        (lambda: d.keep(heads=[0], attention="own"), "attention"),
+        (lambda: d.sample(2, 100), "count"),
+        (lambda: d.top(0), "count"),
+        (lambda: d.top(3, by="size"), "by"),
+        (lambda: d.residuals([9]), "length"),
+        (lambda: d.residuals(count=0), "count"),
     ]:
-        with pytest.raises(PathError, match=sentence):
+        with raises(PathError, subject):
             wrong()
     deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
-    with pytest.raises(PathError, match="computed one by one, at most 1000000; these lengths have"):
+    with raises(PathError, "lengths"):
         decompose(deep, torch.randn(1, 4, 24)).keep(lengths=[6], attention="own")
-    with pytest.raises(TokensError, match="tokens must be a tensor"):
+    with raises(TokensError, "X"):
         decompose(deep, torch.randn(4, 24))
 
 
@@ -319,7 +320,7 @@ def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) 
             lambda path=path: d.path(path),
             lambda path=path: d.keep(paths=[path], attention="own"),
         ):
-            with pytest.raises(PathError, match=r"in layer \d .*(does not speak|nothing goes past)"):
+            with raises(PathError, "path"):
                 wrong()
     if exist:
         drawn = d.residuals(count=100)

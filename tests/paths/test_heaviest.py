@@ -18,6 +18,7 @@ from rankscope.paths.counts import Path
 from rankscope.paths.heaviest import _ahead, _bound
 from rankscope.paths.walk import shared_step
 from tests.paths.test_enumeration import CASES, network, tokens
+from tests.raising import raises
 
 
 @given(
@@ -88,7 +89,7 @@ def test_in_narrow_arithmetic_the_same_paths_are_the_heaviest(dtype: torch.dtype
 
 
 def test_no_tokens_no_weights() -> None:
-    with pytest.raises(PathError, match="top needs tokens to weigh paths by"):
+    with raises(PathError, "X"):
         decompose(network({}), torch.zeros(1, 0, 6)).top(3)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.report import read_run, render
-from rankscope.report.budget import BUDGET, LEFT_OUT, fit
-from rankscope.report.chapter import Chapter, chapter
+from rankscope.report.chapter import BUDGET, LEFT_OUT, Chapter, chapter, fit
 from tests.report.runs import links_within, study
 
 

@@ -16,7 +16,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.corpus_rows import Gathered
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
-from rankscope.report.run import TABLES as COLUMNS
+from rankscope.report.reported_run import TABLES as COLUMNS
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.tables import METADATA_KEY
 from tests.report.runs import profile_of, study, whole_run

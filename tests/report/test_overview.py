@@ -5,16 +5,16 @@ from pathlib import Path
 from rankscope.figures import Line
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.report import Run, write_report, write_run_directory
+from rankscope.report import ReportedRun, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
 from rankscope.runs import Manifest, Text
 from rankscope.theory import certify
 from tests.report.runs import NET, X, profile_of, summary_of
 
 
-def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
+def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> ReportedRun:
     manifest = Manifest(origin={"name": "tiny", "weights": "random"}, text=Text(path="texts/moby.txt"))
-    return Run(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
+    return ReportedRun(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
 
 
 def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
@@ -34,7 +34,7 @@ def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
 
 
 def test_a_run_whose_title_is_blank_has_its_folder_as_heading() -> None:
-    runs = [Run(Path("a/b"), Manifest(title=" \t ")), Run(Path("a/c"), Manifest(title=""))]
+    runs = [ReportedRun(Path("a/b"), Manifest(title=" \t ")), ReportedRun(Path("a/c"), Manifest(title=""))]
     assert titles(runs) == ["b", "c"]
 
 

@@ -19,7 +19,7 @@ from rankscope.figures.text import power
 from rankscope.files import write_text
 from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
-from rankscope.report.run import TABLES
+from rankscope.report.reported_run import TABLES
 from rankscope.report.tables import curve_table
 from rankscope.runs import Stopped, read
 from rankscope.theory import Certificates, certify

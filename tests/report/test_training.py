@@ -13,8 +13,7 @@ from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import CERTIFICATES
 from rankscope.live.monitor.run_writer import RunWriter
 from rankscope.report import read_run, write_report
-from rankscope.report.budget import fit
-from rankscope.report.chapter import chapter
+from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store
 from tests.report.runs import links_within
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written

@@ -10,7 +10,7 @@ from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict
-from rankscope.report.removed import removed
+from rankscope.report.causes import removed
 from tests.report.runs import NET, X, profile_of
 
 

@@ -12,6 +12,7 @@ from rankscope.sources import load
 from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
+from tests.raising import raises
 from tests.sources.models import model_of
 
 peft = pytest.importorskip("peft")
@@ -91,13 +92,13 @@ def test_a_language_models_adapter_is_read_from_its_folder_and_its_base(tmp_path
     path = tmp_path / "adapter" / "adapter_config.json"
     fields = json.loads(path.read_text())
     path.write_text(json.dumps(fields | {"target_modules": ["v_proj", "up_proj"]}))
-    with pytest.raises(SourceError, match="must fit the model that it names.*q_proj|cannot be read"):
+    with raises(SourceError, "source"):
         load(tmp_path / "adapter")
     path.write_text(json.dumps(fields | {"base_model_name_or_path": None}))
-    with pytest.raises(SourceError, match="must say which model it is for"):
+    with raises(SourceError, "base_model_name_or_path"):
         load(tmp_path / "adapter")
     path.write_text(json.dumps(fields | {"base_model_name_or_path": str(tmp_path / "gone")}))
-    with pytest.raises(SourceError, match="must be a directory with config.json.*there is none at"):
+    with raises(SourceError, "source"):
         load(tmp_path / "adapter", local_files_only=True)
 
 
@@ -106,7 +107,7 @@ def test_adapters_that_add_tokens_are_refused() -> None:
 
     model = LlamaForCausalLM(FAMILIES["llama"].tiny_configs()["llama"])
     made = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(SourceError, match="adapter 'default' .* PROMPT_TUNING, which adds tokens: watch"):
+    with raises(SourceError, "adapter"):
         load(made)
 
 

@@ -17,6 +17,7 @@ from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
 from rankscope.theory import certify, critical_skip
 from rankscope.theory.transverse import transverse_exponent
+from tests.raising import raises
 from tests.sources.models import DECODERS, model_of
 from tests.sources.originals import WITHIN, padded
 
@@ -129,7 +130,7 @@ def test_each_side_by_itself_is_known_for_what_it_is(name: str, tmp_path: Path) 
         assert load(model.encoder).fingerprint == load(model).fingerprint
     model.save_pretrained(tmp_path)
     assert load(tmp_path, family=name).fingerprint == decoder.fingerprint
-    with pytest.raises(SourceError, match="family is for a config.*'bert' was asked for"):
+    with raises(SourceError, "family"):
         load(model, family="bert")
 
 
@@ -142,7 +143,7 @@ def test_a_decoder_is_saved_without_its_memory(tmp_path: Path) -> None:
     ids = torch.tensor([[3, 4, 5]])
     outputs = [each.with_memory(M).run(each.encode(ids).X).output for each in (net, again)]
     assert torch.equal(*outputs)
-    with pytest.raises(SourceError, match="not written from one of its sides; got its decoder: save"):
+    with raises(SourceError, "family"):
         net.to_hf()
 
 
@@ -151,7 +152,7 @@ def test_a_batch_of_a_decoder_is_its_own() -> None:
     inputs, padding = given(core, "t5_decoder", 6, "left", 1)
     net, X, found = network_on_batch(core, inputs)
     assert torch.equal(found, padding) and net.memory is not None and len(net.run(X, found).states) == 3
-    with pytest.raises(TokensError, match="the batch must hold encoder_hidden_states"):
+    with raises(TokensError, "encoder_hidden_states"):
         network_on_batch(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
 
 
@@ -159,7 +160,7 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
     """Each in a sentence that says why."""
     net = load(model_of("t5_decoder", "plain"), family="t5_decoder")
     X, M = torch.randn(1, 4, 16, dtype=torch.float64), torch.randn(2, 4, 16, dtype=torch.float64)
-    with pytest.raises(TokensError, match="reads a memory, and this network has none yet"):
+    with raises(TokensError, "memory"):
         net.run(X)
     with pytest.raises(TokensError, match="must have one sample, or as many as the tokens, 1; it has 2"):
         net.with_memory(M).run(X)
@@ -170,14 +171,11 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
     with pytest.raises(ArchitectureError, match="which this network lacks"):
         load(model_of("t5", "plain")).with_memory(M)
     net = net.with_memory(M[:1])
-    with pytest.raises(PathError, match="whose paths begin in a memory"):
+    with raises(PathError, "cross_attention"):
         decompose(net, X)
-    with pytest.raises(TheoremError, match="this network has cross-attention, by which tokens take in"):
+    with raises(TheoremError, "architecture"):
         certify(net, X)
-    with pytest.raises(ArchitectureError, match="this network has cross-attention"):
+    with raises(ArchitectureError, "architecture"):
         critical_skip(net, X)
-    with pytest.raises(
-        ArchitectureError,
-        match="an exponent is known of attention among tokens; this network has cross-attention",
-    ):
+    with raises(ArchitectureError, "architecture"):
         transverse_exponent(net, X[0, 0], 4)

@@ -15,6 +15,7 @@ from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.parity import lifted
+from tests.raising import raises
 from tests.sources.models import CASES, model_of
 from tests.sources.originals import agrees
 
@@ -182,7 +183,7 @@ def test_a_network_that_is_not_the_original_is_refused(monkeypatch: pytest.Monke
             return parts | {name: parts[other] for name, other in swapped.items()}
 
     monkeypatch.setitem(FAMILIES, "llama", Confused())
-    with pytest.raises(ParityError, match="must agree with the original within 1e-09; LlamaModel"):
+    with raises(ParityError, "states"):
         load(model_of("llama", "llama"))
 
 
@@ -191,14 +192,14 @@ def test_configs_outside_the_canonical_network_are_refused() -> None:
 
     small = FAMILIES["gemma3"].tiny_configs()["text"]
     small.attn_logit_softcapping = 50.0
-    with pytest.raises(SourceError, match="attn_logit_softcapping=None; this config has 50.0"):
+    with raises(SourceError, "attn_logit_softcapping"):
         load(Gemma3TextModel(small))
     small.attn_logit_softcapping, small.use_bidirectional_attention = None, True
-    with pytest.raises(SourceError, match="use_bidirectional_attention=False; this config has True"):
+    with raises(SourceError, "use_bidirectional_attention"):
         load(Gemma3TextModel(small))
     fields: Any = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
                    "intermediate_size": 8}  # fmt: skip
-    with pytest.raises(SourceError, match="the activation must be one of.*'relu2'"):
+    with raises(SourceError, "activation"):
         load(LlamaModel(LlamaConfig(**fields, hidden_act="relu2")))
 
 
@@ -216,7 +217,7 @@ def test_angles_that_follow_the_length_are_right_up_to_where_they_change(name: s
         unbound = Transformer(net.arch.replace(rotary_reach=0), net.weights)
         mine = unbound.run(net.encode(ids).X).output
         assert (float((mine - theirs).abs().max()) < 1e-12) == (n == reach)
-    with pytest.raises(TokensError, match="those of up to 32 tokens; received 33.*watch"):
+    with raises(TokensError, "rotary_reach"):
         net.run(net.encode(ids).X)
 
 

@@ -13,6 +13,7 @@ from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
 from rankscope.theory import certify
+from tests.raising import raises
 from tests.sources.models import model_of
 from tests.sources.originals import WITHIN, agrees, padded
 
@@ -82,7 +83,7 @@ def test_a_mixture_without_experts_is_dense() -> None:
 def test_layers_without_an_attention_matrix_are_refused() -> None:
     config = FAMILIES["qwen3_next"].tiny_configs()["attention alone"]
     config.layer_types = ["linear_attention", "full_attention", "full_attention"]
-    with pytest.raises(SourceError, match="1 of this config's 3 are linear_attention, a recurrence"):
+    with raises(SourceError, "layer_types"):
         FAMILIES["qwen3_next"].architecture(config)
 
 
@@ -97,14 +98,14 @@ def test_experts_by_sigmoids_and_groups_are_refused_with_their_reason() -> None:
     }  # fmt: skip
     dense = load(DeepseekV3Model(DeepseekV3Config(**fields)))
     assert dense.arch.mlp == "gated" and dense.arch.key_latent == 4
-    with pytest.raises(SourceError, match="experts chosen by sigmoids of scores, in groups: watch"):
+    with raises(SourceError, "experts"):
         load(DeepseekV3Model(DeepseekV3Config(**fields, first_k_dense_replace=0)))
 
 
 def test_what_needs_values_linear_in_tokens_is_refused_of_latents() -> None:
     net = load(model_of("deepseek", "v3"))
     X = net.encode(torch.tensor([[3, 4, 5]])).X
-    with pytest.raises(PathError, match="those of this one are of a latent"):
+    with raises(PathError, "key_latent"):
         decompose(net, X)
-    with pytest.raises(TheoremError, match="this network has latents that go through norms of their own"):
+    with raises(TheoremError, "architecture"):
         certify(net, X)

@@ -10,6 +10,7 @@ from rankscope.errors import ArchitectureError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
+from tests.raising import raises
 from tests.sources.models import CASES, model_of
 
 FOLDED = ("dinov2",)
@@ -62,18 +63,18 @@ def test_a_saved_network_goes_back_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "field"),
     [
-        ({"skip": 0.5}, "has attention_skip 0.5, and the config says 1.0"),
-        ({"mlp": False}, "has mlp 'none', and the config says 'plain'"),
-        ({"norm": False}, "has norm 'none'"),
-        ({"mask": "causal"}, "has mask 'causal', and the config says 'complete'"),
-        ({"heads": [0]}, "has kept_heads"),
-        ({"activation": "relu"}, "has activation 'relu', and the config says 'gelu'"),
+        ({"skip": 0.5}, "attention_skip"),
+        ({"mlp": False}, "mlp"),
+        ({"norm": False}, "norm"),
+        ({"mask": "causal"}, "mask"),
+        ({"heads": [0]}, "kept_heads"),
+        ({"activation": "relu"}, "activation"),
     ],
 )
-def test_variants_that_a_family_has_no_config_for_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(SourceError, match=said):
+def test_variants_that_a_family_has_no_config_for_are_refused(change: dict[str, Any], field: str) -> None:
+    with raises(SourceError, field):
         load(model_of("bert", "encoder")).variant(**change).to_hf()
 
 
@@ -84,10 +85,10 @@ def test_another_config_may_express_a_variant() -> None:
     config.hidden_act = "relu"
     variant = net.variant(mask="causal", activation="relu")
     assert load(variant.to_hf(config)).fingerprint == variant.fingerprint
-    with pytest.raises(SourceError, match="config must be one of bert, model type bert; got 'gpt2'"):
+    with raises(SourceError, "config"):
         net.to_hf(FAMILIES["gpt2"].tiny_configs()["decoder"])
     config.vocab_size = 61
-    with pytest.raises(SourceError, match=r"the network's own embedding.*60 words.*61 words"):
+    with raises(SourceError, "config"):
         variant.to_hf(config)
 
 
@@ -96,5 +97,5 @@ def test_what_cannot_go_back_is_a_sentence() -> None:
         ArchitectureError, match="has an embedding, which a network that was not loaded lacks"
     ):
         Transformer.random(Architecture(layers=1, width=8, heads=2)).to_hf()
-    with pytest.raises(SourceError, match="does not come back from the model's own parameters"):
+    with raises(SourceError, "weights"):
         load(model_of("dinov2", "plain")).to_hf()

@@ -16,13 +16,28 @@ from rankscope.errors import ArchitectureError, FileError, StudyError
 from rankscope.lab import Recipe, Training
 from rankscope.lab.tasks import Copying
 from rankscope.metrics import METRICS
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.report import read_run, write_report
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies import Setup
-from rankscope.studies.remedies import cold, initial, learnt, theory
+from rankscope.studies import Setup, write_study
+from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
+from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.comparisons import CLAIMS, comparisons
-from rankscope.studies.remedies.judged import (
+from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds
+from rankscope.studies.remedies.figures import price_figure
+from rankscope.studies.remedies.measurements import RemedyMeasurements, rows
+from rankscope.studies.remedies.said import SAID
+from rankscope.studies.remedies.study import (
+    Job,
+    RemedyOptions,
+    do_job,
+    do_jobs,
+    plan,
+    remedies_study,
+    result_of,
+)
+from rankscope.studies.remedies.tables import page_tables
+from rankscope.studies.remedies.verdicts import (
     AGREES,
     NOT,
     NOTHING,
@@ -32,13 +47,7 @@ from rankscope.studies.remedies.judged import (
     spread_out,
     weighed,
 )
-from rankscope.studies.remedies.parts import Part, computed, each, parts
-from rankscope.studies.remedies.price import price
-from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds
-from rankscope.studies.remedies.run import Asked, outcome, write
-from rankscope.studies.remedies.said import SAID
-from rankscope.studies.remedies.shown import shown
-from rankscope.studies.remedies.table import Tables, rows
+from tests.raising import raises
 
 ByDepth = Mapping[int, tuple[float, ...]]
 FEW = ("none", "rezero", "attnscale", "lnscale", "gate")
@@ -46,30 +55,37 @@ LAYERS, SEEDS = 5, (0, 1)
 
 
 @pytest.fixture(scope="module")
-def tables() -> Tables:
+def tables() -> RemedyMeasurements:
     """Of shallow networks, on the smallest model."""
     found = [
-        initial.measured(remedy, place, LAYERS, seed)
-        for remedy in FEW for place in initial.PLACES for seed in SEEDS
+        at_initialisation.measured(remedy, place, LAYERS, seed)
+        for remedy in FEW for place in at_initialisation.PLACES for seed in SEEDS
     ]  # fmt: skip
     theorems = pl.DataFrame(
-        [row for remedy in ("none", "attnscale") for row in theory._refusals(remedy)], schema=theory.REFUSALS
+        [row for remedy in ("none", "attnscale") for row in theory_notes._refusals(remedy)],
+        schema=theory_notes.REFUSALS,
     )
-    return Tables(pl.concat(found), theorems, pl.concat([cold.measured(each, "bert-tiny") for each in FEW]))
+    return RemedyMeasurements(
+        pl.concat(found), theorems, pl.concat([on_trained_model.measured(each, "bert-tiny") for each in FEW])
+    )
 
 
 def test_depth_reached_is_the_last_layer_before_the_first_fall() -> None:
-    assert depth_reached([0.0, -0.9, -1.1, 0.0]) == Reached(1, False)
-    assert depth_reached([-5.0, 0.0, 0.0]) == Reached(2, True)  # of the input nothing is asked
-    assert depth_reached([0.0, 0.0, math.nan, 0.0]) == Reached(1, False)  # known no further
-    assert depth_reached([0.0, -3.0], threshold=1e-4) == Reached(1, True)
-    assert str(over_seeds([Reached(3, False), Reached(9, True), Reached(9, True)])) == "all 9"
+    assert depth_reached([0.0, -0.9, -1.1, 0.0]) == DepthReached(1, False)
+    assert depth_reached([-5.0, 0.0, 0.0]) == DepthReached(2, True)  # of the input nothing is asked
+    assert depth_reached([0.0, 0.0, math.nan, 0.0]) == DepthReached(1, False)  # known no further
+    assert depth_reached([0.0, -3.0], threshold=1e-4) == DepthReached(1, True)
+    assert str(over_seeds([DepthReached(3, False), DepthReached(9, True), DepthReached(9, True)])) == "all 9"
 
 
 def test_residuals_at_the_start_are_those_of_a_plain_pass() -> None:
-    found = initial.measured("gate", "pre", 2, 0).filter(variant="whole").sort("layer")["log10"]
-    X, _ = word_tokens(bundled_excerpts(initial.TOKENS)[: initial.SAMPLES], initial.WIDTH, initial.TOKENS)
-    states = initial.network("pre", 2, 0).with_remedy("gate").run(X.double()).states
+    found = at_initialisation.measured("gate", "pre", 2, 0).filter(variant="whole").sort("layer")["log10"]
+    X, _ = word_tokens(
+        bundled_excerpts(at_initialisation.TOKENS)[: at_initialisation.SAMPLES],
+        at_initialisation.WIDTH,
+        at_initialisation.TOKENS,
+    )
+    states = at_initialisation.network("pre", 2, 0).with_remedy("gate").run(X.double()).states
     metric = METRICS["relative_residual"]
     plain = [sum(math.log10(float(_relative(one))) for one in state) / len(state) for state in states]
     assert metric.name == "relative_residual"
@@ -85,11 +101,13 @@ def _relative(X: torch.Tensor) -> torch.Tensor:
     return size(X - X.mean(0)) / size(X)
 
 
-def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: Tables) -> None:
+def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: RemedyMeasurements) -> None:
     assert "norm_place must be 'pre'" in str(tables.refused("lnscale", "post"))
     assert tables.refused("lnscale", "pre") is None and tables.curves("lnscale", "post") == []
     assert tables.curves("rezero", "no skips") == []
-    assert initial.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
+    assert (
+        at_initialisation.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
+    )
     for curve in tables.curves("rezero", "post"):
         assert max(curve) - min(curve) < 1e-12  # the identity
     for mine, plain in zip(tables.curves("attnscale", "post"), tables.curves("none", "post"), strict=True):
@@ -101,8 +119,8 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
     curve = [-0.1, -2.5]
     while len(curve) < 9:
         curve.append(order * curve[-1] - 0.7)
-    assert theory.order_of(curve) == pytest.approx(order)
-    assert theory.order_of([0.0, -0.1, -0.2, -0.15]) is None
+    assert theory_notes.order_of(curve) == pytest.approx(order)
+    assert theory_notes.order_of([0.0, -0.1, -0.2, -0.15]) is None
 
 
 @pytest.mark.parametrize(
@@ -110,33 +128,35 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
 )
 def test_derived_orders_are_measured(remedy: str, order: int) -> None:
     assert SAID[remedy].order == order
-    table = initial.measured(remedy, "post", 9, 0)
-    (curve,) = initial.curves(table)[remedy, "post", initial.BARE, 9]
-    found = theory.order_of(curve)
+    table = at_initialisation.measured(remedy, "post", 9, 0)
+    (curve,) = at_initialisation.curves(table)[remedy, "post", at_initialisation.BARE, 9]
+    found = theory_notes.order_of(curve)
     assert found == pytest.approx(order, abs=0.15)
 
 
-def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: Tables) -> None:
-    assert SAID.keys() == {"none", *REMEDIES} and {each.branch for each in SAID.values()} <= {*theory.WEIGHTS}
+def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: RemedyMeasurements) -> None:
+    assert SAID.keys() == {"none", *REMEDIES} and {each.branch for each in SAID.values()} <= {
+        *theory_notes.WEIGHTS
+    }
     assert {claim.remedy for claim in CLAIMS} <= {"none", "sigmareparam", *REMEDIES}
-    lost, reason = theory.taken_out(tables.theorems, "attnscale")
+    lost, reason = theory_notes.taken_out(tables.theorems, "attnscale")
     assert "dong2021-2.3" in lost and "(attnscale)" in reason
-    assert theory.taken_out(tables.theorems, "none") == ([], "")
-    growing = pl.DataFrame([*theory._refusals("logn")], schema=theory.REFUSALS)
-    _, why = theory.taken_out(pl.concat([tables.theorems, growing]), "logn")
+    assert theory_notes.taken_out(tables.theorems, "none") == ([], "")
+    growing = pl.DataFrame([*theory_notes._refusals("logn")], schema=theory_notes.REFUSALS)
+    _, why = theory_notes.taken_out(pl.concat([tables.theorems, growing]), "logn")
     assert why == "scores that grow with the log of the number of tokens"
 
 
-def test_put_cold_says_how_far_tokens_move(tables: Tables) -> None:
-    assert cold.mean(tables.cold, "attnscale", "moved") == 0.0
-    net, X, padding = cold.subject("bert-tiny")
+def test_put_cold_says_how_far_tokens_move(tables: RemedyMeasurements) -> None:
+    assert on_trained_model.mean(tables.cold, "attnscale", "moved") == 0.0
+    net, X, padding = on_trained_model.subject("bert-tiny")
     before, after = (each.run(X, padding).states[-1] for each in (net, net.with_remedy("gate")))
     moved = []
     for sample, hidden in enumerate(padding):
         a, b = before[sample][~hidden], after[sample][~hidden]
         moved.append(float((((a - b) ** 2).sum() / (a**2).sum()).sqrt()))
-    assert cold.mean(tables.cold, "gate", "moved") == pytest.approx(sum(moved) / len(moved))
-    assert cold.mean(tables.cold, "lnscale", "moved") is None
+    assert on_trained_model.mean(tables.cold, "gate", "moved") == pytest.approx(sum(moved) / len(moved))
+    assert on_trained_model.mean(tables.cold, "lnscale", "moved") is None
     assert "lnscale" in tables.cold.filter(remedy="lnscale")["refused"][0]
 
 
@@ -152,7 +172,7 @@ def trained() -> tuple[pl.DataFrame, pl.DataFrame]:
             remedies=[] if remedy == "none" else [remedy],
         ).finish()  # fmt: skip
         times.append({"remedy": remedy, "setting": "pre", "depth": 2, "seed": None,
-                      "quantity": learnt.PRICE, "value": (time.perf_counter() - start) / 3})  # fmt: skip
+                      "quantity": results.PRICE, "value": (time.perf_counter() - start) / 3})  # fmt: skip
         for seed, tried in zip(SEEDS, training.evaluate(32), strict=True):
             numbers = {"loss": tried.loss, "accuracy": tried.accuracy, "relative_residual_at_0": -0.1,
                        "relative_residual_at_1": -0.2, "relative_residual_at_2": -1.5 - seed,
@@ -163,9 +183,9 @@ def trained() -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def test_trainings_join_where_they_are_there(
-    tables: Tables, trained: tuple[pl.DataFrame, pl.DataFrame]
+    tables: RemedyMeasurements, trained: tuple[pl.DataFrame, pl.DataFrame]
 ) -> None:
-    both = replace(tables, trained=learnt.whole(trained[0]), costs=learnt.priced(trained[1]))
+    both = replace(tables, trained=results.whole(trained[0]), costs=results.priced(trained[1]))
     found = rows(both)
     assert found["remedy"].to_list() == list(FEW)
     losses = trained[0].filter(remedy="attnscale", quantity="loss")["value"]
@@ -173,11 +193,11 @@ def test_trainings_join_where_they_are_there(
     assert by_name["attnscale"]["trained_pre_loss"] == pytest.approx(losses.median())
     assert max(losses.to_list()) < 2.5 and by_name["attnscale"]["learns_pre"] == 2.0
     assert by_name["gate"]["trained_pre_loss"] is None
-    assert by_name["none"]["time_ratio"] == 1.0 and by_name["attnscale"]["time_ratio"] > 0
-    assert learnt.path_length(both.trained, "none", "pre", 2, 0) == pytest.approx(1.5)
-    came = outcome(Setup(Path("unused")), Asked(("attnscale", "gate")), both)
+    assert by_name["none"]["time_ratio"] == pytest.approx(1.0) and by_name["attnscale"]["time_ratio"] > 0
+    assert results.path_length(both.trained, "none", "pre", 2, 0) == pytest.approx(1.5)
+    came = result_of(Setup(Path("unused")), RemedyOptions(("attnscale", "gate")), both)
     assert "price" in came.figures and "Not trained: rezero, lnscale, gate." in came.notes
-    without = outcome(Setup(Path("unused")), Asked(("attnscale", "gate")), tables)
+    without = result_of(Setup(Path("unused")), RemedyOptions(("attnscale", "gate")), tables)
     assert "price" not in without.figures
     assert any("Nothing was trained: rankscope remedies --train" in note for note in without.notes)
     verdicts = {one.what: one.verdict for one in comparisons(tables)}
@@ -186,8 +206,8 @@ def test_trainings_join_where_they_are_there(
 
 
 def of_trainings(
-    tables: Tables, quantity: str, values: Mapping[str, ByDepth], setting: str = "post"
-) -> Tables:
+    tables: RemedyMeasurements, quantity: str, values: Mapping[str, ByDepth], setting: str = "post"
+) -> RemedyMeasurements:
     """By remedy and depth, a number a seed."""
     found = [
         {
@@ -202,10 +222,10 @@ def of_trainings(
         for depth, each in by_depth.items()
         for seed, x in enumerate(each)
     ]
-    return replace(tables, trained=learnt.whole(pl.DataFrame(found)))
+    return replace(tables, trained=results.whole(pl.DataFrame(found)))
 
 
-def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables: Tables) -> None:
+def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables: RemedyMeasurements) -> None:
     plain = {6: (2.0, 2.0), 12: (3.1, 3.1)}
     both = of_trainings(tables, "loss", {"none": plain, "gate": {6: (2.1, 2.1), 12: (2.2, 2.2)}})
     came = learns("gate", "post")(both)
@@ -215,7 +235,9 @@ def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables
     assert learns("gate", "no skips")(both).verdict == UNTOLD
 
 
-def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(tables: Tables) -> None:
+def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(
+    tables: RemedyMeasurements,
+) -> None:
     falling, level = {6: (0.0, 0.1), 48: (-5.0, -4.0)}, {6: (0.2, 0.1), 48: (-0.2, 0.1)}
     judge = lasting("gate", "gradient_first_end", "post")
 
@@ -227,7 +249,7 @@ def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prev
     assert word(none=level, gate=level) == word(none=level, gate=falling) == word(none=falling) == UNTOLD
 
 
-def test_entropy_that_stays_without_a_remedy_says_nothing_of_it(tables: Tables) -> None:
+def test_entropy_that_stays_without_a_remedy_says_nothing_of_it(tables: RemedyMeasurements) -> None:
     def word(mine: float, plain: float) -> str:
         given = {"none": {6: (plain, 2.0)}, "gate": {6: (mine, 2.0)}}
         return spread_out("gate", "post")(of_trainings(tables, "entropy", given)).verdict
@@ -236,29 +258,29 @@ def test_entropy_that_stays_without_a_remedy_says_nothing_of_it(tables: Tables) 
     assert (word(1.0, 0.1), word(0.1, 0.1), word(1.0, 1.0), word(0.1, 1.0)) == (AGREES, NOT, UNTOLD, UNTOLD)
 
 
-def test_trainings_with_a_smaller_rate_have_a_table_and_a_ring(tables: Tables) -> None:
+def test_trainings_with_a_smaller_rate_have_a_table_and_a_ring(tables: RemedyMeasurements) -> None:
     losses = {"none": {6: (2.0, 2.0), 12: (3.1, 3.1)}, "gate": {6: (2.0, 2.0), 12: (3.1, 3.0)}}
     both = of_trainings(tables, "loss", losses)
     again = of_trainings(tables, "loss", {"none": {12: (3.1, 3.1)}, "gate": {12: (2.2, 2.1)}}).trained
-    priced = replace(both, costs=learnt.priced(pl.DataFrame(
+    priced = replace(both, costs=results.priced(pl.DataFrame(
         [{"remedy": each, "setting": "post", "depth": 6, "ratio": 1.0} for each in losses]
     )))  # fmt: skip
 
-    def rings(which: Tables) -> int:
-        marks = price(which).axes[0].get_lines()
+    def rings(which: RemedyMeasurements) -> int:
+        marks = price_figure(which).axes[0].get_lines()
         return sum(each.get_markerfacecolor() == "none" for each in marks)
 
     assert (rings(priced), rings(replace(priced, slower=again))) == (0, 1)
-    titles = [each.title for each in shown(replace(priced, slower=again))]
+    titles = [each.title for each in page_tables(replace(priced, slower=again))]
     assert "Trained from scratch, post, learning rate 0.0003" in titles
 
 
 def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_every_lesser_depth() -> None:
-    assert learnt.blind("images") == pytest.approx(math.log(10), abs=0.01)  # digits are as frequent
-    assert 2.8 < learnt.blind("pre") < 3.2  # the entropy of English letters, spaces and signs, in nats
-    good, bad = learnt.blind("pre") - 0.6, learnt.blind("pre") - 0.4
+    assert results.blind("images") == pytest.approx(math.log(10), abs=0.01)  # digits are as frequent
+    assert 2.8 < results.blind("pre") < 3.2  # the entropy of English letters, spaces and signs, in nats
+    good, bad = results.blind("pre") - 0.6, results.blind("pre") - 0.4
 
-    def learns(losses: dict[int, tuple[float, ...]], other: int | None = None) -> Reached | None:
+    def learns(losses: dict[int, tuple[float, ...]], other: int | None = None) -> DepthReached | None:
         rows: list[dict[str, object]] = [
             {"remedy": "gate", "setting": "pre", "quantity": "loss", "depth": depth, "seed": seed,
              "value": loss}
@@ -274,14 +296,14 @@ def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_ever
             "value": good,
         }
         rows += [] if other is None else [more]
-        return learnt.learns(learnt.whole(pl.DataFrame(rows)), "gate", "pre")
+        return results.learns(results.whole(pl.DataFrame(rows)), "gate", "pre")
 
-    assert learns({6: (good, good), 12: (good, good)}) == Reached(12, True)
-    assert learns({6: (good, good), 12: (good, bad), 24: (good, good)}) == Reached(6, False)
-    assert learns({6: (bad, bad)}) == Reached(0, False)
-    assert learnt.learns(learnt.whole(None), "gate", "pre") is None
+    assert learns({6: (good, good), 12: (good, good)}) == DepthReached(12, True)
+    assert learns({6: (good, good), 12: (good, bad), 24: (good, good)}) == DepthReached(6, False)
+    assert learns({6: (bad, bad)}) == DepthReached(0, False)
+    assert results.learns(results.whole(None), "gate", "pre") is None
     assert learns({6: (), 12: (good, good)}, other=6) is None
-    assert learns({6: (good, good), 12: ()}, other=12) == Reached(6, True)
+    assert learns({6: (good, good), 12: ()}, other=12) == DepthReached(6, True)
 
 
 def test_words_for_what_seeds_say() -> None:
@@ -301,9 +323,13 @@ def test_words_for_what_seeds_say() -> None:
     assert said == "loss pre 2: -0.250 (-0.300 to -0.200)"
 
 
-def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: Tables, tmp_path: Path) -> None:
+def test_the_page_has_every_part_and_a_damaged_one_is_refused(
+    tables: RemedyMeasurements, tmp_path: Path
+) -> None:
     setup = Setup(tmp_path)
-    write(setup, outcome(setup, Asked(FEW[1:]), tables))
+    options = RemedyOptions(FEW[1:])
+    result = result_of(setup, options, tables)
+    write_study(remedies_study(options), setup, result)
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     titles = ["Remedies side by side", "To choose by, before training", "At initialisation, whole",
               "At initialisation, no skips",
@@ -311,39 +337,41 @@ def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: Tables, tm
               "Where a remedy does not go", "What was published"]  # fmt: skip
     places = [page.index(f">{title}<", page.index("</nav>")) for title in titles]
     assert all(a < b for a, b in pairwise(places))
-    assert pl.read_csv(tmp_path / "remedies.csv")["remedy"].to_list() == list(FEW)
+    assert result.tables["remedies"]["remedy"].to_list() == list(FEW)
     assert (tmp_path / "residual_values.svg").is_file() and (tmp_path / "initial.parquet").is_file()
     text = (tmp_path / "outcome.json").read_text()
     (tmp_path / "outcome.json").write_text(text.replace('"rows"', '"row"'))
     (tmp_path / "manifest.json").unlink()
-    with pytest.raises(FileError, match="tables and notes of a study"):
+    with raises(FileError):
         read_run(tmp_path)
 
 
-def test_parts_are_all_there() -> None:
-    asked = parts(["gate", "lnscale"], 2, "bert-tiny", 2, full=True)
-    kinds = [part.kind for part in asked]
+def test_jobs_are_all_there(tmp_path: Path) -> None:
+    options = RemedyOptions(("gate", "lnscale"), "bert-tiny", 2)
+    kinds = [job.kind for job in plan(Setup(tmp_path, full=True), options)]
     assert kinds.count("initial") == 3 * 2 * 2 * 3 and kinds.count("cold") == kinds.count("theorems") == 3
 
 
 @pytest.mark.slow  # each process imports torch
-def test_processes_compute_the_same_and_their_mistakes_are_sentences(tmp_path: Path) -> None:
-    small = [Part("variance", {"remedy": name, "depth": 2, "seed": 0}, 0.1) for name in ("none", "lnscale")]
+def test_workers_compute_the_same_and_their_mistakes_are_sentences(tmp_path: Path) -> None:
+    small = [Job("variance", {"remedy": name, "depth": 2, "seed": 0}, 0.1) for name in ("none", "lnscale")]
     alone, beside = Setup(tmp_path / "alone"), Setup(tmp_path / "beside")
-    found = {str(part): table for part, table in each(beside, small, 2)}
-    assert all(found[str(part)].equals(computed(alone, part)) for part in small)
-    with pytest.raises(StudyError, match="nowhere"):
-        list(each(beside, [Part("cold", {"remedy": "none", "model": "nowhere"}, 0.1)], 2))
+    tables = {str(job): table for job, table in do_jobs(beside, small, 2)}
+    assert all(tables[str(job)].equals(do_job(alone, job)) for job in small)
+    with raises(StudyError, subject="cold") as error:
+        list(do_jobs(beside, [Job("cold", {"remedy": "none", "model": "nowhere"}, 0.1)], 2))
+    assert "nowhere" in str(error.value)
 
 
 def test_what_is_asked_must_make_sense() -> None:
-    for given, sentence in (
-        ({"remedies": ("gates",)}, "remedy must be one of"),
-        ({"remedies": ("gate", "gate")}, "different ones"),
-        ({"seeds": 0}, "seeds must be at least 1; got 0"),
-        ({"depths": (0, 2)}, "depths must be whole numbers"),
+    for given, subject in (
+        ({"remedies": ("gate", "gate")}, "remedies"),
+        ({"seeds": 0}, "seeds"),
+        ({"depths": (0, 2)}, "depths"),
     ):
-        with pytest.raises((ArchitectureError, StudyError), match=sentence):
-            Asked(**given)
-    assert Asked().trained[0] == "none" and "sigmareparam" in Asked().trained
-    assert Asked(("gate",)).trained == ("none", "gate")
+        with raises(StudyError, subject=subject):
+            RemedyOptions(**given)
+    with raises(ArchitectureError):
+        RemedyOptions(("gates",))
+    assert RemedyOptions().trained[0] == "none" and "sigmareparam" in RemedyOptions().trained
+    assert RemedyOptions(("gate",)).trained == ("none", "gate")

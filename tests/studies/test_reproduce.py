@@ -11,10 +11,10 @@ from rankscope.errors import ArchitectureError, StudyError
 from rankscope.figures.matplotlib import panels
 from rankscope.runs import read
 from rankscope.runs.tables import manifest_in
-from rankscope.studies import STUDIES, Comparison, Outcome, Setup, Study, chosen, reproduce, write_page
+from rankscope.studies import STUDIES, Comparison, Setup, Study, StudyResult, chosen, reproduce, write_page
 
 
-def small(setup: Setup) -> Outcome:
+def small(setup: Setup) -> StudyResult:
     """A study of one part, which counts how often it is computed."""
     calls = setup.folder / "calls"
 
@@ -22,11 +22,11 @@ def small(setup: Setup) -> Outcome:
         calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
         return pl.DataFrame({"a": [1.0, 2.0]})
 
-    table = setup.kept("part", compute, size=2)
+    table = setup.cached("part", compute, size=2)
     figure, (axes,) = panels()
     axes.plot(table["a"])
     said = [Comparison("a | b", "1", "1", True), Comparison("c", "2", "3", False, "another seed")]
-    return Outcome({"figure": figure}, {"table": table}, said, ["Run on nothing."])
+    return StudyResult({"figure": figure}, {"table": table}, said, ["Run on nothing."])
 
 
 STUDY = Study("dong2021", "lengths", "a small one", small)

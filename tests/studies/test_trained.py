@@ -8,8 +8,7 @@ from polars.testing import assert_frame_equal
 
 from rankscope.errors import StudyError
 from rankscope.lab.trial import TrialSizes
-from rankscope.studies.remedies.costs import costs
-from rankscope.studies.remedies.trained import gathered, trained
+from rankscope.studies.remedies.trainings import costs, gathered, trained
 from rankscope.studies.study import Setup
 
 SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=3, evaluation_samples=4, probe_samples=2)

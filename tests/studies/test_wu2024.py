@@ -11,7 +11,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
 from rankscope.sources.random_embedding import bundled_excerpts
-from rankscope.studies import Outcome, Setup, chosen, reproduce
+from rankscope.studies import Setup, StudyResult, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
 from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten
 from rankscope.theory.equilibria import equilibrium, spectral_radius, step
@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "tokens_of", lambda net, texts, length=12: net.encode(texts, 12).X)
 
 
-def run(figure: str, folder: Path) -> Outcome:
+def run(figure: str, folder: Path) -> StudyResult:
     (study,) = chosen("wu2024", figure)
     return reproduce(study, Setup(folder=folder))
 

@@ -18,6 +18,7 @@ from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.depth import depth_of
 from rankscope.theory.weight_norms import WeightNorms
 from tests.builders import normal
+from tests.raising import raises
 
 NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
 SAN = NET.variant("san")
@@ -150,25 +151,25 @@ def test_zero_tokens_are_uniform_and_nothing_is_excluded() -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.inf, math.nan])
 def test_a_threshold_is_a_positive_number(threshold: float) -> None:
-    with pytest.raises(TheoremError, match="threshold must be a number > 0"):
+    with raises(TheoremError, "threshold"):
         depth_of(FOUND, threshold)
 
 
 def test_bad_questions_are_answered_in_one_sentence() -> None:
     none = torch.ones(2, 5, dtype=torch.bool)
     wrong: list[tuple[dict[str, Any], type[RankscopeError], str]] = [
-        ({"theorems": "dong"}, TheoremError, r"theorem must be one of .* got 'dong'"),
-        ({"theorems": ["oscilation"]}, TheoremError, "did you mean 'oscillation'"),
-        ({"theorems": []}, TheoremError, "at least one theorem; got none"),
-        ({"centre": "middle"}, MetricError, "centre must be one of mean, argmin; got 'middle'"),
-        ({"X": X[0]}, TokensError, r"of width 8; received \(5, 8\)"),
-        ({"X": torch.ones(1, 5, 8, dtype=torch.long)}, TokensError, "embed token ids first"),
-        ({"padding": none}, TokensError, "at least one real token"),
+        ({"theorems": "dong"}, TheoremError, "theorem"),
+        ({"theorems": ["oscilation"]}, TheoremError, "theorem"),
+        ({"theorems": []}, TheoremError, "theorems"),
+        ({"centre": "middle"}, MetricError, "centre"),
+        ({"X": X[0]}, TokensError, "X"),
+        ({"X": torch.ones(1, 5, 8, dtype=torch.long)}, TokensError, "X"),
+        ({"padding": none}, TokensError, "padding"),
     ]
-    for asked, error, sentence in wrong:
-        with pytest.raises(error, match=sentence):
-            certify(SAN, **{"X": X, **asked})
-    with pytest.raises(TheoremError, match="theorem must be one of dong2021-2.3"):
+    for options, error, subject in wrong:
+        with raises(error, subject):
+            certify(SAN, **{"X": X, **options})
+    with raises(TheoremError, "theorem"):
         certify(SAN, X, theorems="dong2021-2.3").of("oscillation")
 
 

@@ -15,6 +15,7 @@ from rankscope.profiles import measure
 from rankscope.theory.critical import critical_skip
 from rankscope.theory.transverse import slope, transverse_exponent
 from tests.builders import normal
+from tests.raising import raises
 from tests.theory.test_transverse import identity_attention
 
 
@@ -177,23 +178,23 @@ def test_what_is_no_question() -> None:
     silent = net.variant(heads=[])
     sigmoid = net.variant(kernel="sigmoid")
     wrong: list[tuple[Transformer, dict[str, Any], type[RankscopeError], str]] = [
-        (net, {"metric": "relative_nu"}, MetricError, r"got 'relative_nu' \(did you mean 'relative_mu'\?\)"),
-        (net, {"metric": "residual"}, MetricError, "metric must be one of mu, relative_mu"),
-        (net, {"low": 1.0, "high": 1.0}, ArchitectureError, "0 <= low < high; got 1.0 and 1.0"),
-        (net, {"low": -1.0}, ArchitectureError, "0 <= low < high; got -1.0 and 4.0"),
-        (net, {"high": math.inf}, ArchitectureError, "finite skip weights"),
-        (net, {"low": math.nan}, ArchitectureError, "finite skip weights"),
-        (net, {"tolerance": 0.0}, ArchitectureError, "tolerance must be a finite number > 0; got 0.0"),
-        (net, {"depth": 0}, ArchitectureError, "at least one layer; got layers=0"),
-        (silent, {}, ArchitectureError, "in this network no head speaks"),
-        (sigmoid, {}, ArchitectureError, "it has none for kernel sigmoid"),
+        (net, {"metric": "relative_nu"}, MetricError, "metric"),
+        (net, {"metric": "residual"}, MetricError, "metric"),
+        (net, {"low": 1.0, "high": 1.0}, ArchitectureError, "low"),
+        (net, {"low": -1.0}, ArchitectureError, "low"),
+        (net, {"high": math.inf}, ArchitectureError, "low"),
+        (net, {"low": math.nan}, ArchitectureError, "low"),
+        (net, {"tolerance": 0.0}, ArchitectureError, "tolerance"),
+        (net, {"depth": 0}, ArchitectureError, "layers"),
+        (silent, {}, ArchitectureError, "heads"),
+        (sigmoid, {}, ArchitectureError, "architecture"),
     ]
-    for asked, options, error, sentence in wrong:
-        with pytest.raises(error, match=sentence):
-            critical_skip(asked, X, **options)
-    with pytest.raises(TokensError, match="every sample must have at least one real token"):
+    for network, options, error, subject in wrong:
+        with raises(error, subject):
+            critical_skip(network, X, **options)
+    with raises(TokensError, "padding"):
         critical_skip(net, X, torch.ones(1, 3, dtype=torch.bool), depth=2)
-    with pytest.raises(TokensError, match="tokens must be a floating tensor"):
+    with raises(TokensError, "X"):
         critical_skip(net, X.long())
     with pytest.raises(MetricError, match="no sample"):
         critical_skip(net, X[:0], depth=2)

@@ -10,6 +10,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.profiles import measure
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium, network, spectral_radius, step
+from tests.raising import raises
 
 EVERY = [(n, rank) for n in range(2, 9) for rank in range(1, n + 1)]
 
@@ -100,10 +101,6 @@ def test_random_starts_rarely_stay_apart() -> None:
 
 
 def test_what_is_no_equilibrium() -> None:
-    for arguments, sentence in [
-        ((3, 4, 2.0), "rank must lie in 1..3"),
-        ((3, 2, 2.0), r"rank 2 among 3 tokens needs \|w\| > 2; got 2.0"),
-        ((3, 3, 2.0, [1]), "signs must be 2 of 1 and -1"),
-    ]:
-        with pytest.raises(ArchitectureError, match=sentence):
+    for arguments, subject in [((3, 4, 2.0), "rank"), ((3, 2, 2.0), "w"), ((3, 3, 2.0, [1]), "signs")]:
+        with raises(ArchitectureError, subject):
             equilibrium(*arguments)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from rankscope.nets import Architecture, Transformer, masks
 from rankscope.profiles import measure
 from rankscope.theory.transverse import exponent, slope, transverse_exponent, transverse_modes
 from tests.builders import normal, one_head
+from tests.raising import raises
 from tests.strategies import architectures
 
 CYCLE = "edges:0>1,1>2,2>3,3>0"  # each token sees itself and the one before: modes (1 + i^k) / 2
@@ -277,28 +278,23 @@ def test_what_has_no_exponent() -> None:
     base: dict[str, Any] = {"layers": 2, "width": 4, "heads": 2, "length": 8}
     x = normal(4)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"kernel": "sigmoid"}, "got 'sigmoid', and its rows do not sum to one"),
-        ({"kernel": "linear"}, "got 'linear', and its weights are not a softmax"),
-        ({"kernel": "linformer:2"}, "got 'linformer:2', and it mixes tokens by weights of their own"),
-        ({"mask": "causal;complete"}, "layers must share one mask.*'causal;complete': use net.variant"),
-        *(
-            ({"positions": name}, f"positions must be none or absolute, .*; got '{name}': measure it")
-            for name in ("relative", "rotary", "bias", "alibi")
-        ),
+        *(({"kernel": name}, "kernel") for name in ("sigmoid", "linear", "linformer:2")),
+        ({"mask": "causal;complete"}, "mask"),
+        *(({"positions": name}, "positions") for name in ("relative", "rotary", "bias", "alibi")),
     ]
-    for changes, sentence in refused:
+    for changes, subject in refused:
         net = Transformer.random(Architecture(**base, **changes))
-        with pytest.raises(ArchitectureError, match=sentence):
+        with raises(ArchitectureError, subject):
             transverse_exponent(net, x, 3)
     net = Transformer.random(Architecture(**base))
     wrong: list[tuple[Tensor, int, str]] = [
-        (x[:3], 3, r"x must be one token \[4\], the mean say; received \(3,\)"),
-        (x.expand(2, 4), 3, r"received \(2, 4\)"),
-        (x / 0, 3, "x must be finite"),
-        (x, 1, "tokens that may differ must be at least 2; got 1"),
+        (x[:3], 3, "x"),
+        (x.expand(2, 4), 3, "x"),
+        (x / 0, 3, "x"),
+        (x, 1, "tokens"),
     ]
-    for token, tokens, sentence in wrong:
-        with pytest.raises(TokensError, match=sentence):
+    for token, tokens, subject in wrong:
+        with raises(TokensError, subject):
             transverse_exponent(net, token, tokens)
 
 

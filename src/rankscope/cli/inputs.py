@@ -32,7 +32,7 @@ def network(
     Its layers stay in their files if `stream` is set or they do not fit into memory. Unless `quiet`, a line
     says when the hub is asked.
     """
-    from rankscope.nets.remedies import remedy
+    from rankscope.remedies import remedy
     from rankscope.sources import named_network
 
     remedies = [remedy(spec) for spec in options.remedy or ()]

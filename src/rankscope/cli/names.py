@@ -13,6 +13,7 @@ import typer
 from rankscope.errors import SourceError
 from rankscope.files import must_be_text
 from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
+from rankscope.remedies.names import REMEDY_FILES
 
 MODELS = (
     "minilm", "bert-tiny", "bert-mini", "bert-base", "bert-large", "albert-base", "xlnet-base", "gpt2",
@@ -31,11 +32,7 @@ MASKS = (
     "complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
     "longformer:1:1", "bigbird:1:1:2:0", "causal&window:4",
 )  # fmt: skip
-REMEDIES = (
-    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "differential2", "rezero",
-    "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale",
-    "contranorm", "gate", "headgate",
-)  # fmt: skip
+REMEDIES = tuple(REMEDY_FILES)
 METRICS = (
     "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",
     "max_residual", "relative_max_residual", "high_frequency_share", "numerical_rank", "affine_rank",

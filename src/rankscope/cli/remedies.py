@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from rankscope.studies.remedies.table import Tables
+    from rankscope.studies import StudyResult
 
 
 def remedies(
@@ -73,52 +73,45 @@ def remedies(
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
     from rankscope.report import write_report
-    from rankscope.studies import Setup
-    from rankscope.studies.remedies.run import Asked, gather, outcome, plan, write
+    from rankscope.studies import Setup, write_study
+    from rankscope.studies.remedies.study import RemedyOptions, plan, remedies_study
 
-    given = {"remedies": tuple(remedy)} if remedy else {}
-    asked = Asked(**given, model=model, seeds=seeds, train=train, depths=numbers(depths), steps=steps,
-                  workers=workers)  # fmt: skip
+    chosen = {"remedies": tuple(remedy)} if remedy else {}
+    options = RemedyOptions(**chosen, model=model, seeds=seeds, train=train, depths=numbers(depths),
+                            steps=steps, workers=workers)  # fmt: skip
     check_device(device)
     writable_folder(output)
     silent = quiet or as_json
-    done, planned = 0, list[Any]()
+    study, counts = remedies_study(options), [0, 1]
     try:
         with progress(silent) as start:
             bar = start("")
-            setup = Setup(
-                output, full, device, (model,), say=lambda what: bar(done, max(len(planned), 1), what)
-            )
-            planned = plan(setup, asked)
+
+            def count(done: int, total: int) -> None:
+                counts[:] = done, total
+
+            setup = Setup(output, full, device, (model,), lambda what: bar(counts[0], counts[1], what), count)
+            jobs = plan(setup, options)
+            counts[1] = len(jobs)
             if not silent:
                 with start.paused():
-                    say(
-                        expected(sum(part.seconds for part in planned), len(planned), asked.workers, train),
-                        "",
-                    )
-
-            def tell(part: Any) -> None:
-                nonlocal done
-                done += 1
-                bar(done, len(planned), str(part))
-
-            tables = gather(setup, asked, planned, tell)
+                    say(expected(sum(job.seconds for job in jobs), len(jobs), workers, train), "")
+            result = study.run(setup)
     except KeyboardInterrupt as stop:
-        trains = bool(planned) and done == len(planned)
-        where = "in training" if trains else f"after {done} of {len(planned)} parts"
+        done, total = counts
+        where = "in training" if done == total else f"after {done} of {total} parts"
         raise Interruption(f"{where}; the same command resumes from here") from stop
-    found = outcome(setup, asked, tables)
-    report = write_report([write(setup, found, command_line())], output / "report.html")
+    report = write_report([write_study(study, setup, result, command_line())], output / "report.html")
     if as_json:
         machine({
-            "remedies": found.tables["remedies"].to_dicts(), "laws": found.tables["laws"].to_dicts(),
-            "claims": [asdict(each) for each in found.comparisons], "notes": found.notes,
+            "remedies": result.tables["remedies"].to_dicts(), "laws": result.tables["laws"].to_dicts(),
+            "claims": [asdict(claim) for claim in result.comparisons], "notes": result.notes,
             "report": str(report),
         })  # fmt: skip
         return
-    for table in shown(tables):
+    for table in choice_tables(result):
         console().print(table, "")
-    say(found.said, *([] if quiet else ["", *found.notes]), "", claims_said(found.comparisons))
+    say(result.summary, *([] if quiet else ["", *result.notes]), "", claims_said(result.comparisons))
     if not quiet:
         say_where("Report", report)
 
@@ -130,10 +123,12 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
 
     if text is None:
         return None
-    found = split_names("depths", text)
-    if not all(each.isdecimal() and int(each) for each in found):
-        raise StudyError(f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}")
-    return tuple(map(int, found))
+    depths = split_names("depths", text)
+    if not all(depth.isdecimal() and int(depth) for depth in depths):
+        raise StudyError(
+            f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}", subject="depths"
+        )
+    return tuple(map(int, depths))
 
 
 def expected(seconds: float, parts: int, workers: int, train: bool) -> str:
@@ -157,33 +152,35 @@ def claims_said(claims: "list[Any]") -> str:
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
-def shown(tables: "Tables") -> "Iterator[Table]":
-    """Before training, and after it where there is some: a row a remedy, in eighty columns. Medians: their
-    ranges are in the report."""
+def choice_tables(result: "StudyResult") -> "Iterator[Table]":
+    """Tables to choose by, before training and after it where there is some: a row a remedy, in eighty
+    columns. Medians: their ranges are in the report."""
     from rankscope.cli.show import titled
-    from rankscope.studies.remedies.reached import THRESHOLD
-    from rankscope.studies.remedies.shown import chosen_after, chosen_before
+    from rankscope.studies.remedies.depth_reached import THRESHOLD
+    from rankscope.studies.remedies.tables import AFTER, BEFORE
 
     short = {"moved, cold": "moved", "log times": "log ×"}
-    said = (
-        f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
-        f"post, pre, no skips: of {tables.deepest} layers; ≥: it never does. log ×: by which the log of a "
-        "small residual is multiplied in a layer without skips. moved: tokens of the trained model, cold.",
-    )
-    learned = (
-        "Trained from scratch: the deepest networks that learn",
-        "≥: no deeper ones were trained. none: not even the shallowest. time: of a step, none = 1. added: "
-        "parameters, at the deepest.",
-    )
-    for words, found in ((said, chosen_before(tables)), (learned, chosen_after(tables))):
-        if found is None:
-            continue
-        table = titled(*words)
-        for heading in found.headings:
-            table.add_column(
-                short.get(heading, heading), justify="left" if heading == "remedy" else "right", no_wrap=True
-            )
-        for row in found.rows:
+    deepest = max(result.tables["initial"]["depth"].to_list())
+    words = {
+        BEFORE: (
+            f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
+            f"post, pre, no skips: of {deepest} layers; ≥: it never does. log ×: by which the log of a "
+            "small residual is multiplied in a layer without skips. moved: tokens of the trained model, "
+            "cold.",
+        ),
+        AFTER: (
+            "Trained from scratch: the deepest networks that learn",
+            "≥: no deeper ones were trained. none: not even the shallowest. time: of a step, none = 1. "
+            "added: parameters, at the deepest.",
+        ),
+    }
+    pages = {page.title: page for page in result.page_tables}
+    for page in (pages[title] for title in words if title in pages):
+        table = titled(*words[page.title])
+        for heading in page.headings:
+            side = "left" if heading == "remedy" else "right"
+            table.add_column(short.get(heading, heading), justify=side, no_wrap=True)  # type: ignore[arg-type]
+        for row in page.rows:
             table.add_row(*map(terse, row))
         yield table
 

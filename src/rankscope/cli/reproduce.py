@@ -12,7 +12,7 @@ from rankscope.cli import options as opt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.studies import Outcome, Setup, Study
+    from rankscope.studies import Setup, Study, StudyResult
 
 MODELS = "Comma-separated hub ids or directories of trained models, for those at hand."
 
@@ -98,7 +98,7 @@ def reproduce(
             say_where("Report", written)
 
 
-def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tuple[Study, Outcome]]":
+def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tuple[Study, StudyResult]]":
     """One after the other here; on a cluster several at a time, in the order in which they end."""
     from dataclasses import replace
 
@@ -118,7 +118,7 @@ def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tu
         yield study, run(study, named)
 
 
-def comparison_table(study: "Study", found: "Outcome") -> "Table":
+def comparison_table(study: "Study", found: "StudyResult") -> "Table":
     """What the paper says, and what came out here."""
     from rich.table import Table
 

@@ -1,12 +1,15 @@
-"""Attention of a state: the part of P that differs from row to row, and nothing else, acts on the deviation.
+"""The attention pattern of a state, and what its heads make of the values.
 
-Rows of P sum to one, so with X = 1 x^T + e^s R and p the reference row of P (`softmax.py`)
+Rows of the pattern P sum to one, so with X = 1 x^T + e^s R and p the reference row of P (`softmax.py`)
 
     P X = 1 (x + e^s p^T R) + e^s (P - 1 p^T) R:
 
-the common token moves to the weighted mean, and the deviation is multiplied by P - 1 p^T. Taken about row j*
-of R, j* the largest entry of p, the column j* of P, of which only 1 - p_j* is left to see when attention is
-sharp, takes no part.
+the common token moves to the weighted mean, and the deviation is multiplied by Delta = P - 1 p^T, the part of
+P that differs from row to row. Deviations are taken from that of token j*, j* the largest entry of p: then
+column j* of Delta, of which sharp attention leaves only the rounding of 1 - p_j*, takes no part.
+
+Called by `rules.py` in this order: `common_heads` and `deviation_heads` project a state to values (and in
+`scores.py` to queries and keys), `softmax.py` makes the `DeviationPattern` of the scores, `mixed` applies it.
 """
 
 from dataclasses import dataclass
@@ -27,31 +30,31 @@ from rankscope.shapes import Bool, Float, Int
 
 Visible = Bool[Tensor, "batch 1 row token"]
 SHORT = 0.01
-"""What a token hears, beside the mean of all, from which on differences from the mean are not taken."""
+"""A head's output for a token below this share of the mean output is not formed as mean plus deviation."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """`ref_j + D_ij`: its softmax is P, small weights as exact as large ones."""
+    """The scores `ref_j + D_ij` whose softmax is P, small entries of P as exact as large ones."""
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, row, token]
     fine: Scaled | None = None
-    """ref at a scale of its own, however small; None where only P is asked for."""
+    """ref with a log-scale of its own, however small it is; None if only P is needed."""
 
     @property
     def reference(self) -> Scaled:
-        """ref at a scale of its own, of all that `softmax.split` gives."""
+        """`fine`, which every pattern made by `softmax.split` has."""
         assert self.fine is not None
         return self.fine
 
     def softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
-        """P, over what each row sees."""
+        """The pattern P as an ordinary tensor, over the columns visible to each row."""
         scores = self.ref[:, :, None] + self.D.explicit()
         return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # of padding
 
     def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
-        """log P, over what each row sees; -inf elsewhere."""
+        """log P as an ordinary tensor, over the columns visible to each row; -inf elsewhere."""
         scores = self.ref[:, :, None] + self.D.explicit()
         return (
             scores.masked_fill(~visible, -torch.inf)
@@ -60,7 +63,7 @@ class Logits:
         )
 
     def restored(self, order: TokenOrder) -> "Logits":
-        """Tokens back where they stood."""
+        """The same scores with tokens in their original order, padding included."""
         columns = order.restored_columns
         fine = self.fine and self.fine.mapped(columns)
         return Logits(columns(self.ref), self.D.mapped(order.restored_square), fine)
@@ -68,46 +71,47 @@ class Logits:
 
 @dataclass(frozen=True)
 class DeviationPattern:
-    """Attention of a layer in two parts: `P = 1 p^T + Delta`. Rows are of the tokens, and so are columns
-    but for cross-attention."""
+    """The attention pattern of a layer in two parts, `P = 1 p^T + Delta`, p one of its rows.
+
+    Rows are queries (tokens); columns are keys: tokens, or in cross-attention those of the memory."""
 
     p: Float[Tensor, "batch head token"]
     others: Scaled  # [batch, head, row, token]
-    """Delta but for column j*, which is left zero."""
+    """Delta without column j*, which is zero here."""
     top: Int[Tensor, "batch head 1"]
-    """j*, the largest entry of p."""
+    """j*, the column of the largest entry of p."""
     visible: Visible
     logits: Logits | None = None
-    """The scores that P is the softmax of; None where it was not made of scores."""
+    """The scores that P is the softmax of; None if P was not made of scores."""
     signed: bool = False
-    """Whether weights may be below zero, as those that a part of one's own has changed."""
+    """True if entries may be negative, as after a part of the user's own changed them."""
     total: Float[Tensor, "*batch #head"] | None = None
-    """What p sums to, and rows but for `apart`; None: one."""
-    apart: Scaled | None = None  # [batch, head, row]
-    """What each row sums to beyond that; None: nothing, rows sum alike."""
+    """What p sums to, and every row too but for its `row_excess`; None means one."""
+    row_excess: Scaled | None = None  # [batch, head, row]
+    """By how much the sum of each row exceeds `total`; None means that all rows sum to `total`."""
     scaled_p: Scaled | None = None  # [batch, head, token]
-    """p at a scale of its own, where it may be smaller than floating point reaches; None: p itself."""
+    """p with a log-scale of its own, if it may be smaller than float64 reaches; None means p itself."""
 
     @cached_property
     def Delta(self) -> Scaled:
-        """`P - 1 p^T`: its rows sum to zero, or `apart`, which gives column j*."""
+        """`P - 1 p^T`, all heads of a sample at one scale; column j* follows from the row sums."""
         return self.by_head.together()
 
     @property
     def by_head(self) -> Scaled:
-        """The same, each head at a scale of its own."""
-        return completed(self.others, self.top, self.apart)
+        """`P - 1 p^T`, each head at a scale of its own."""
+        return with_top_column(self.others, self.top, self.row_excess)
 
-    def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """`Delta V` of what has zeros in row j*."""
+    def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
+        """The product `Delta V`, for a V whose row j* is zero."""
         return Scaled(self.others.value @ V, self.others.log)
 
-    def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
-        """`P V`."""
+    def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
+        """The product `P V` as ordinary tensors."""
         return self.matrix() @ V
 
     def matrix(self) -> Float[Tensor, "batch head row token"]:
-        """P as an ordinary tensor."""
+        """The pattern P as an ordinary tensor."""
         return self._matrix
 
     @cached_property
@@ -118,8 +122,8 @@ class DeviationPattern:
         return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
 
 
-def completed(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
-    """Rows that sum to zero, or to `sums`, of which column j* was left out."""
+def with_top_column(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
+    """Rows with column j* filled in, so that they sum to zero, or to `sums`; `others` has zeros there."""
     value = others.value
     column = top[:, :, None].expand(-1, -1, value.shape[2], 1)
     if sums is not None:
@@ -131,7 +135,8 @@ def completed(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | N
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """What the heads of a layer say, before the output projection: one common value each, and deviations."""
+    """The outputs of a layer's heads before the output projection: one common to all tokens, and
+    deviations."""
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
@@ -139,7 +144,7 @@ class HeadOutputs:
     valid: ValidTokens
 
     def contributions(self, valid: ValidTokens) -> State:
-        """What each head adds to the branch, as a state of batch * head samples."""
+        """What each head adds to the attention branch, as a state of batch * head samples."""
         heads = self.output.shape[0]
         x = torch.einsum("bhc,hcd->bhd", self.x.value, self.output)
         R = torch.einsum("bhtc,hcd->bhtd", self.R.value, self.output)
@@ -152,7 +157,7 @@ class HeadOutputs:
 
 @dataclass(frozen=True)
 class Values:
-    """What heads mix: that of the common token, and the tokens' deviations from it."""
+    """The values of a layer's heads: those of the common token, and the tokens' deviations from them."""
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
@@ -161,91 +166,95 @@ class Values:
 
 @runtime_checkable
 class Mixable(Protocol):
-    """What `mixed` asks of P, whole or by rows."""
+    """What `mixed` needs of a pattern: a `DeviationPattern`, or a `PatternByRows` that is not held."""
 
     @property
     def p(self) -> Tensor:
-        """What all rows share."""
+        """The reference row of P, `[batch, head, token]`."""
 
     @property
     def top(self) -> Tensor:
-        """j*."""
+        """j*, the column of the largest entry of p."""
 
     @property
     def signed(self) -> bool:
-        """Whether weights may be below zero."""
+        """True if entries of P may be negative."""
 
-    def differenced(self, V: Tensor) -> Scaled:
-        """`Delta V` of what has zeros in row j*."""
+    def delta_times(self, V: Tensor) -> Scaled:
+        """The product `Delta V`, for a V whose row j* is zero."""
 
-    def averaged(self, V: Tensor) -> Tensor:
-        """`P V`."""
+    def times(self, V: Tensor) -> Tensor:
+        """The product `P V` as ordinary tensors."""
 
 
 def mixed(
     arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixable, v: Values
 ) -> HeadOutputs:
-    """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
-    the token that most attend to. Where they sum to something else, so much of the common value passes, and
-    where some rows sum to more than others, tokens differ by as much of it.
+    """The outputs of the heads, `P V` with V = 1 x^T + R the values `v`.
 
-    Where a token says far less than the mean of all (it looks at short tokens, the others at long ones), what
-    is left of it beside the mean is rounding: there `P V` is taken as it stands."""
+    With r the row j* of R: P V = 1 (x + r + p^T (R - 1 r^T)) + Delta (R - 1 r^T), if rows of P sum to one.
+    Where they sum to `P.total`, so much of x and r is taken; where a row sums to more, by `P.row_excess`, its
+    token has so much more of them.
+
+    Where the output of a token is far below the mean (it attends to short values, the others to long ones),
+    mean plus deviation would be rounding: there `P V` is taken as it stands, without a common part. Heads
+    that are not in `active_heads` give zero; `output` is the output projection."""
     dv = v.R
-    most = dv.value.gather(
+    top_row = dv.value.gather(
         2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
     )  # [batch, head, 1, width]
-    about = dv.value - most
+    from_top = dv.value - top_row
     total: Tensor | None = getattr(P, "total", None)
     shared: Scaled | None = getattr(P, "scaled_p", None)
-    sums: Scaled | None = getattr(P, "apart", None)
-    kept = most if total is None else most * total[..., None, None]
+    excess: Scaled | None = getattr(P, "row_excess", None)
+    kept = top_row if total is None else top_row * total[..., None, None]
     if shared is None:
-        mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
+        mean = Scaled((kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log)  # [batch, head, head_width]
     else:
-        mean = Scaled((shared.value[:, :, None] @ about)[:, :, 0], shared.log + dv.log).normalised()
+        mean = Scaled((shared.value[:, :, None] @ from_top)[:, :, 0], shared.log + dv.log).normalised()
         mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
-    R = P.differenced(about)  # [batch, head, token, head_width]
+    R = P.delta_times(from_top)  # [batch, head, token, head_width]
     R = Scaled(R.value, R.log + dv.log)
-    if sums is not None:
-        heard = Scaled(most, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
-        R = R + product(sums.mapped(lambda t: t[..., None]), heard)
+    if excess is not None:
+        common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
+        R = R + product(excess.mapped(lambda t: t[..., None]), common)
     x = (v.x if total is None else _times(v.x, total)) + mean
     if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
-        straight = Scaled(P.averaged(dv.value), dv.log)
-        x, R = chosen(short, v.x, x), chosen(short, straight, R)
+        plain = Scaled(P.times(dv.value), dv.log)
+        x, R = chosen(short, v.x, x), chosen(short, plain, R)
     if len(active_heads) < arch.heads:
-        speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
+        active = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
         for head in active_heads:  # a list of them would have to cross to where the heads are
-            speaks[head] = 1.0
-        x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
+            active[head] = 1.0
+        x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
     return HeadOutputs(x.normalised(), R.normalised(), output, v.valid)
 
 
 def _times(x: Scaled, total: Tensor) -> Scaled:
-    """Each head's common value as often as its rows say."""
+    """The common value of each head times `total`, what its rows of P sum to."""
     return x.mapped(lambda t: t * total[..., None]).normalised()  # zeros do not set the scale
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
-    """Where some token, of what it looks at, hears less than a hundredth of the mean."""
+    """True for heads where the values that some token attends to are, on average, shorter than a hundredth of
+    the mean output."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
     if not must_compute("attention.lengths", (least < SHORT * most).any()):
         return torch.zeros_like(least, dtype=torch.bool)
-    heard = P.averaged(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
-    return heard.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
+    attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
+    return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
 
 
-def heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
-    """The common token's query, key or value: `[batch, head, head_width]`."""
+def common_heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
+    """The common token projected to queries, keys or values, bias included: `[batch, head, head_width]`."""
     flat = Linear(linear.weight.flatten(1), None if linear.bias is None else linear.bias.flatten())
     count, width = linear.weight.shape[1:]
     return affine(x, flat).mapped(lambda t: _grouped(t.view(len(t), count, width), arch.heads))
 
 
-def deviations(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
-    """The tokens' deviations from it: `[batch, head, token, head_width]`."""
+def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
+    """The tokens' deviations projected to queries, keys or values: `[batch, head, token, head_width]`."""
     count, width = linear.weight.shape[1:]
     flat = linear.weight.flatten(1)
     return R.mapped(
@@ -254,4 +263,5 @@ def deviations(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
 
 
 def _grouped(t: Tensor, count: int) -> Tensor:
+    """Key heads `[batch, key head, ...]` repeated to `count` heads, where several queries share one."""
     return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)

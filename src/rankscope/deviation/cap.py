@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankscope.deviation.activations import most, sinh_share, tanh_change
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled, chosen, spread
-from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
 
 MOST = 1e3

@@ -1,8 +1,10 @@
-"""A pass in doubled precision beside the one in float64: what both say is confirmed, to as many digits.
+"""A pass in doubled precision beside the one in float64: digits on which both agree are confirmed.
 
-Where they do not agree, float64 was not enough, and the question is whether 32 digits were: from there on the
-doubled pass is run a second time, shaken by more than its own rounding can have grown to: `MARGIN` times what
-float64's has, brought down from 16 digits to 32.
+Called by `profiles/propagation.py` for `measure(..., confirm=True)`; `profiles/agreement.py` compares the
+readings. Layer by layer, `confirmations` runs the rules in float64 (`propagate.py`) and on `Doubled` tensors.
+Where the two do not agree, float64 was not enough, and the question is whether 32 digits were: from there on
+a second doubled pass runs, perturbed by more than the rounding of the first can have grown to: `MARGIN` times
+what float64's has, brought down from 16 digits to 32.
 """
 
 from collections.abc import Iterator
@@ -12,10 +14,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rankscope.deviation.comparison import state_distance, tokens_lost
 from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.second_pass import distance, lost
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.nets.traversal import traverse
@@ -25,68 +27,70 @@ MARGIN = 100.0
 EPS = torch.finfo(torch.float64).eps
 
 
-class _Pass:
-    """The doubled pass, and the second one from where it was first needed."""
+class _DoubledPasses:
+    """The doubled pass, and the perturbed one from the layer where it was first needed."""
 
     def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None) -> None:
-        self.given = PassInputs.of(net, X, padding, doubled=True)
-        self.rules = Deviation(self.given.net.arch, self.given.settings)
-        self.shaken = PerturbedDeviation(self.given.net.arch, self.given.settings)
-        self.state = self.given.state
-        self.second: State | None = None
+        self.inputs = PassInputs.of(net, X, padding, doubled=True)
+        self.rules = Deviation(self.inputs.net.arch, self.inputs.settings)
+        self.perturbed_rules = PerturbedDeviation(self.inputs.net.arch, self.inputs.settings)
+        self.state = self.inputs.state
+        self.perturbed_state: State | None = None
+        """The state of the perturbed pass; None until it starts."""
 
-    def stepped(self, index: int, rules: Deviation, state: State) -> DeviationStep:
-        return DeviationStep(index + 1, *traverse(self.given.block(index), rules, state))
+    def run_layer(self, index: int, rules: Deviation, state: State) -> DeviationStep:
+        """A state through layer `index` (0-based) by these rules."""
+        return DeviationStep(index + 1, *traverse(self.inputs.block(index), rules, state))
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """One layer of both passes, tokens where they stood."""
+    """One layer in float64 and in doubled precision, tokens in their original order."""
 
     doubled: DeviationStep
-    """Of the doubled pass, rounded to float64."""
+    """The layer of the doubled pass, rounded to float64."""
     single: DeviationStep
-    """Of the pass in float64."""
+    """The layer of the pass in float64."""
     lost: Bool[Tensor, " batch"]
-    """Whether a token has left the range of numbers beside the others: more digits do not help."""
-    passes: _Pass
+    """True where a token has left the range of numbers beside the others: more digits do not help."""
+    passes: _DoubledPasses
     before: State
-    """Tokens of the doubled pass before this layer."""
+    """The doubled pass's tokens before this layer."""
     grown: float
-    """How far float64's tokens were from them."""
+    """The largest distance of float64's tokens from them so far."""
 
     @cached_property
-    def again(self) -> DeviationStep:
-        """Of the second doubled pass, rounded; asking for it starts it."""
+    def perturbed(self) -> DeviationStep:
+        """The layer of the perturbed doubled pass, rounded to float64; the first use starts that pass."""
         passes, index = self.passes, self.doubled.layer - 1
         if index < 0:
             return self.doubled
-        if passes.second is None:
-            most = MARGIN * max(self.grown, EPS) * EPS
-            passes.second = Perturbation(most=min(most, 1e-12)).of(self.before)
-            passes.shaken.memory = dict(passes.rules.memory)  # of the layers before
-        step = passes.stepped(index, passes.shaken, passes.second)
-        passes.second = step.state
-        return rounded(restored(step, passes.given.order))
+        if passes.perturbed_state is None:
+            share = MARGIN * max(self.grown, EPS) * EPS
+            passes.perturbed_state = Perturbation(largest_share=min(share, 1e-12)).of(self.before)
+            passes.perturbed_rules.memory = dict(passes.rules.memory)  # of the layers before
+        step = passes.run_layer(index, passes.perturbed_rules, passes.perturbed_state)
+        passes.perturbed_state = step.state
+        return rounded(restored(step, passes.inputs.order))
 
 
 def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[Confirmation]:
-    """Every layer in float64 and in doubled precision."""
-    passes = _Pass(net, X, padding)
-    gone = torch.zeros(len(X), dtype=torch.bool, device=passes.given.net.device)
-    earlier, grown = None, 0.0
+    """Yields every layer in float64 and in doubled precision."""
+    passes = _DoubledPasses(net, X, padding)
+    lost = torch.zeros(len(X), dtype=torch.bool, device=passes.inputs.net.device)
+    state_before, grown = None, 0.0
     for single in propagate(net, X, padding):
         before = passes.state
         step = DeviationStep(0, before, None)
         if single.layer:
-            step = passes.stepped(single.layer - 1, passes.rules, before)
+            step = passes.run_layer(single.layer - 1, passes.rules, before)
             passes.state = step.state
-        found = rounded(restored(step, passes.given.order))
-        gone = gone if earlier is None else gone | lost(earlier, found.state)
-        earlier = found.state
-        here = Confirmation(found, single, gone, passes, before, grown)
-        yield here
-        apart = distance(found.state, single.state)
-        grown = max(grown, float(apart.max()) if len(apart) else 0.0)
-        if passes.second is not None:
-            _ = here.again  # once begun, it goes on with every layer
+        doubled = rounded(restored(step, passes.inputs.order))
+        lost = lost if state_before is None else lost | tokens_lost(state_before, doubled.state)
+        state_before = doubled.state
+        confirmation = Confirmation(doubled, single, lost, passes, before, grown)
+        yield confirmation
+        distances = state_distance(doubled.state, single.state)
+        grown = max(grown, float(distances.max()) if len(distances) else 0.0)
+        if passes.perturbed_state is not None:
+            _ = confirmation.perturbed  # once started, it runs every layer

@@ -1,4 +1,9 @@
-"""A pass in deviation arithmetic with all that happened inside each block: what the theorems ask about."""
+"""A pass in deviation arithmetic that records what happened inside each block: what theorems ask about.
+
+Called by `theory/observation.py`. `dissect` runs the rules of `rules.py` (perturbed, if a seed is given) with
+a recorder mixed in, which notes what every norm, branch and sum gave while a block is traversed; after each
+block the notes become one `HalfRecord` per half of the block.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,35 +22,37 @@ from rankscope.nets.traversal import Block, traverse
 
 
 class BranchRecord(NamedTuple):
-    """Attention or the MLP on its way from the tokens to the sum."""
+    """Attention or the MLP, from the hidden states that it reads to what it adds."""
 
     kind: Branching
     inside: State
-    """What it reads: the tokens, through a norm where one comes before."""
+    """What the branch reads: the hidden states, through a norm if one comes before."""
     raw: State
-    """What it says."""
+    """What attention or the MLP gives."""
     out: State
-    """The same, through the second norm of a sandwich where there is one."""
+    """What is added: `raw`, through the second norm of a sandwich if there is one."""
 
 
 class HalfRecord(NamedTuple):
-    """A skip and what is added to it: attention, the MLP, or in a parallel block both."""
+    """One half of a block: a skip and the branches added to it (attention, the MLP, in a parallel block
+    both)."""
 
     before: State
     branches: tuple[BranchRecord, ...]
     weight: float
-    """Of the skip."""
+    """The weight of the skip."""
     total: State
-    """All that is added to the skip."""
+    """The sum of all that is added to the skip."""
     summed: State
+    """The skip plus `total`."""
     after: State
     """The sum, through the norm of a post-norm block."""
     torn: bool = False
-    """Whether a norm gave a sign to a token that is zero but for rounding, in this block or before."""
+    """True if a norm gave a sign to a token that is zero but for rounding, in this block or before."""
 
 
 class BlockRecord(NamedTuple):
-    """What a block did to a state, and how."""
+    """What a block did to a state, with its parts."""
 
     state: State
     attention: DeviationPattern
@@ -53,72 +60,72 @@ class BlockRecord(NamedTuple):
     halves: tuple[HalfRecord, ...]
 
 
-class _Noting:
-    """Notes what goes into and comes out of every part."""
+class _Recorder:
+    """Mixed into an arithmetic: notes what goes into every part and what comes out."""
 
     def forget(self) -> None:
-        """Before each block."""
+        """Drop all notes, before each block."""
         self.inside: dict[str, State] = {}
-        self.said: dict[str, State] = {}
+        self.raw: dict[str, State] = {}
         self.normed: dict[str, State] = {}
         self.sums: list[tuple[Half, State, dict[str, State], State]] = []
 
     def norm(self, block: Block, name: str, state: State) -> State:
-        found: State = super().norm(block, name, state)
-        self.normed[name] = found
-        return found
+        result: State = super().norm(block, name, state)
+        self.normed[name] = result
+        return result
 
     def values(self, block: Block, state: State) -> Values:
         self.inside["attention"] = state
-        found: Values = super().values(block, state)
-        return found
+        values: Values = super().values(block, state)
+        return values
 
-    def output(self, block: Block, spoken: HeadOutputs) -> State:
-        found: State = super().output(block, spoken)
-        self.said["attention"] = found
-        return found
+    def output(self, block: Block, heads: HeadOutputs) -> State:
+        result: State = super().output(block, heads)
+        self.raw["attention"] = result
+        return result
 
     def mlp(self, block: Block, state: State) -> State:
         self.inside["mlp"] = state
-        found: State = super().mlp(block, state)
-        self.said["mlp"] = found
-        return found
+        result: State = super().mlp(block, state)
+        self.raw["mlp"] = result
+        return result
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
-        found: State = super().add(block, half, state, branches)
-        self.sums.append((half, state, branches, found))
-        return found
+        result: State = super().add(block, half, state, branches)
+        self.sums.append((half, state, branches, result))
+        return result
 
     def torn(self) -> bool:
-        """Asked of what is shaken."""
+        """True if a norm gave a sign to rounding; only a perturbed pass looks for that."""
         return False
 
     def halves(self) -> tuple[HalfRecord, ...]:
-        """What was noted of one block."""
-        found = []
+        """The notes of one block, half by half."""
+        records = []
         for half, before, out, summed in self.sums:
             branches = tuple(
-                BranchRecord(each.part, self.inside[each.part], self.said[each.part], out[each.part])
-                for each in half.branches
+                BranchRecord(kind, self.inside[kind], self.raw[kind], out[kind])
+                for kind in (branch.part for branch in half.branches)
             )
             after = summed if half.after is None else self.normed[half.after]
-            said = total(out.values())
-            found.append(HalfRecord(before, branches, half.skip, said, summed, after, self.torn()))
-        return tuple(found)
+            added = total(out.values())
+            records.append(HalfRecord(before, branches, half.skip, added, summed, after, self.torn()))
+        return tuple(records)
 
 
-class _Noted(_Noting, Deviation):
-    """Deviation arithmetic that notes."""
+class _RecordedDeviation(_Recorder, Deviation):
+    """Deviation arithmetic that records."""
 
 
-class _NotedShaken(_Noting, PerturbedDeviation):
-    """The same, shaken."""
+class _RecordedPerturbed(_Recorder, PerturbedDeviation):
+    """Perturbed deviation arithmetic that records."""
 
     def torn(self) -> bool:
         return bool(self.signs.torn)
 
 
-def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:
+def starting_state(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:
     """The state and settings that a pass over tokens without padding starts from; with a seed, perturbed
     (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
     X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
@@ -131,11 +138,23 @@ def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State
 
 
 def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockRecord]:
-    """The pass over tokens without padding, at least one, block by block with its parts; with a seed, by
-    rules that are shaken."""
+    """Yields what each block did to tokens without padding (at least one), part by part.
+
+    Args:
+        net: The network, taken in float64.
+        X: Its input tokens `[batch, token, width]`.
+        seed: Makes the pass perturbed in its last digits, by random numbers of this seed.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> first, _ = dissect(net, torch.ones(1, 3, 8))
+    >>> [branch.kind for half in first.halves for branch in half.branches]
+    ['attention', 'mlp']
+    """
     net = net.to(torch.float64)
-    state, settings = started(net, X, seed)
-    rules = _Noted(net.arch, settings) if seed is None else _NotedShaken(net.arch, settings, seed)
+    state, settings = starting_state(net, X, seed)
+    recorded, perturbed = _RecordedDeviation, _RecordedPerturbed
+    rules = recorded(net.arch, settings) if seed is None else perturbed(net.arch, settings, seed)
     for block in net.blocks:
         rules.forget()
         state, P, heads, *_ = traverse(block, rules, state)

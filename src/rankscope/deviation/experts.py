@@ -31,24 +31,24 @@ Shares = tuple[Tensor, Scaled]
 
 
 def mixture(
-    arch: Architecture, w: ExpertWeights, state: State, touch: Touch = lambda part: part
+    arch: Architecture, w: ExpertWeights, state: State, perturb: Touch = lambda part: part
 ) -> tuple[State, Tensor]:
     """(what the mixture adds, the weight of each expert for each token)."""
     assert arch.experts is not None
-    p, Delta, chosen = _chosen(_scores(state, w.router, touch), state, arch.experts)
+    p, Delta, chosen = _chosen(_scores(state, w.router, perturb), state, arch.experts)
     weights = (p[:, None] + Delta.explicit()) * chosen
     x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
     taken = (chosen & state.valid.mask[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
         found = _weighed(
-            p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, touch)
+            p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, perturb)
         )
         x, R = x + found.x, R + found.R
     if w.shared is not None:
-        shared = mlp(arch, w.shared, state, touch)
+        shared = mlp(arch, w.shared, state, perturb)
         if w.shared_gate is not None:
-            shared = _weighed(*_sigmoid(_scores(state, w.shared_gate, touch), state), shared)
+            shared = _weighed(*_sigmoid(_scores(state, w.shared_gate, perturb), state), shared)
         x, R = x + shared.x, R + shared.R
     return State(x, R, state.valid), weights
 
@@ -60,9 +60,9 @@ def _weighed(p: Tensor, Delta: Scaled, branch: State) -> State:
     return State(product(weight, branch.x), R, branch.valid)
 
 
-def _scores(state: State, linear: Linear, touch: Touch) -> Scores:
+def _scores(state: State, linear: Linear, perturb: Touch) -> Scores:
     """`x W` of the common token and of deviations, as scores of one head."""
-    ref, D = touch(affine(state.x, linear)), touch(state.R.mapped(lambda v: v @ linear.weight))
+    ref, D = perturb(affine(state.x, linear)), perturb(state.R.mapped(lambda v: v @ linear.weight))
     return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
 
 

@@ -17,9 +17,9 @@ that such a ratio leaves the range, weights are sums of logs instead.
 import torch
 from torch import Tensor
 
+from rankscope.deviation.activations import over
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
-from rankscope.deviation.tails import over
 from rankscope.nets.kernels import linear_logs
 
 FAR = 150.0

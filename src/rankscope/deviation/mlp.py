@@ -2,7 +2,7 @@
 
     act(z + d) - act(z) = d (f_1 + f_2 d + f_3 d^2 + ...)
 
-with the Taylor coefficients f_k at the common token (`series.py`): no two nearly equal numbers are
+with the Taylor coefficients f_k at the common token (`activations.py`): no two nearly equal numbers are
 subtracted. Where the largest |d| (1 + |z|) of a sample is above `LARGE`, the plain difference is as good and
 is taken.
 Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (tanh: constant), so that scales
@@ -14,11 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rankscope.deviation.activations import FADING, GATES, SERIES, TAIL, VALUES, faded, tanh_change
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms_needed
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
-from rankscope.deviation.series import GATES, SERIES, VALUES
 from rankscope.deviation.state import State
-from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
 from rankscope.doubled import near_log, nearest, precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Linear, MLPWeights
@@ -33,17 +32,17 @@ REACH = 250.0
 
 
 def mlp(
-    arch: Architecture, w: MLPWeights, state: State, touch: Callable[[Scaled], Scaled] = lambda part: part
+    arch: Architecture, w: MLPWeights, state: State, perturb: Callable[[Scaled], Scaled] = lambda part: part
 ) -> State:
-    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `touch` is asked of what
+    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `perturb` is asked of what
     goes into the activation and of what comes out."""
-    x, R = touch(affine(state.x, w.up)), touch(state.R.mapped(lambda v: v @ w.up.weight))
+    x, R = perturb(affine(state.x, w.up)), perturb(state.R.mapped(lambda v: v @ w.up.weight))
     if w.gate is None:
-        x, R = map(touch, activation(arch.activation, x, R))
+        x, R = map(perturb, activation(arch.activation, x, R))
     else:
         gate = w.gate
-        z, d = touch(affine(state.x, gate)), touch(state.R.mapped(lambda v: v @ gate.weight))
-        a, A = map(touch, activation(arch.activation, z, d))
+        z, d = perturb(affine(state.x, gate)), perturb(state.R.mapped(lambda v: v @ gate.weight))
+        a, A = map(perturb, activation(arch.activation, z, d))
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
         R = product(A, rows(x)) + product(rows(a), R) + product(A, R)
         x = product(a, x)

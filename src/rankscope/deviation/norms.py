@@ -9,27 +9,27 @@ A token is `c + r`, c the common token and r its deviation (both centred over th
 
 The radial part alpha, which a norm removes, drops out exactly: what is left of it is of order eps. Where
 tokens differ by more than `LARGE` of their size, the plain difference is as good and is taken.
+
+Called by `rules.py` for the norms of a block, by `scores.py` for those of queries and keys, by `propagate.py`
+for the final norm. `normed` asks the norm for its rule; those built in call back `root_mean_square`.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, PerturbTensor, Scaled, chosen, spread
 from rankscope.deviation.state import State
 from rankscope.errors import ArchitectureError
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
 LARGE = 0.05
+"""The largest deviation, in lengths of the common token, for which the formula above is used."""
 SHORTEST = 1e-240
 """The square of a token's length below which float64 loses it."""
-
-
-Touch = Callable[[Tensor], Tensor]
 
 
 def has_rule(kind: str | Norm) -> bool:
@@ -39,14 +39,15 @@ def has_rule(kind: str | Norm) -> bool:
 
 
 def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
-    """Each token of a state, normalised, and tidy."""
+    """The state with every token normalised, and tidy (`State.tidy`)."""
     return normed(state, kind, weights, eps).tidy()
 
 
 def normed(
-    state: State, kind: str | Norm, weights: NormWeights, eps: float, touch: Touch | None = None
+    state: State, kind: str | Norm, weights: NormWeights, eps: float, perturb: PerturbTensor | None = None
 ) -> State:
-    """Each token of a state, normalised. `touch` is asked of what is taken from r: its part along c."""
+    """The state with every token normalised, times gain plus bias, not yet tidy. `perturb` moves the last
+    digits of what is subtracted from r: its part alpha c."""
     norm = norm_of(kind)
     if norm is None:
         return state
@@ -57,7 +58,7 @@ def normed(
             "length of its own and none: use arithmetic='float64', or give Norm(deviation=...)",
             subject="norm",
         )
-    result = rule(state, eps, StateNormOperations(touch))
+    result = rule(state, eps, StateNormOperations(perturb))
     x, R = result.x, result.R
     if weights.gain is not None:
         gain = weights.gain
@@ -71,28 +72,31 @@ def normed(
 class StateNormOperations:
     """What the deviation rule of a norm is made of (`NormOperations` of `nets/norms.py`)."""
 
-    touch: Touch | None
+    perturb: PerturbTensor | None
 
     def root_mean_square(self, state: State, eps: float, *, centred: bool, averaged: bool) -> State:
         """Divide every token by the root of its (mean) square and eps, without subtracting two normalised
         rows."""
-        return _normalised(state, centred, averaged, eps, self.touch)
+        return _normalised(state, centred, averaged, eps, self.perturb)
 
 
-def _normalised(state: State, centred: bool, averaged: bool, eps: float, touch: Touch | None) -> State:
-    """Without gain and bias."""
+def _normalised(
+    state: State, centred: bool, averaged: bool, eps: float, perturb: PerturbTensor | None
+) -> State:
+    """The state with every token divided by its sd, without gain and bias; by `_small` where tokens are
+    close, by `_plain` where they are not."""
     c, r = state.x, state.R
     if centred:
         c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
-    number = c.value.shape[-1] if averaged else 1
+    count = c.value.shape[-1] if averaged else 1
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
     large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
     if can_skip("norms.all_large", large.all()):
-        return _plain(c, r, state, number, eps)
+        return _plain(c, r, state, count, eps)
     if not must_compute("norms.any_large", large.any()):
-        return _small(c, r, state, number, eps, touch)
-    plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps, touch)
+        return _small(c, r, state, count, eps, perturb)
+    plain, small = _plain(c, r, state, count, eps), _small(c, r, state, count, eps, perturb)
     return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
 
 
@@ -101,20 +105,24 @@ def _unit(log: Tensor, eps: float) -> Tensor:
     return log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else log
 
 
-def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float, touch: Touch | None) -> State:
+def _small(
+    c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None
+) -> State:
+    """Tokens c + r over their sd by the formula of the module's docstring, for deviations r that are small
+    beside c; `count` is d, or 1 for scale-only."""
     unit = _unit(c.log, eps)
     step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]
     rest = (eps * (-2 * unit).exp())[:, None] if eps > 0 else torch.zeros_like(shrink)
     square = c.value.square().sum(-1, keepdim=True)  # [batch, 1]
     slope = (r.value @ c.value[..., None])[..., 0] / square.masked_fill(square == 0, 1.0)  # alpha / step
-    if touch is None:
+    if perturb is None:
         w = torch.addcmul(r.value, slope[..., None], c.value[:, None], value=-1)
     else:
-        w = r.value - touch(slope[..., None] * c.value[:, None])
-    alpha, spread_w = slope * step, torch.linalg.vector_norm(w, dim=-1).square() / number
-    sd_0 = _positive(square / number * shrink + rest).sqrt()
-    sd = _positive(((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()
+        w = r.value - perturb(slope[..., None] * c.value[:, None])
+    alpha, spread_w = slope * step, torch.linalg.vector_norm(w, dim=-1).square() / count
+    sd_0 = _positive(square / count * shrink + rest).sqrt()
+    sd = _positive(((1 + alpha).square() * square / count + spread_w * step.square()) * shrink + rest).sqrt()
     turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
     deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
     left = Scaled(state.valid.zero_padding(deviation), r.log - unit)
@@ -122,25 +130,26 @@ def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float, touch: T
 
 
 def _positive(variance: Tensor) -> Tensor:
-    """A token of length zero stays zero."""
+    """Variances with one in place of zero, so that a token of length zero stays zero."""
     return variance.masked_fill(variance == 0, 1.0)
 
 
-def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
-    """Each token by its own length; where tokens are 1e120 apart, in units of its own largest entry."""
+def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
+    """Tokens c + r over their sd, each formed and divided by itself, with no common token; where lengths of
+    tokens are 1e120 apart, each token is taken in units of its own largest entry first."""
     log, valid = torch.maximum(c.log, r.log), state.valid
     Y = (
         r.at(log)
         if saves_a_pass("norms.no_common_token", log, lambda: (c.log <= LOWEST).all())
         else c.at(log)[:, None] + r.at(log)
     )
-    square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number  # [batch, token, 1]
+    square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / count  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
     if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None]).any()):
         size = Y.abs().amax(-1, keepdim=True)
         size = size.masked_fill(size == 0, 1.0)
         Y, unit = Y / size, unit + size.log()
-        square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number
+        square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / count
     left, scale = Y, torch.zeros_like(log)
     if eps > 0:
         # What is shorter than sqrt(eps) keeps its length in units of that.

@@ -1,25 +1,32 @@
-"""Rules whose answers are shaken in their last digits, as if another machine had rounded them.
+"""Rules whose results are moved in their last digits, as if another machine had rounded them.
 
-Every entry of what a rule gives is moved by a few units in its last place, of x and of R each on its own.
-What two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay
-zero.
+Every entry of what a rule gives is moved by a few units in its last place, x and R each by its own share;
+zeros stay zero. What two passes then agree on does not depend on rounding; what they differ by is what
+rounding did. `second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside
+theirs.
+
+`Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedStreamed` (float64, attention by rows),
+`PerturbedDeviation` and `PerturbedRows` (deviation arithmetic, attention whole or by rows) are the
+arithmetics of those names with every result perturbed. `SignLosses` looks for what a perturbation cannot
+show: norms of one entry, or of two about their mean, leave no more than a sign. A token that is zero but for
+rounding gets a sign from rounding, and two passes that differ agree on it by chance every second time.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.blocks import PatternByRows, RowMaker
+from rankscope.deviation.by_rows import PatternByRows, RowMaker, StreamedDeviation
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
-from rankscope.deviation.signs import SignLosses
 from rankscope.deviation.state import State
-from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.norms import norm_of
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
@@ -28,81 +35,129 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
-KEPT = {"cpu": 2**22}
-"""Entries of a row up to which it is kept for the next pass, 2^25 elsewhere: drawing it takes long there."""
-A_LAYER = 1000
-"""Calls by which the noise of a layer is apart from that of the one before."""
+CACHED = {"cpu": 2**22}
+"""The longest random row that is kept for later passes, by device; 2^25 elsewhere, where drawing takes
+long."""
+CALLS_PER_LAYER = 1000
+"""By how much the count of calls at the start of a layer exceeds that of the layer before."""
 UNITS = 4
-"""The most that an entry is moved by, in units of its last place."""
+"""By how much an entry is moved at most, in units of its last place."""
 
 
 class Perturbation:
-    """Small shares, another stretch of one long row at each call."""
+    """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
-    def __init__(self, seed: int = 0, most: float | None = None, units: int = UNITS) -> None:
-        """`most` is the largest share that an entry is moved by; if left out, so many units of its last
+    def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS) -> None:
+        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last
         place."""
-        self.seed, self.most, self.units, self.calls = seed, most, units, 0
+        self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
         self.rows: list[Tensor] = []
-        """All so far: a recorded pass reads them where they are."""
+        """All rows so far: a captured pass reads them where they lie."""
 
     def perturb(self, t: Tensor) -> Tensor:
-        """Every entry moved, each by its own share."""
-        number, length = t.numel(), _length(t.numel())
+        """The tensor with every entry moved by a share of its own."""
+        count, length = t.numel(), _length(t.numel())
         if len(self.row) < length or self.row.device != t.device:
-            self.row = (_kept if is_cached(number, t.device) else _row)(self.seed, length, t.device)
+            self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, length, t.device)
             self.rows.append(self.row)
         self.calls += 1
-        start = self.calls * 1009 % (length - number)
-        share = self.row[start : start + number].view(t.shape)
-        share = share * (self.units * precision(t) if self.most is None else self.most)
+        start = self.calls * 1009 % (length - count)
+        share = self.row[start : start + count].view(t.shape)
+        share = share * (self.units * precision(t) if self.largest_share is None else self.largest_share)
         return torch.addcmul(t, t, share)
 
-    def of(self, found: Any) -> Any:
-        """Tensors, and the parts of what deviation arithmetic has in their place."""
-        if isinstance(found, Tensor):
-            return self.perturb(found)
-        return replace(found, x=self.scaled(found.x), R=self.scaled(found.R))
+    def of(self, result: Any) -> Any:
+        """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its
+        place."""
+        if isinstance(result, Tensor):
+            return self.perturb(result)
+        return replace(result, x=self.scaled(result.x), R=self.scaled(result.R))
 
     def scaled(self, part: Scaled) -> Scaled:
-        """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
+        """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log
+        of."""
         log = torch.where(part.log > LOWEST, self.perturb(part.log), part.log)
         return Scaled(self.perturb(part.value), log)
 
 
-def is_cached(number: int, device: torch.device) -> bool:
-    """Whether a row for so many entries is drawn once."""
-    return _length(number) <= KEPT.get(device.type, 2**25)
+def is_cached(count: int, device: torch.device) -> bool:
+    """True if the random row for tensors of `count` entries is kept for later passes."""
+    return _length(count) <= CACHED.get(device.type, 2**25)
 
 
-def _length(number: int) -> int:
-    return 2 * number + 8192
+def _length(count: int) -> int:
+    """The length of the random row for tensors of `count` entries."""
+    return 2 * count + 8192
 
 
 def _row(seed: int, length: int, device: torch.device) -> Tensor:
-    """Shares between -1 and 1, the same for the same seed and length wherever they are."""
-    drawn = torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (2 * drawn - 1).to(device)
+    """Random numbers between -1 and 1, the same for the same seed and length on every device."""
+    uniform = torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (2 * uniform - 1).to(device)
 
 
 _longest: dict[tuple[int, torch.device], Tensor] = {}
-"""Of a seed: a shorter row is the beginning of a longer one."""
-SEEDS = 8
-"""Whose rows are kept, the latest."""
+"""The longest row drawn of each seed: a shorter one is its beginning."""
+MOST_ROWS = 8
+"""Rows that are kept, the latest."""
 
 
 def _kept(seed: int, length: int, device: torch.device) -> Tensor:
+    """The random row of `_row`, from the cache if it is there."""
     row = _longest.get((seed, device))
     if row is None or len(row) < length:
         row = _longest[seed, device] = _row(seed, length, device)
-        if len(_longest) > SEEDS:
+        if len(_longest) > MOST_ROWS:
             del _longest[next(iter(_longest))]
     return row[:length]
 
 
+TORN = 1e-11
+"""A token shorter than this share of the terms that it is the sum of may be zero but for rounding."""
+
+
+class SignLosses:
+    """Notes where a norm gave a sign to a token that is zero but for rounding.
+
+    `summed` and `met` are called during a pass; `torn` is the result."""
+
+    def __init__(self, arch: Architecture) -> None:
+        self.norm = norm_of(arch.norm)
+        self.matter = self.norm is not None and arch.width - self.norm.centred <= 1
+        self.least = 0.5 * math.log(arch.norm_eps) if arch.norm_eps > 0 else -math.inf
+        self.terms: Tensor | float = -math.inf
+        self.torn: Tensor | bool = False
+        """True for samples where a norm has met such a token."""
+
+    def summed(self, *parts: Any) -> None:
+        """Note the sizes of terms that were added up."""
+        for part in parts if self.matter else ():
+            size = _log_size(part)
+            self.terms = size if isinstance(self.terms, float) else torch.maximum(self.terms, size)
+
+    def met(self, tokens: Any, valid: Tensor) -> None:
+        """Look at the input of a norm; `valid` says which positions are tokens."""
+        if not self.matter or not valid.shape[1]:
+            return
+        assert self.norm is not None
+        self.summed(tokens)
+        X, log = (tokens.scaled_tokens, tokens.log) if isinstance(tokens, State) else (tokens, 0.0)
+        sizes = self.norm.centre(X).abs().amax(-1).masked_fill(~valid, math.inf).amin(-1)
+        limit = self.terms + math.log(TORN)
+        self.torn = self.torn | (sizes.log() + log <= limit) & (self.least < limit)
+
+
+def _log_size(tokens: Any) -> Tensor:
+    """The log of the largest |entry| of each sample, of a state or a tensor."""
+    if isinstance(tokens, State):
+        return torch.maximum(tokens.x.log_size(), tokens.R.log_size())
+    size: Tensor = tokens.abs().flatten(1).amax(1).log()
+    return size
+
+
 class _Perturbed:
-    """Asks the rules, and shakes what they say."""
+    """Perturbs the result of every rule of the arithmetic that it is mixed into."""
 
     noise: Perturbation
     signs: SignLosses
@@ -134,12 +189,12 @@ class _Perturbed:
 
 class _PerturbedTokens(_Perturbed):
     def through(self, X: Tensor, linear: Linear) -> Tensor:
-        """`X W + b`."""
+        """The product `X W + b`, perturbed before it is used."""
         return self.noise.perturb(super().through(X, linear))
 
 
 class PerturbedPlain(_PerturbedTokens, Plain):
-    """The plain arithmetic, shaken."""
+    """The plain arithmetic in float64, every result perturbed."""
 
     def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
         super().__init__(arch, settings)
@@ -147,69 +202,70 @@ class PerturbedPlain(_PerturbedTokens, Plain):
 
 
 class PerturbedStreamed(_PerturbedTokens, Streamed):
-    """The same, attention by rows, which can be made again."""
+    """The plain arithmetic with attention by rows, every result perturbed; its rows can be made again."""
 
     def __init__(self, net: Transformer, settings: PassSettings, asked: Asked, seed: int = 0) -> None:
         super().__init__(net, settings, asked)
         self.noise, self.signs = Perturbation(seed), SignLosses(net.arch)
 
     def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
-        """What each head says; what rows are made of is kept."""
+        """The outputs of the heads; the maker of rows, which mixing drops, is kept."""
         rows = P.rows
-        said: Tensor = super().mix(block, P, V)
+        heads: Tensor = super().mix(block, P, V)
         P.rows = rows
-        return said
+        return heads
 
 
 class PerturbedDeviation(_Perturbed, Deviation):
-    """Deviation arithmetic, shaken; scores too, since rules on them take differences, and by more: what is
-    left of two scores may be a unit in the last place, and two such units the same by chance."""
+    """Deviation arithmetic, every result perturbed. Scores are moved by more: rules take differences of them,
+    and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
     def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
         super().__init__(arch, settings)
-        self._shake(seed)
+        self._set_up(seed)
 
-    def _shake(self, seed: int) -> None:
+    def _set_up(self, seed: int) -> None:
+        """Draw the perturbations of this seed."""
         self.noise, self.signs = Perturbation(seed), SignLosses(self.arch)
-        self.wide = Perturbation(seed, units=16 * UNITS)
-        self.rounding = self.wide.perturb
+        self.of_scores = Perturbation(seed, units=16 * UNITS)
+        self.perturb_tensor = self.of_scores.perturb
 
     def begin(self, block: Block) -> None:
-        """Noise of a layer is its own, whatever was asked of others before."""
-        self.noise.calls = self.wide.calls = (block.index + 1) * A_LAYER
+        """Start a layer: its perturbation does not depend on what was computed before."""
+        self.noise.calls = self.of_scores.calls = (block.index + 1) * CALLS_PER_LAYER
 
     def scores(self, block: Block, state: State) -> Scores:
-        """What all rows share, and what they do not."""
+        """The scores of the layer, perturbed."""
         ref, D = super().scores(block, state)
-        return Scores(self.wide.scaled(ref), self.wide.scaled(D))
+        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
 
-    def cross_scores(self, there: Block, state: State) -> Scores:
-        """The same of cross-attention."""
-        ref, D = super().cross_scores(there, state)
-        return Scores(self.wide.scaled(ref), self.wide.scaled(D))
+    def cross_scores(self, cross_block: Block, state: State) -> Scores:
+        """The scores of cross-attention, perturbed."""
+        ref, D = super().cross_scores(cross_block, state)
+        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
 
-    def touch(self, part: Scaled) -> Scaled:
-        """What comes of a product with a matrix or of an activation: another product follows."""
+    def perturb(self, part: Scaled) -> Scaled:
+        """A product with a matrix or an activation, perturbed before the product that follows."""
         return self.noise.scaled(part)
 
     def tidy(self, state: State) -> State:
-        """What is about to be taken from a mean is rounded before that."""
+        """The state perturbed, then tidy: the subtraction of the mean comes after the rounding."""
         return self.noise.of(state).tidy()
 
 
 class PerturbedRows(PerturbedDeviation, StreamedDeviation):
-    """The same, attention by rows."""
+    """Deviation arithmetic with attention by rows, every result perturbed."""
 
     def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0) -> None:
         StreamedDeviation.__init__(self, net.arch, settings, net.weights)
-        self._shake(seed)
+        self._set_up(seed)
 
     def rows(self, maker: RowMaker) -> PatternByRows:
-        """Of scores that are shaken, every row in the same way each time it is made."""
-        noise, first = Perturbation(self.wide.seed, units=self.wide.units), self.wide.calls
+        """The pattern of perturbed scores, every row perturbed in the same way each time it is made."""
+        noise, calls = Perturbation(self.of_scores.seed, units=self.of_scores.units), self.of_scores.calls
 
         def perturb(t: Tensor, start: int) -> Tensor:
-            noise.calls = first + start
+            noise.calls = calls + start
             return noise.perturb(t)
 
-        return PatternByRows.of(replace(maker, perturb=perturb), self.wide.scaled)
+        return PatternByRows.of(replace(maker, perturb=perturb), self.of_scores.scaled)

@@ -1,4 +1,11 @@
-"""Run a network in deviation arithmetic, one layer at a time."""
+"""`propagate`: the forward pass in deviation arithmetic, layer by layer.
+
+Called by `propagate` users (`paths`, `theory`, `confirm.py`) directly, and by `profiles/propagation.py`
+through `second_pass.py`. A pass goes in this order: `PassInputs.of` brings network and tokens to float64,
+moves padding to the end and splits the tokens into a `State`; `layers` takes it through each block by the
+rules of `rules.py` (`nets/traversal.py` calls them), or on a GPU through all at once (`replay.py`);
+`restored` puts the tokens of each step back in their original order; `finish` applies the final norm.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,14 +15,12 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs
-from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.replay import can_replay, pass_cache
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
-from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.kernels import KERNELS, kernel_of
@@ -28,38 +33,46 @@ from rankscope.nets.weights import converted
 
 
 class DeviationStep(NamedTuple):
-    """What one layer gives: its number (0 is the input, which has no attention and no heads), its state, its
-    attention, and what its heads say."""
+    """One layer of a pass: what its block gave. Layer 0 is the input, which has no attention."""
 
     layer: int
     state: State
+    """The hidden states after the layer."""
     attention: DeviationPattern | None
+    """The attention pattern of the layer."""
     heads: HeadOutputs | None = None
+    """The outputs of its heads, before the output projection."""
     routing: Tensor | None = None
-    """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
+    """In a mixture of experts, the weight of each expert for each token `[batch, token, expert]`."""
     cross: DeviationPattern | None = None
-    """Attention to the memory `[batch, head, token, source]`, of a layer that has cross-attention."""
+    """In a layer with cross-attention, the pattern over the memory `[batch, head, token, source]`."""
     rows: PatternByRows | None = None
-    """Attention by rows, where it is too large to be held; valid tokens stand first there."""
+    """The attention pattern by rows, if it is too large to be held; valid tokens come first in it."""
     cross_rows: PatternByRows | None = None
-    """The same of attention to the memory."""
+    """The pattern over the memory by rows, if it is too large to be held."""
 
 
 def applies(net: Transformer) -> bool:
-    """Whether deviation arithmetic has a rule for every part of the network."""
+    """True if deviation arithmetic has a rule for every part of the network.
+
+    >>> from rankscope.nets import Architecture
+    >>> [applies(Transformer.random(Architecture(layers=1, width=8, heads=2, kernel=kernel)))
+    ...  for kernel in ("softmax", "sigmoid")]
+    [True, False]
+    """
     return not without_rule(net)
 
 
 def without_rule(net: Transformer) -> list[str]:
-    """The parts of a network that deviation arithmetic has no rule for."""
+    """The names of the parts of a network that deviation arithmetic has no rule for."""
     arch = net.arch
     has_kernel = kernel_of(arch.kernel).deviation is not None
-    found = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
-    found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
-    return found + [
+    missing = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    missing += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
+    return missing + [
         part.name
         for part in arch.parts
-        if any(not hasattr(piece, Deviation.name) and type(piece) not in REMEDIES for piece in pieces([part]))
+        if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
     ]
 
 
@@ -72,12 +85,19 @@ def propagate(
     compile: bool = False,
     by_rows: bool = False,
 ) -> Iterator[DeviationStep]:
-    """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
+    """Yields the layers of the forward pass with hidden states `X = 1 x^T + e^s R`, in float64 whatever the
+    network's dtype: x is the common token, R the tokens' deviations from it, s a log-scale per sample.
 
-    `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
-    `rounded` makes an ordinary step of what comes. `compile`: layers are compiled first, which takes a minute
-    or two and is worth it for passes by the hundred over batches of one shape (`replay.py`). `by_rows`:
-    attention a block of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
+    Args:
+        net: The network.
+        X: Its input tokens `[batch, token, width]`.
+        padding: True at positions `[batch, token]` that are no tokens.
+        doubled: Runs the rules in doubled precision (about 32 digits); `rounded` makes ordinary steps of it.
+        compile: Compiles layers first: a minute or two, worth it for hundreds of batches of one shape.
+        by_rows: Takes attention a block of rows at a time, so that no `[head, token, token]` is held.
+
+    Raises:
+        ArchitectureError: The network has a part without a rule (`without_rule`).
 
     >>> from rankscope.nets import Architecture
     >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
@@ -95,31 +115,31 @@ def propagate(
     yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 
 
-def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep]:
-    """The steps of a pass from what is given, which a network has rules for."""
-    net, rules, state = given.net, given.rules, given.state
-    yield restored(DeviationStep(0, state, None), given.order)
-    if at_once(given, compile):
-        for number, passed in enumerate(pass_cache(compile).run(net, given.settings, state).layers, 1):
-            yield restored(DeviationStep(number, *passed), given.order)
+def layers(inputs: "PassInputs", compile: bool = False) -> Iterator[DeviationStep]:
+    """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
+    net, rules, state = inputs.net, inputs.rules, inputs.state
+    yield restored(DeviationStep(0, state, None), inputs.order)
+    if at_once(inputs, compile):
+        for layer, output in enumerate(pass_cache(compile).run(net, inputs.settings, state).layers, 1):
+            yield restored(DeviationStep(layer, *output), inputs.order)
         return
     for block in net.blocks:
         if not state.R.value.shape[1]:
-            yield DeviationStep(block.index + 1, state, _nothing(net, state))
+            yield DeviationStep(block.index + 1, state, _empty_pattern(net, state))
             continue
-        step = stepped(given.block(block.index), rules, state)
+        step = run_block(inputs.block(block.index), rules, state)
         state = step.state
-        yield restored(step, given.order)
+        yield restored(step, inputs.order)
 
 
-def at_once(given: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
-    """Whether all layers of a pass, or of so many, are made in one go, and held (`replay.py`)."""
-    asked = compile or given.state.x.log.is_cuda
-    return asked and not (given.doubled or given.by_rows) and can_replay(given.net, given.state, passes)
+def at_once(inputs: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
+    """True if all layers of `passes` passes are run in one go, and held (`replay.py`)."""
+    wanted = compile or inputs.state.x.log.is_cuda
+    return wanted and not (inputs.doubled or inputs.by_rows) and can_replay(inputs.net, inputs.state, passes)
 
 
-def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:
-    """What a layer gives of a state."""
+def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
+    """One block applied to a state by these rules."""
     state, P, heads, routing, cross = traverse(block, rules, state)
     if isinstance(P, PatternByRows) or isinstance(cross, PatternByRows):
         return DeviationStep(block.index + 1, state, None, heads, routing, None, P, cross)
@@ -127,7 +147,7 @@ def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 
 def rounded(step: DeviationStep) -> DeviationStep:
-    """A step of doubled precision as an ordinary one, every number the nearest float64."""
+    """A step in doubled precision with every number rounded to the nearest float64."""
     return DeviationStep(
         step.layer,
         converted(step.state, nearest),
@@ -140,13 +160,14 @@ def rounded(step: DeviationStep) -> DeviationStep:
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What a pass starts from: the network in float64, its input as a state, and what its layers share."""
+    """What a pass starts from: the network in float64, its input as a state, and the settings of its
+    layers."""
 
     net: Transformer
     state: State
     settings: PassSettings
     order: TokenOrder | None
-    """How valid tokens were moved to the front, if they were."""
+    """How valid tokens were moved to the front; None if they were there."""
     doubled: bool = False
     by_rows: bool = False
 
@@ -160,7 +181,8 @@ class PassInputs:
         doubled: bool = False,
         by_rows: bool = False,
     ) -> "PassInputs":
-        """Of tokens `[batch, token, width]`; `by_rows` without masks of all tokens."""
+        """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of
+        `propagate`."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
@@ -178,7 +200,7 @@ class PassInputs:
 
     @property
     def rules(self) -> Deviation:
-        """What takes states through blocks."""
+        """The rules that take states through blocks."""
         arch, weights = self.net.arch, self.net.weights
         return (
             StreamedDeviation(arch, self.settings, weights)
@@ -187,13 +209,13 @@ class PassInputs:
         )
 
     def block(self, index: int) -> Block:
-        """Layer `index` (0-based), its weights as the pass has them."""
+        """Layer `index` (0-based), its weights in the precision of the pass."""
         block = self.net.blocks[index]
         return block.with_weights(converted(block.weights, Doubled.of)) if self.doubled else block
 
 
-def _nothing(net: Transformer, state: State) -> DeviationPattern:
-    """Attention among no tokens."""
+def _empty_pattern(net: Transformer, state: State) -> DeviationPattern:
+    """The attention pattern of samples without tokens."""
     shape = (len(state.valid.mask), net.arch.heads, 0, 0)
     empty = state.R.value.new_zeros(shape)
     top = torch.zeros(*shape[:2], 1, dtype=torch.long, device=empty.device)
@@ -201,7 +223,7 @@ def _nothing(net: Transformer, state: State) -> DeviationPattern:
 
 
 def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
-    """Tokens back where they stood before padding was moved to the end."""
+    """The step with tokens in their original order: padding was moved to the end before the pass."""
     if order is None:
         return step
     state, P = step.state, step.attention
@@ -217,7 +239,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             visible=order.restored_square(P.visible),
             logits=P.logits and P.logits.restored(order),
-            apart=P.apart and P.apart.mapped(order.restored_columns),
+            row_excess=P.row_excess and P.row_excess.mapped(order.restored_columns),
             scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
         ),
         step.heads
@@ -232,14 +254,21 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
 
 
 def _restored_rows(P: DeviationPattern, order: TokenOrder) -> DeviationPattern:
-    """Of attention to a memory, whose tokens have not moved."""
+    """The pattern over a memory with its rows in their original order; the memory's tokens were not moved."""
     logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
     others, visible = P.others.mapped(order.restored_rows), order.restored_rows(P.visible)
     return replace(P, others=others, visible=visible, logits=logits)
 
 
 def finish(net: Transformer, state: State) -> State:
-    """The last state through the final norm, where there is one."""
+    """The last state through the final norm, if the network has one.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=1, width=8, heads=2, norm="layer", final_norm=True))
+    >>> *_, last = propagate(net, torch.randn(1, 4, 8))
+    >>> tuple(finish(net, last.state).tokens().shape)
+    (1, 4, 8)
+    """
     if not net.arch.final_norm:
         return state
     net = net.to(torch.float64)

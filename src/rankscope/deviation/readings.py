@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, LogScales, Scaled
@@ -71,7 +71,7 @@ class StateTokens:
     @property
     def tokens(self) -> Tensor:
         """X in units of `e^log`."""
-        return self.state.whole
+        return self.state.scaled_tokens
 
     @property
     def log(self) -> LogScales:
@@ -153,7 +153,7 @@ def _of_state(metric: Metric, state: State) -> Reading:
     """By its rule; of a metric without one, in units of the tokens' own size."""
     if metric.rule is not None:
         return metric.rule(StateTokens(state))
-    reading = metric.read(state.whole, ~state.valid.mask, unit=UNIT)
+    reading = metric.read(state.scaled_tokens, ~state.valid.mask, unit=UNIT)
     return _rescaled(reading, metric.degree * state.log) if metric.degree else reading
 
 

@@ -1,10 +1,23 @@
-"""The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`."""
+"""The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`.
+
+`nets/traversal.py` walks through a block and calls the methods of `Deviation` in the block's order: for the
+attention branch `norm` (of a pre-norm block), `values`, `pattern`, `mix`, `gate` (if heads have gates),
+`output`; for the MLP branch `norm`, `mlp`; for cross-attention `norm`, `cross`; after each branch `norm` (of
+a sandwich); then `add` the skip, and `norm` (of a post-norm block). `part` is called wherever a part of the
+user's own stands. Each method hands over to the file with its formulas:
+
+    norm -> norms.py        values, mix -> attention.py     pattern -> scores.py, sinkhorn.py, softmax.py
+    gate -> gates.py        mlp -> mlp.py, experts.py       add -> state.py (tidy)
+
+Traversals are started by `propagate.py`, `replay.py`, `second_pass.py`, `confirm.py` and `dissect.py`.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import (
@@ -12,35 +25,32 @@ from rankscope.deviation.attention import (
     HeadOutputs,
     Mixable,
     Values,
-    deviations,
-    heads,
+    common_heads,
+    deviation_heads,
     mixed,
 )
 from rankscope.deviation.experts import mixture
 from rankscope.deviation.gates import gated
-from rankscope.deviation.latents import latent
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
-from rankscope.deviation.remedies import RULES as REMEDIES
+from rankscope.deviation.part_operations import PartOperations
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import ScoreParts, Scores, prepared
+from rankscope.deviation.scores import ScoreParts, Scores, score_parts
 from rankscope.deviation.sinkhorn import balanced
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
-from rankscope.nets.parts import Part
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import Latent, Linear
+from rankscope.nets.traversal import Block
+from rankscope.nets.weights import LATENT_EPS, Latent, Linear
 
 
-class Deviation(Arithmetic):
-    """Rules on states."""
+class Deviation(PartOperations):
+    """The deviation arithmetic: a rule on states for every part of a block, and the operations that rules of
+    parts and remedies call (`part_operations.py`)."""
 
     name = "deviation"
-    rounding: Callable[[Tensor], Tensor] | None = None
-    """What is done to a product before it is taken from another."""
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
@@ -49,127 +59,140 @@ class Deviation(Arithmetic):
         self.crossed: dict[int, DeviationPattern] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
-        """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
+        """The state with each token normalised (`norms.py`). The output of a branch is made tidy first."""
         state = self.tidy(state) if name.endswith("_after") else state
         weights, eps = getattr(block.weights, name), self.arch.norm_eps
-        return self.tidy(normed(state, self.arch.norm, weights, eps, self.rounding))
+        return self.tidy(normed(state, self.arch.norm, weights, eps, self.perturb_tensor))
 
     def values(self, block: Block, state: State) -> Values:
-        """What heads mix, of the common token and of deviations from it."""
+        """The values of all heads: those of the common token, and deviations from them."""
         w = block.weights.attention.value
         state = self.latent(state, block.weights.attention.key_latent, alone=True)
-        common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
+        common, deviation = common_heads(state.x, w, self.arch), deviation_heads(state.R, w, self.arch)
         return Values(common.by_head(), deviation.by_head(), state.valid)
 
     def pattern(self, block: Block, state: State) -> DeviationPattern:
-        """P as what all rows share and what they do not (`attention.py`)."""
+        """The attention pattern P as one row p and what the rows differ from it by (`softmax.py`)."""
         visible = self.settings.visible[self.arch.mask_of(block.index)]
         visible = visible.expand(len(state.valid.mask), -1, -1, -1)
-        found = balanced(self.scores(block, state), visible, state.valid, self.arch.sinkhorn_rounds or 0)
-        return split(found, visible, state.valid)
+        scores = balanced(self.scores(block, state), visible, state.valid, self.arch.sinkhorn_rounds or 0)
+        return split(scores, visible, state.valid)
 
     def scores(self, block: Block, state: State) -> Scores:
-        """What all rows of scores share, and what they do not."""
-        return self.prepared(block, state).scores()
+        """The scores of the layer, as a row `ref` shared by all queries and the rest D."""
+        return self.score_parts(block, state).scores()
 
-    def prepared(
+    def score_parts(
         self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None
     ) -> ScoreParts:
-        """What they are made of; `bias` makes rows of what positions add, where the settings have not all."""
+        """The queries, keys and positions that the scores are made of (`scores.py`); `bias` makes rows of
+        what positions add, if the settings do not hold all of it."""
         w = block.weights.attention
-        asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
-        touched = (self.touch, self.rounding)
-        return prepared(self.arch, block.index, w, asking, self.settings, *touched, keys, bias)
+        queries, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
+        perturbations = (self.perturb, self.perturb_tensor)
+        return score_parts(self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias)
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
-        """What queries, or keys and values, are linear in (`latents.py`)."""
-        return latent(state, w, self.touch, self.tidy, self.rounding, alone=alone)
+        """The state that queries, or keys and values, are linear in, where attention has latents: the latent
+        `RMSNorm(x A)`, and beside it what goes without a norm, unless the latent is asked for `alone`."""
+        if w is None:
+            return state
+        assert w.norm.gain is not None
+        width, valid = len(w.norm.gain), state.valid
+        x = self.perturb(affine(state.x, Linear(w.weight, w.bias)))
+        R = self.perturb(state.R.mapped(lambda t: t @ w.weight))
+        normed_part, rest = (
+            self.tidy(
+                State(x.mapped(lambda t, at=at: t[..., at]), R.mapped(lambda t, at=at: t[..., at]), valid)
+            )
+            for at in (slice(width), slice(width, None))
+        )
+        normed_part = self.tidy(normed(normed_part, "rms", w.norm, LATENT_EPS, self.perturb_tensor))
+        if alone or width == w.weight.shape[1]:
+            return normed_part
+        return State(_concatenated(normed_part.x, rest.x), _concatenated(normed_part.R, rest.R), valid)
 
     def mix(self, block: Block, P: Mixable, values: Values) -> HeadOutputs:
-        """What each head says."""
+        """The outputs of the heads, pattern times values (`attention.py`)."""
         return mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
 
-    def gate(self, block: Block, spoken: HeadOutputs, state: State) -> HeadOutputs:
-        """What each head says, times its gate (`gates.py`)."""
+    def gate(self, block: Block, heads: HeadOutputs, state: State) -> HeadOutputs:
+        """The outputs of the heads times their gates (`gates.py`)."""
         w = block.weights.attention.gate
         assert w is not None
-        z, d = self.touch(heads(state.x, w, self.arch)), self.touch(deviations(state.R, w, self.arch))
-        return gated(spoken, z, d)
+        z = self.perturb(common_heads(state.x, w, self.arch))
+        d = self.perturb(deviation_heads(state.R, w, self.arch))
+        return gated(heads, z, d)
 
-    def output(self, block: Block, spoken: HeadOutputs) -> State:
-        """What heads add: their common values and deviations through the output projection."""
+    def output(self, block: Block, heads: HeadOutputs) -> State:
+        """The attention branch: the outputs of the heads through the output projection."""
         w = block.weights.attention.output
         out = Linear(w.weight.flatten(0, 1), w.bias)
         return State(
-            affine(spoken.x.together().mapped(lambda t: t.flatten(1)), out),
-            spoken.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
-            spoken.valid,
+            affine(heads.x.together().mapped(lambda t: t.flatten(1)), out),
+            heads.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
+            heads.valid,
         )
 
     def cross(self, block: Block, state: State) -> State:
-        """What cross-attention adds: the values are the memory's, a common one and deviations as tokens have
-        them, and rows of P differ by what queries differ by."""
-        there = block.crossing
-        P = self.crossed[block.index] = self.cross_pattern(there, state)
-        values = replace(self.values(there, self.source), valid=state.valid)
-        return self.output(there, self.mix(there, P, values))
+        """The cross-attention branch: values are the memory's, as a common value and deviations, and the rows
+        of the pattern differ by what the queries of the tokens differ by."""
+        cross_block = block.crossing
+        P = self.crossed[block.index] = self.cross_pattern(cross_block, state)
+        values = replace(self.values(cross_block, self.source), valid=state.valid)
+        return self.output(cross_block, self.mix(cross_block, P, values))
 
-    def cross_pattern(self, there: Block, state: State) -> DeviationPattern:
-        """P of the tokens on the memory."""
+    def cross_pattern(self, cross_block: Block, state: State) -> DeviationPattern:
+        """The pattern of the tokens' attention to the memory."""
         assert self.settings.memory is not None
         visible = self.settings.memory.visible(state.valid.mask)
-        return split(self.cross_scores(there, state), visible, state.valid, tokens=False)
+        return split(self.cross_scores(cross_block, state), visible, state.valid, tokens=False)
 
-    def cross_scores(self, there: Block, state: State) -> Scores:
-        """What all rows of scores share, and what they do not, of tokens asking the memory."""
-        return self.cross_prepared(there, state).scores()
+    def cross_scores(self, cross_block: Block, state: State) -> Scores:
+        """The scores of tokens against the memory, as a row `ref` shared by all tokens and the rest D."""
+        return self.cross_score_parts(cross_block, state).scores()
 
-    def cross_prepared(self, there: Block, state: State) -> ScoreParts:
-        """What these are made of."""
-        w, settings = there.weights.attention, self.settings.bare()
-        return prepared(self.arch, there.index, w, state, settings, self.touch, self.rounding, self.source)
+    def cross_score_parts(self, cross_block: Block, state: State) -> ScoreParts:
+        """The queries of tokens and keys of the memory that `cross_scores` are made of."""
+        w, settings = cross_block.weights.attention, self.settings.bare()
+        return score_parts(
+            self.arch, cross_block.index, w, state, settings, self.perturb, self.perturb_tensor, self.source
+        )
 
     @cached_property
     def source(self) -> State:
-        """The memory, in two parts as tokens are."""
+        """The memory as a state."""
         assert self.settings.memory is not None
         return State.of(self.settings.memory.tokens, self.settings.memory.valid)
 
     def mlp(self, block: Block, state: State) -> State:
-        """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""
+        """The MLP branch (`mlp.py`), or that of a mixture of experts (`experts.py`)."""
         if block.weights.experts is not None:
-            out, self.routed[block.index] = mixture(self.arch, block.weights.experts, state, self.touch)
+            out, self.routed[block.index] = mixture(self.arch, block.weights.experts, state, self.perturb)
             return out
         assert block.weights.mlp is not None
-        return mlp(self.arch, block.weights.mlp, state, self.touch)
-
-    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
-        """By the rule of a remedy (`remedies.py`), or the part's own."""
-        rule = REMEDIES.get(type(part))
-        return super().part(block, part, x, inside) if rule is None else rule(part, x, block, self, inside)
-
-    def touch(self, part: Scaled) -> Scaled:
-        """What comes of a product with a matrix or of an activation, as it is."""
-        return part
+        return mlp(self.arch, block.weights.mlp, state, self.perturb)
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
-        """`skip X + branches`, each part at the larger of its two scales."""
+        """The sum `skip X + branches`, each part at the larger of its two scales, and tidy."""
         branch = total(branches.values())
         return self.tidy(branch if half.skip == 0.0 else added(half.skip, state, branch))
 
-    def tidy(self, state: State) -> State:
-        """Re-centred and rescaled."""
-        return state.tidy()
-
 
 def total(branches: Iterable[State]) -> State:
-    """What several branches add together."""
-    whole, *others = branches
-    for other in others:
-        whole = added(1.0, other, whole)
-    return whole
+    """The sum of several branches, not yet tidy."""
+    result, *remaining = branches
+    for branch in remaining:
+        result = added(1.0, branch, result)
+    return result
 
 
 def added(weight: float, state: State, branch: State) -> State:
-    """`weight X + branch`, not yet tidy."""
+    """The sum `weight X + branch` of two states, not yet tidy."""
     return State(state.x * weight + branch.x, state.R * weight + branch.R, state.valid)
+
+
+def _concatenated(a: Scaled, b: Scaled) -> Scaled:
+    """Entries of a, then those of b, at the larger of their scales; zeros do not set the scale."""
+    wide, narrow = torch.zeros_like(b.value), torch.zeros_like(a.value)
+    return a.mapped(lambda t: torch.cat([t, wide], -1)) + b.mapped(lambda t: torch.cat([narrow, t], -1))

@@ -1,7 +1,8 @@
-"""Numbers at any scale: `e^log V`, one log per sample, or per sample and head.
+"""`Scaled`: tensors at any scale, `e^log V`, one log per sample, or per sample and head.
 
-float64 ends at 1e-308; the residual of pure attention is at 1e-3964 by layer 8. Kept apart from its scale
-it never ends: the log of the scale is itself a float64, good down to `LOWEST`.
+float64 ends at 1e-308; the residual of pure attention is at 1e-3964 by layer 8. A tensor V of entries of
+about size one with the log of its scale beside it has no such end: the log is itself a float64, good down to
+`LOWEST`. Every file of `deviation` computes with these; this one calls only `decisions.py`.
 """
 
 import math
@@ -17,33 +18,35 @@ from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
 
 LogScales = log_readings.LogScales
+PerturbTensor = Callable[[Tensor], Tensor]
+"""What a second pass does to results of rules: it moves their last digits (`perturbation.py`)."""
 LOWEST = log_readings.LOWEST
 """Logs end here: what is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
-"""Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
+"""Exponents are cut to +-600 where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0
-"""The log within which the entries of V may stray from size one before they are brought back."""
-
+"""How far the log of the largest entry of V may be from zero before V is rescaled."""
 DISTANT = 300.0
-"""Logs this far apart are looked at before they are added: what is written at the larger may be zero."""
+"""Before a sum of two tensors whose logs differ by more, both are rescaled: the one at the larger scale may
+be zero, and must not set the scale of the sum."""
 SMALL = 1e-200
 """Factors below this go into the log."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """`e^log value`, sample by sample; where heads have logs of their own, head by head."""
+    """The tensor `e^log value`: `log` has one entry per sample, or one per sample and head."""
 
     value: Float[Tensor, "..."]
     log: LogScales
 
     @classmethod
     def plain(cls, value: Float[Tensor, "..."]) -> "Scaled":
-        """An ordinary tensor, at scale one."""
+        """An ordinary tensor as a scaled one, its log zero."""
         return cls(value, value.new_zeros(len(value)))
 
     def largest(self) -> LogScales:
-        """The size of the largest entry of each sample's value."""
+        """The largest |entry| of each sample's value, without its scale."""
         flat = self.value.flatten(self.log.ndim)
         if not flat.shape[-1]:
             return flat.sum(-1)
@@ -52,13 +55,13 @@ class Scaled:
         return torch.linalg.vector_norm(flat, ord=torch.inf, dim=-1)
 
     def log_size(self) -> LogScales:
-        """The log of the largest entry, scale and all; the lowest of all where everything is zero."""
+        """The log of the largest |entry| of each sample, its scale included; `LOWEST` where all are zero."""
         size = self.largest()
-        found = self.log + near_log(size.masked_fill(size == 0, 1.0))
-        return found.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
+        log = self.log + near_log(size.masked_fill(size == 0, 1.0))
+        return log.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
 
     def normalised(self) -> "Scaled":
-        """The same number with entries of about size one; zero at the lowest scale."""
+        """The same numbers with entries of about size one; where all are zero, the log is `LOWEST`."""
         size = self.largest()
         zero = size == 0
         step = near_log(size.masked_fill(zero, 1.0))
@@ -69,25 +72,26 @@ class Scaled:
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
     def unit(self) -> "Scaled":
-        """The same number with its largest entry exactly one, so that squares stay in range."""
+        """The same numbers with the largest |entry| of value exactly one, so that squares stay in range."""
         size = self.largest()
         safe = size.masked_fill(size == 0, 1.0)
         log = (self.log + safe.log()).masked_fill(size == 0, LOWEST)
         return Scaled(self.value / spread(safe, self.value), log)
 
     def __add__(self, other: "Scaled") -> "Scaled":
-        """The sum, at the larger of the two scales; zeros at a large scale do not set it."""
+        """The sum, at the larger of the two scales; an operand that is zero does not set the scale."""
         if not saves_a_pass(
             "scaled.add_near", self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()
         ):
             self, other = self.normalised(), other.normalised()
         if saves_a_pass("scaled.add_swapped", self.log, lambda: (other.log > self.log).all()):
-            self, other = other, self
+            self, other = other, self  # the first needs no rescaling below
         log = torch.maximum(self.log, other.log)
         value = self.at(log)
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
     def __mul__(self, factor: float | Tensor) -> "Scaled":
+        """The numbers times a factor; a float below `SMALL` goes into the log."""
         if (
             isinstance(factor, float) and 0.0 < abs(factor) < SMALL
         ):  # subnormal products have lost their digits
@@ -95,35 +99,35 @@ class Scaled:
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
     def at(self, log: LogScales) -> Float[Tensor, "..."]:
-        """The value in units of e^log."""
+        """The numbers as an ordinary tensor in units of e^log; beyond e^600 of them it is cut off."""
         step = self.log - log
         if saves_a_pass("scaled.at", step, lambda: (step == 0).all()):
             return self.value
         return self.value * spread(step.clamp(max=STEEPEST).exp(), self.value)
 
     def explicit(self) -> Float[Tensor, "..."]:
-        """An ordinary tensor; beyond 1e+-261 it is cut off."""
+        """The numbers as an ordinary tensor; beyond 1e+-261 it is cut off."""
         return self.at(torch.zeros_like(self.log))
 
     def by_head(self) -> "Scaled":
-        """[batch, head, ...] with a log for each head."""
+        """Numbers `[batch, head, ...]` that have a log per sample, with a log per sample and head."""
         return Scaled(self.value, self.log[:, None].expand(self.value.shape[:2])).normalised()
 
     def together(self) -> "Scaled":
-        """The heads of each sample at one scale, that of the largest."""
+        """Numbers that have a log per head, with one log per sample: that of the largest head."""
         log = self.log.amax(1)
         return Scaled(self.at(log[:, None].expand_as(self.log)), log)
 
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
-        """The image under a linear map."""
+        """The image of the numbers under a linear map of tensors, which leaves the scale alone."""
         return Scaled(linear(self.value), self.log)
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:
-    """a where `pick`, b elsewhere, sample by sample."""
+    """The samples of a where `pick` is true, those of b elsewhere."""
     return Scaled(torch.where(spread(pick, a.value), a.value, b.value), torch.where(pick, a.log, b.log))
 
 
 def spread(per_sample: Tensor, like: Tensor) -> Tensor:
-    """[batch] -> [batch, 1, 1, ...], to multiply what has more axes."""
+    """A tensor per sample as `[batch, 1, 1, ...]`, with as many axes as `like`, to multiply it."""
     return per_sample.reshape(*per_sample.shape, *[1] * (like.ndim - per_sample.ndim))

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import deviations, heads
+from rankscope.deviation.attention import common_heads, deviation_heads
 from rankscope.deviation.cap import RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
-from rankscope.deviation.norms import Touch, normed
-from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled
+from rankscope.deviation.norms import normed
+from rankscope.deviation.scaled import STEEPEST, LogScales, PerturbTensor, Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
 from rankscope.errors import ArchitectureError
@@ -126,14 +126,14 @@ class ScoreParts:
         return torch.stack([D, *(part.log_size() for part in parts)]).amax(0)
 
 
-def prepared(
+def score_parts(
     arch: Architecture,
     index: int,
     w: AttentionWeights,
     state: State,
     settings: PassSettings,
-    touch: Callable[[Scaled], Scaled] = lambda part: part,
-    rounding: Touch | None = None,
+    perturb: Callable[[Scaled], Scaled] = lambda part: part,
+    perturb_tensor: PerturbTensor | None = None,
     keys: State | None = None,
     bias: Callable[[slice], Tensor] | None = None,
 ) -> ScoreParts:
@@ -145,8 +145,8 @@ def prepared(
         w: The weights of its attention.
         state: What queries are made of.
         settings: Masks and positions; `bare` where keys are of a memory.
-        touch: Applied to queries and keys: the perturbation of a second pass.
-        rounding: The same inside their norm.
+        perturb: Applied to queries and keys, in a second pass.
+        perturb_tensor: The same inside their norm.
         keys: What keys are made of, if not of `state`.
         bias: Makes rows of what positions add, where the settings do not hold all of it.
     """
@@ -158,7 +158,9 @@ def prepared(
             subject="kernel",
         )
     found: ScoreParts = rule(
-        StateHeads(arch, index, w, state, settings, touch, rounding, state if keys is None else keys, bias)
+        StateHeads(
+            arch, index, w, state, settings, perturb, perturb_tensor, state if keys is None else keys, bias
+        )
     )
     return found
 
@@ -166,15 +168,15 @@ def prepared(
 @dataclass(frozen=True, eq=False)
 class StateHeads:
     """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
-    `nets/kernels.py`); the fields are the arguments of `prepared`."""
+    `nets/kernels.py`); the fields are the arguments of `score_parts`."""
 
     arch: Architecture
     index: int
     w: AttentionWeights
     state: State
     settings: PassSettings
-    touch: Callable[[Scaled], Scaled]
-    rounding: Touch | None
+    perturb: Callable[[Scaled], Scaled]
+    perturb_tensor: PerturbTensor | None
     keys: State
     bias: Callable[[slice], Tensor] | None
 
@@ -192,16 +194,18 @@ class StateHeads:
     @cached_property
     def split_heads(self) -> tuple[Scaled, Scaled, Scaled, Scaled]:
         """Queries q and dq, keys k and dk: of the common token, and what tokens add to it."""
-        arch, w, state, keys, touch = self.arch, self.w, self.state, self.keys, self.touch
+        arch, w, state, keys, perturb = self.arch, self.w, self.state, self.keys, self.perturb
         q, dq = (
-            touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
+            perturb(part(of, w.query, arch).by_head())
+            for part, of in ((common_heads, state.x), (deviation_heads, state.R))
         )
         k, dk = (
-            touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R))
+            perturb(part(of, w.key, arch).by_head())
+            for part, of in ((common_heads, keys.x), (deviation_heads, keys.R))
         )
         if arch.query_norm:
-            q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.rounding)
-            k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, self.rounding)
+            q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
+            k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, self.perturb_tensor)
         return q, dq, k, dk
 
     def _zero_ref(self) -> Scaled:
@@ -290,7 +294,7 @@ def normed_heads(
     weights: NormWeights,
     valid: ValidTokens,
     eps: float,
-    rounding: Touch | None,
+    perturb_tensor: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
     """Queries, keys or what heads say through a norm of their own, head by head."""
     shape = common.value.shape[:2]
@@ -303,9 +307,9 @@ def normed_heads(
 
     valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
     given = State(apart(common), apart(deviation), valid).tidy()
-    done = normed(given, "rms", weights, eps, rounding)
-    if rounding is not None:
-        done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.valid)
+    done = normed(given, "rms", weights, eps, perturb_tensor)
+    if perturb_tensor is not None:
+        done = State(done.x.mapped(perturb_tensor), done.R.mapped(perturb_tensor), done.valid)
     done = done.tidy()
     return together(done.x), together(done.R)
 

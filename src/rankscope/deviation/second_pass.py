@@ -9,7 +9,7 @@ first pass where they do not. On a GPU both passes are recorded and replayed tog
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.comparison import (
+    AnyPattern,
+    Pattern,
+    attends_elsewhere,
+    state_distance,
+    steep_scores,
+    tokens_lost,
+    undecided,
+)
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.perturbation import (
     PerturbedDeviation,
@@ -28,9 +37,9 @@ from rankscope.deviation.perturbation import (
     PerturbedStreamed,
     is_cached,
 )
-from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, stepped
+from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, run_block
 from rankscope.deviation.replay import pass_cache
-from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen
+from rankscope.deviation.scaled import chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.pass_settings import PassSettings
@@ -39,22 +48,11 @@ from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
-"""The share of the tokens' size by which they must differ for float64 to be asked."""
-SHORTEST = 1e-140
-"""The size of a token, beside the largest, from which on a product of two like it may leave float64."""
-STEEP = math.log(1e4)
-"""The log of scores from which on their rounding may decide a softmax."""
-UNDECIDED = 1e-6
-"""The difference of attention weights from which on two passes look at other tokens."""
-WAVERS = 1e-3
-"""The relative difference of logs of attention weights from which on two passes are undecided."""
+"""The share of the tokens' size by which they must differ for plain rules in float64 to be used."""
 ALIKE = 1e-9
-"""The distance of two states up to which they are the same."""
+"""The distance of two states up to which they count as the same."""
 WITHIN = 300.0
-"""The log of the sizes within which float64 is asked: 1e+-130."""
-
-Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
-"""P, or what makes rows of it."""
+"""The largest |log| of the size of tokens for which plain rules are used: 1e+-130."""
 
 
 def with_second_pass(
@@ -113,7 +111,7 @@ class SecondPass:
     def run_layer(self, step: DeviationStep) -> "SecondPassLayer":
         """The second pass through the layer that the first pass has just finished as `step`."""
         if self.first_pass_before is not None:
-            self.lost = self.lost | lost(self.first_pass_before, step.state)
+            self.lost = self.lost | tokens_lost(self.first_pass_before, step.state)
         self.first_pass_before = step.state
         if step.layer == 0:
             return SecondPassLayer(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
@@ -239,7 +237,7 @@ class SecondPassLayer:
 
     def _by_rules(self, block: Block, rules: PerturbedDeviation) -> DeviationStep:
         rules.begin(block)
-        return stepped(block, rules, self.before)
+        return run_block(block, rules, self.before)
 
     def perturbed_for(self, where: Tensor) -> DeviationStep:
         """`perturbed`, of which the caller reads the samples `where` alone."""
@@ -276,8 +274,8 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
     those tokens are equal as far as R can tell: what they differ by may be all that is left."""
     hidden = torch.zeros_like(layer.resolved)
     for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
-        P: DeviationPattern | PatternByRows | None = getattr(step, name) or getattr(step, name_of_rows)
-        if P is None or not must_compute("second_pass.steep", steep(P).any()):
+        P: AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
+        if P is None or not must_compute("second_pass.steep", steep_scores(P).any()):
             continue
         plain: Pattern | None = getattr(layer.plain, name, None)
         if isinstance(P, PatternByRows) and name == "attention":
@@ -288,128 +286,22 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
             and can_skip("second_pass.plain_pattern", layer.resolved.all())
         ):
             state = State.of(layer.plain.state, step.state.valid.mask)
-            hidden = hidden | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
+            hidden = hidden | attends_elsewhere(P, plain) & (state_distance(step.state, state) <= ALIKE)
         else:
             second = layer.perturbed
-            Q: DeviationPattern | PatternByRows = getattr(second, name) or getattr(second, name_of_rows)
+            Q: AnyPattern = getattr(second, name) or getattr(second, name_of_rows)
             pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
-            alike = distance(step.state, second.state) <= ALIKE
-            hidden = hidden | elsewhere(P, pattern) & alike | undecided(P, Q)
+            alike = state_distance(step.state, second.state) <= ALIKE
+            hidden = hidden | attends_elsewhere(P, pattern) & alike | undecided(P, Q)
     return hidden
 
 
-def _none(P: DeviationPattern | PatternByRows) -> Bool[Tensor, " batch"]:
-    return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
-
-
-def score_sizes(P: DeviationPattern | PatternByRows) -> tuple[LogScales, LogScales] | None:
-    """By head the largest of ref, and the log of the largest of D; None where P was not made of scores."""
-    if isinstance(P, PatternByRows):
-        ref, D = P.shared.ref, P.largest
-    elif P.logits is None:
-        return None
-    else:
-        ref, D = P.logits.ref, P.logits.D.log_size()
-    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1), D
-
-
-def steep(P: DeviationPattern | PatternByRows) -> Bool[Tensor, " batch"]:
-    """Where scores are so large that their rounding may decide a softmax."""
-    if not P.p.numel() or (sizes := score_sizes(P)) is None:
-        return _none(P)
-    ref, D = sizes
-    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
-
-
-def elsewhere(P: DeviationPattern | PatternByRows, other: Pattern) -> Bool[Tensor, " batch"]:
-    """Where two passes, their scores steep, look at other tokens."""
-    return steep(P) & (apart(P, other).amax(1) > UNDECIDED)
-
-
-def apart(P: DeviationPattern | PatternByRows, other: Pattern) -> Float[Tensor, "batch head"]:
-    """The largest difference of an attention weight from another pass's."""
-    if isinstance(other, Tensor):
-        assert isinstance(P, DeviationPattern)
-        return (P.matrix() - other).abs().amax((-2, -1))
-    assert isinstance(P, PatternByRows)
-    return P.farthest(lambda rows: (P.matrix(rows) - other(rows)).abs())
-
-
-def undecided(
-    P: DeviationPattern | PatternByRows, other: DeviationPattern | PatternByRows
-) -> Bool[Tensor, " batch"]:
-    """Where scores are steep, and two passes do not agree on by how much one token is looked at before
-    another: the same token by chance, perhaps."""
-    if not must_compute("second_pass.undecided", steep(P).any()):
-        return _none(P)
-    if isinstance(P, PatternByRows):
-        assert isinstance(other, PatternByRows)
-        found = P.farthest(lambda rows: _wavering(P.log_matrix(rows), other.log_matrix(rows)))
-        return steep(P) & (found.amax(1) > WAVERS)
-    if not isinstance(other, DeviationPattern) or P.logits is None or other.logits is None:
-        return _none(P)
-    one, two = (each.log_softmax(P.visible) for each in (P.logits, other.logits))
-    return steep(P) & (_wavering(one, two).flatten(1).amax(1) > WAVERS)
-
-
-def _wavering(one: Tensor, two: Tensor) -> Tensor:
-    """The relative difference of logs of weights."""
-    return ((one - two).abs() / torch.maximum(one.abs(), two.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
-
-
 def _resolves(state: State) -> Bool[Tensor, " batch"]:
-    """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
+    """True where float64 resolves the tokens: their numbers are within its range, and their differences are
+    not lost beside their size."""
     return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
 
 
-def lost(before: State, after: State) -> Bool[Tensor, " batch"]:
-    """Where a token that was not zero has left float64's range beside the largest."""
-
-    def size(state: State) -> Tensor:
-        return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
-
-    was = (size(before) > 0) | (before.x.log > LOWEST)[:, None]
-    short = (size(after) < SHORTEST * after.R.largest()[:, None]) | (size(after) == 0)
-    return (was & short & after.valid.mask).any(-1) & (after.x.log <= LOWEST)
-
-
 def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
+    """The samples of a where `pick` is true, those of b elsewhere."""
     return State(chosen(pick, a.x, b.x), chosen(pick, a.R, b.R), a.valid)
-
-
-def distance(a: State, b: State, deep: bool = True) -> LogScales:
-    """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
-    their logs. Where logs are beyond 1000, both as a share of a thousandth of them: each layer of pure
-    attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is
-    zero. Or how far their mean tokens are apart, beside the size of tokens, where that is more."""
-    (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
-    found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), (of_r - of_s).abs())
-    found = found / (of_r.abs() / 1e3).clamp(min=1.0) if deep else found
-    unit = torch.maximum(a.x.log_size(), a.R.log_size())
-    shift = torch.linalg.vector_norm(_mean(a).at(unit) - _mean(b).at(unit), dim=1)
-    shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
-    return torch.maximum(found, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def _mean(state: State) -> Scaled:
-    return state.x + state.centred()[0]
-
-
-def _direction(state: State) -> tuple[Tensor, LogScales]:
-    """The residual divided by its norm, and the log of that."""
-    R = state.residual
-    norm = torch.linalg.vector_norm(R.value, dim=(1, 2))
-    safe = norm.masked_fill(norm == 0, 1.0)
-    return R.value / safe[:, None, None], torch.where(norm == 0, R.log, R.log + safe.log())
-
-
-def turned(a: State, b: State) -> LogScales:
-    """The largest `|u_i - v_i|` of the tokens' unit vectors."""
-
-    def units(state: State) -> Tensor:
-        X = state.whole
-        size = X.abs().amax(-1, keepdim=True)
-        X = X / size.masked_fill(size == 0, 1.0)
-        return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)
-
-    return torch.linalg.vector_norm(units(a) - units(b), dim=-1).amax(-1).nan_to_num(nan=torch.inf)

@@ -1,4 +1,7 @@
-"""The softmax of a state's scores: what all rows of P share, and what they do not.
+"""The softmax of a state's scores, split into the row that all rows of P share and what they do not.
+
+`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`;
+the scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
 
 The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its
 largest entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and
@@ -6,9 +9,10 @@ D_ij* = 0 in every row (one more constant along rows). Then P_ij = e^{w_j + D_ij
 
     S_i = sum_{j seen by i} e^{w_j + D_ij} = 1 + m_i,    P_ij - p_j = p_j expm1(D_ij - log S_i),
 
-where m_i has p_j expm1(D_ij) of what both rows see, e^{w_j + D_ij} of what row i alone sees, -p_j of what the
-reference row alone sees. When e^{2s} leaves floating point's range, expm1(D) is D and 2s goes into the scale;
-so does log p where p underflows.
+where m_i has p_j expm1(D_ij) for columns visible to both rows, e^{w_j + D_ij} for those visible to row i
+alone,
+-p_j for those visible to the reference row alone. When e^{2s} leaves floating point's range, expm1(D) is D
+and 2s goes into the scale; so does log p where p underflows.
 """
 
 from typing import NamedTuple
@@ -28,23 +32,26 @@ FAR = 30.0
 
 
 class ReferenceRow(NamedTuple):
-    """What all rows of P have in common, head by head."""
+    """What the rows of P have in common, by head: the reference row and the scales of what deviates from
+    it."""
 
     ref: Float[Tensor, "batch head token"]
     log: LogScales
-    """Of D."""
+    """The log-scale of D."""
     seen: Bool[Tensor, "batch head 1 token"]
-    """What the reference row sees."""
+    """The columns visible to the reference row."""
     log_w: Float[Tensor, "batch head token"]
+    """w of the module's docstring: log p, also where the reference row does not see."""
     p: Float[Tensor, "batch head token"]
     top: Int[Tensor, "batch head 1"]
     level: LogScales
-    """The log-scale of what rows differ by."""
+    """The log-scale of Delta = P - 1 p^T."""
 
     @classmethod
     def of(cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor) -> "ReferenceRow":
-        """What is `seen` by the reference row, and by `anyone` `[batch, 1, token]`; whether rows see `alike`
-        `[batch, head]`."""
+        """From the scores `ref` of the reference row and the log-scale of D; `seen` are the columns visible
+        to the reference row, `anyone` `[batch, 1, token]` those visible to some row, and `alike` `[batch,
+        head]` says whether all rows see the same columns."""
         log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~anyone, -torch.inf)
         log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
         # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
@@ -52,8 +59,8 @@ class ReferenceRow(NamedTuple):
         return cls(ref, log, seen, log_w, log_p.exp(), log_p.argmax(-1, keepdim=True), level)
 
     def others(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
-        """Rows of P - 1 p^T but for column j*, of those rows of D, in units of e^log, and of what they see;
-        `valid` are those that count."""
+        """Rows of P - 1 p^T without column j*: those of the given rows of D (in units of e^log), of which
+        `visible` says what they see and `valid` which are tokens."""
         size = spread(
             self.level.clamp(min=-STEEPEST).exp(), D
         )  # below, expm1(D) is D and only the log goes on
@@ -61,17 +68,18 @@ class ReferenceRow(NamedTuple):
         # D in units of size, zero in column j*
         U = U.mul_(spread((self.log - self.level).clamp(max=STEEPEST).exp(), U))
         log_others = self.log_w.scatter(-1, self.top, -torch.inf)  # column j* follows from the others
-        given = U, size, self.log_w, log_others, self.top, visible, self.seen
-        # As they are: what is taken from a row may be far above all that it sees.
+        inputs = U, size, self.log_w, log_others, self.top, visible, self.seen
+        # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
         logits = Logits(self.ref, Scaled(D, self.log))
-        change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
+        change, reach = _steep(*inputs, logits.log_softmax(visible)) if _far(*inputs) else _gentle(*inputs)
         if not valid.all:
             change = change.masked_fill_(~valid.mask[:, None, :, None], 0.0)
         return Scaled(change, self.level + reach)
 
 
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:
-    """p and P - 1 p^T over what each row sees: `tokens`, or something else."""
+    """The pattern of scores as p and P - 1 p^T, over the columns visible to each row. Columns are `tokens`,
+    of which only valid ones count, or something else, as experts or the tokens of a memory."""
     ref, D, row, fine = about_reference_row(scores, valid, tokens=tokens)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
@@ -82,19 +90,20 @@ def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool 
 
 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
-    """ref less the log of its sum over what the reference row sees."""
-    of_seen = ref.masked_fill(~seen, -torch.inf)
+    """w: ref minus the log of the sum of e^ref over the columns visible to the reference row."""
+    seen_ref = ref.masked_fill(~seen, -torch.inf)
     most = (
-        of_seen.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
+        seen_ref.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
     )
-    total = (of_seen - most).exp().sum(-1, keepdim=True)
+    total = (seen_ref - most).exp().sum(-1, keepdim=True)
     return (ref - most) - total.masked_fill(total == 0, 1.0).log()
 
 
 def _far(
     U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
 ) -> bool:
-    """Whether some score rises far above the reference row's, or some row does not see j*."""
+    """True if some score is far above the reference row's or some row does not see j*: then `_steep` is
+    needed. U is D minus its column j*, in units of `size`."""
     if not U.numel():
         return False
     if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
@@ -110,7 +119,8 @@ def _far(
 def _gentle(
     U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
 ) -> tuple[Tensor, LogScales]:
-    """`p_j (expm1(D_ij) - m_i) / (1 + m_i)` where no score rises far above the reference row's."""
+    """(Delta_ij = p_j (expm1(D_ij) - m_i) / (1 + m_i), its log-scale), where no score is far above the
+    reference row's; the first is in units of `size` and of e^reach. Arguments are those of `_far`."""
     reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
     weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
     E = torch.expm1(U * size)
@@ -134,19 +144,21 @@ def _steep(
     seen: Tensor,
     log_P: Tensor,
 ) -> tuple[Tensor, LogScales]:
-    """`p_j expm1(D_ij - log S_i)` with products of small p and large e^D formed as sums of their logs."""
+    """(Delta_ij = p_j expm1(D_ij - log S_i), its log-scale), products of small p and large e^D formed as sums
+    of their logs. Arguments are those of `_far`, and `log_P` the log of the pattern by a plain
+    log-softmax."""
     D = U * size
-    weigh, log_others = log_w[:, :, None], log_others[:, :, None]
-    others = log_others.masked_fill(~seen, -torch.inf).exp()  # p
+    log_weight, log_others = log_w[:, :, None], log_others[:, :, None]
+    p = log_others.masked_fill(~seen, -torch.inf).exp()  # without column j*
     above = (D > 1) | ~seen
-    terms = torch.where(above, (log_others + D).exp() - others, others * torch.expm1(D.clamp(max=1.0))) / size
-    terms = torch.where(visible, terms, -others / size)
+    terms = torch.where(above, (log_others + D).exp() - p, p * torch.expm1(D.clamp(max=1.0))) / size
+    terms = torch.where(visible, terms, -p / size)
     m = terms.sum(-1, keepdim=True) * size
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
     # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
     large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
-    D = torch.where(large, (log_P - weigh).nan_to_num(nan=0.0), (U - log_S) * size)
+    D = torch.where(large, (log_P - log_weight).nan_to_num(nan=0.0), (U - log_S) * size)
     log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
     log_p = log_others.masked_fill(~seen, -torch.inf)
     reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
@@ -159,6 +171,6 @@ def _steep(
 
 
 def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head row 1"]:
-    """Whether each row sees j*."""
+    """True for the rows to which column j*, `top`, is visible."""
     rows = visible.expand(-1, top.shape[1], -1, -1)
     return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))

@@ -1,14 +1,15 @@
-"""The tokens as a common token and what deviates from it: `X = 1 x^T + e^s R`.
+"""`State`: hidden states as a common token and the tokens' deviations from it, `X = 1 x^T + e^s R`.
 
-x and R each carry their own log-scale per sample, so neither collapse nor growth can leave the range of
-floating point. Where tokens are close, x is their mean and R what is left, to full relative precision however
-small it is. Where they are far apart (a token deviates by over half of the mean's length), there is nothing
-to keep apart and x is 0, R the tokens themselves: a token that is exactly zero then stays so.
+Every rule (`rules.py`) takes a state and gives one; `propagate.py` makes the first, readings and metrics are
+taken off them (`readings.py`). x and R each carry their own log-scale per sample (`scaled.py`), so neither
+collapse nor growth can leave the range of floating point. Where tokens are close, x is their mean and R what
+is left, to full relative precision however small it is. Where they are far apart (a token deviates by over
+half of the mean's length), no mean is kept apart: x is 0 and R the tokens themselves, so that a token that is
+exactly zero stays so.
 
 R is known to float64's relative precision of its largest entries, and most rules keep it so. Where a rule
-leaves far less of R than it was given (a norm that removes a difference in length, attention that looks at
-tokens which R cannot tell apart), the same rounding weighs more: a second pass tells how much
-(`second_pass.py`).
+leaves far less of R than it was given (a norm that removes a difference in length, attention to tokens that
+R cannot tell apart), the same rounding weighs more: a second pass measures how much (`second_pass.py`).
 """
 
 from dataclasses import dataclass
@@ -22,40 +23,40 @@ from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chos
 from rankscope.shapes import Bool, Float
 
 APART = 0.5
-"""Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
+"""The largest deviation of a token, in lengths of the mean, up to which x is the mean."""
 
 
 @dataclass(frozen=True)
 class ValidTokens:
-    """Which tokens count."""
+    """Which positions of each sample are tokens; the others are padding."""
 
     mask: Bool[Tensor, "batch token"]
 
     @cached_property
     def count(self) -> Float[Tensor, "batch 1"]:
-        """Valid tokens of each sample, at least one."""
+        """The number of tokens of each sample, at least one."""
         return self.mask.sum(-1, keepdim=True).clamp(min=1).double()
 
     @cached_property
     def all(self) -> bool:
-        """No token is padding."""
+        """True if no position of the batch is padding; False is always safe."""
         return can_skip("state.no_padding", self.mask.all())
 
     @cached_property
     def first(self) -> Tensor:
-        """The first valid token of each sample."""
+        """The index of the first token of each sample."""
         if not self.mask.shape[1]:
             return self.mask.new_zeros(len(self.mask), dtype=torch.long)
         return self.mask.to(torch.int8).argmax(-1)
 
     def zero_padding(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
-        """Zero at padded tokens."""
+        """R with zeros in the rows of padding."""
         return R if self.all else R.masked_fill(~self.mask[..., None], 0.0)
 
 
 @dataclass(frozen=True)
 class State:
-    """Tokens `[batch, token, width]` in two parts."""
+    """Hidden states `[batch, token, width]` as `1 x^T + R`: a common token, and each token's deviation."""
 
     x: Scaled  # [batch, width]
     R: Scaled  # [batch, token, width], zero at padded tokens
@@ -63,16 +64,16 @@ class State:
 
     @classmethod
     def of(cls, X: Float[Tensor, "batch token width"], mask: Bool[Tensor, "batch token"]) -> "State":
-        """Split ordinary tokens. Equal tokens give R = 0 exactly: what is close starts from a token, not
-        from a mean that has been rounded."""
+        """The state of ordinary hidden states. Equal tokens give R = 0 exactly: deviations are first taken
+        from one of the tokens, since a mean would be rounded."""
         valid = ValidTokens(mask)
-        whole = Scaled.plain(valid.zero_padding(X)).normalised()
+        tokens = Scaled.plain(valid.zero_padding(X)).normalised()
         if not X.shape[1]:
-            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, valid)
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), tokens, valid)
         x = X[torch.arange(len(X), device=X.device), valid.first]
         close = cls(Scaled.plain(x), Scaled.plain(valid.zero_padding(X - x[:, None])), valid).tidy()
-        # Far apart: the tokens as they came, not taken apart and put together again.
-        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), valid)
+        # Where they are far apart: the tokens as they came, not a rounded difference plus what was taken off.
+        return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
 
     @classmethod
     def placed(
@@ -81,30 +82,30 @@ class State:
         positions: Float[Tensor, "token width"],
         mask: Bool[Tensor, "batch token"],
     ) -> "State":
-        """Split tokens and the positions added to them, without rounding their sums: beside a token of 1e12
-        a position has four digits left."""
+        """The state of tokens plus position embeddings, without rounding the sums: added to a token of 1e12,
+        four digits of a position would be left."""
         valid = ValidTokens(mask)
-        total, lost = _sum(X, positions.expand_as(X))
-        whole = Scaled.plain(valid.zero_padding(total)).normalised()
+        total, lost = _two_sum(X, positions.expand_as(X))
+        tokens = Scaled.plain(valid.zero_padding(total)).normalised()
         if not X.shape[1]:
-            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, valid)
-        here = torch.arange(len(X), device=X.device), valid.first
-        apart, rest = _sum(total, -total[here][:, None].expand_as(total))
-        R = apart + (rest + (lost - lost[here][:, None]))
-        close = cls(Scaled.plain(total[here]), Scaled.plain(valid.zero_padding(R)), valid).tidy()
-        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), valid)
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), tokens, valid)
+        first = torch.arange(len(X), device=X.device), valid.first
+        difference, rest = _two_sum(total, -total[first][:, None].expand_as(total))
+        R = difference + (rest + (lost - lost[first][:, None]))
+        close = cls(Scaled.plain(total[first]), Scaled.plain(valid.zero_padding(R)), valid).tidy()
+        return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
 
     @classmethod
     def of_heads(cls, R: Scaled, valid: ValidTokens) -> "State":
-        """What each head has for every token `[batch, head, token, width]`, as batch * head samples without a
-        common token."""
+        """Rows `[batch, head, token, width]` as a state of batch * head samples, without a common token."""
         value = R.value.flatten(0, 1)
         x = Scaled.plain(value.new_zeros(len(value), value.shape[2])).normalised()
         valid = ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
         return cls(x, Scaled(value, R.log.flatten()).mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
-        """Re-centred and rescaled, as after every sub-block."""
+        """The same hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
+        taken after every sub-block."""
         mean, R = self.centred()
         x = (self.x + mean).normalised()
         length = torch.linalg.vector_norm(x.value, dim=-1)
@@ -112,15 +113,15 @@ class State:
         longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
         if must_compute("state.any_apart", apart.any()):
-            whole = self.R
+            tokens = self.R
             if not saves_a_pass("state.no_common_token", apart, lambda: (self.x.log <= LOWEST).all()):
-                whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
-            R = whole if saves_a_pass("state.all_apart", apart, apart.all) else chosen(apart, whole, R)
+                tokens = (tokens + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
+            R = tokens if saves_a_pass("state.all_apart", apart, apart.all) else chosen(apart, tokens, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
         return State(x, R.normalised(), self.valid)
 
     def centred(self) -> tuple[Scaled, Scaled]:
-        """(mean of R, R about it) over the valid tokens: the second is the residual."""
+        """(the mean of R over the tokens, R minus that mean): the second is the residual."""
         mean = self.R.value.sum(1) / self.valid.count
         return Scaled(mean, self.R.log), Scaled(
             self.valid.zero_padding(self.R.value - mean[:, None]), self.R.log
@@ -128,32 +129,33 @@ class State:
 
     @cached_property
     def residual(self) -> Scaled:
-        """R about its mean, the largest entry of size one: kept, since most readings start from it."""
+        """The residual: R minus its mean, the largest entry of size one. Cached: most readings start from
+        it."""
         return self.centred()[1].unit()
 
     @cached_property
-    def whole(self) -> Float[Tensor, "batch token width"]:
-        """Ordinary tokens in units of the larger of their two scales, kept as well."""
+    def scaled_tokens(self) -> Float[Tensor, "batch token width"]:
+        """The hidden states as an ordinary tensor in units of e^log, the larger scale of x and R."""
         return self.tokens(self.log)
 
     @cached_property
     def sizes(self) -> dict[str, LogScales]:
-        """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
+        """A cache of the logs of the residual's norms, by name: a metric and its relative form share one."""
         return {}
 
     @property
     def log(self) -> LogScales:
-        """The log-scale of the whole: the larger of its parts'."""
+        """The log-scale of the hidden states: the larger of x's and R's."""
         return torch.maximum(self.x.log, self.R.log)
 
     def tokens(self, log: LogScales | None = None) -> Float[Tensor, "batch token width"]:
-        """Ordinary tokens in units of e^log (of one, if left out)."""
+        """The hidden states as an ordinary tensor, in units of e^log (of one, if left out)."""
         unit = torch.zeros_like(self.x.log) if log is None else log
         return self.valid.zero_padding(self.x.at(unit)[:, None] + self.R.at(unit))
 
 
-def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """a + b, and what its rounding lost (Knuth's two-sum)."""
+def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(a + b rounded, what the rounding lost), by Knuth's two-sum."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)

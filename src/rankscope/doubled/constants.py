@@ -1,4 +1,4 @@
-"""Numbers that float64 does not hold, as pairs: by Python's decimals, to far more digits than are kept."""
+"""Constants and tables that float64 does not hold, as sums of float64: computed with Python's decimals."""
 
 from collections.abc import Callable
 from decimal import Decimal, localcontext
@@ -8,7 +8,7 @@ DIGITS = 60
 
 
 def _pi() -> Decimal:
-    """By the arithmetic-geometric mean (Gauss, Legendre), to the digits of the context."""
+    """Pi by the arithmetic-geometric mean (Gauss, Legendre), to the digits of the context."""
     a, b, t, weight = Decimal(1), Decimal("0.5").sqrt(), Decimal("0.25"), Decimal(1)
     for _ in range(10):  # each round doubles the digits
         a, b, before = (a + b) / 2, (a * b).sqrt(), a
@@ -25,19 +25,19 @@ NAMED: dict[str, Callable[[], Decimal]] = {
 
 
 @cache
-def parts(name: str, number: int = 2) -> tuple[float, ...]:
-    """A named constant, or a number written in decimals, as a sum of float64."""
+def parts(name: str, count: int = 2) -> tuple[float, ...]:
+    """A constant of `NAMED`, or a number written in decimals, as a sum of `count` float64."""
     with localcontext(prec=DIGITS):
-        return in_parts(NAMED[name]() if name in NAMED else Decimal(name), number)
+        return in_parts(NAMED[name]() if name in NAMED else Decimal(name), count)
 
 
-def in_parts(value: Decimal, number: int = 2) -> tuple[float, ...]:
-    """The nearest float64, then the nearest to what it leaves, and so on."""
-    found = []
-    for _ in range(number):
-        found.append(float(value))
-        value -= Decimal(found[-1])
-    return tuple(found)
+def in_parts(value: Decimal, count: int = 2) -> tuple[float, ...]:
+    """The float64 nearest to the value, then the one nearest to what is left, and so on."""
+    summands = []
+    for _ in range(count):
+        summands.append(float(value))
+        value -= Decimal(summands[-1])
+    return tuple(summands)
 
 
 @cache
@@ -66,6 +66,6 @@ def scaled_erfc_series(steps: int, last: int, order: int) -> tuple[tuple[tuple[f
             a = [y, 2 * x * y - c]
             for k in range(1, 60):
                 a.append((2 * x * a[k] + 2 * a[k - 1]) / (k + 1))
-            table.append(tuple(in_parts(each) for each in a[: order + 1]))
-            y = sum((each * (-h) ** k for k, each in enumerate(a)), Decimal(0))
+            table.append(tuple(in_parts(coefficient) for coefficient in a[: order + 1]))
+            y = sum((coefficient * (-h) ** k for k, coefficient in enumerate(a)), Decimal(0))
         return tuple(reversed(table))

@@ -1,4 +1,4 @@
-"""What torch's operations that move, choose or make entries do to pairs, and the table they stand in."""
+"""Rules on pairs for torch's operations that move, choose or make entries; `TABLE` holds all rules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ TABLE: dict[Any, Rule] = {}
 
 
 def rule(*operations: Any) -> Callable[[Rule], Rule]:
-    """What operations do."""
+    """Decorator that enters a function on pairs into `TABLE` as the rule of these torch operations."""
 
     def register(function: Rule) -> Rule:
         TABLE.update(dict.fromkeys(operations, function))
@@ -26,7 +26,7 @@ def rule(*operations: Any) -> Callable[[Rule], Rule]:
 
 @no_type_check
 def paired(value: Any, like: Pair | None = None) -> Pair:
-    """A float64 tensor or a Python number, as it is."""
+    """A tensor or a Python number as a pair, its value unchanged; a number goes to the device of `like`."""
     if isinstance(value, Pair):
         return value
     if isinstance(value, Tensor):
@@ -38,7 +38,7 @@ def paired(value: Any, like: Pair | None = None) -> Pair:
 
 @no_type_check
 def together(a: Any, b: Any) -> tuple[Pair, Pair]:
-    """Two operands, either of which may be no pair."""
+    """Both operands as pairs; one of them may be a tensor or a number."""
     like = a if isinstance(a, Pair) else b
     return paired(a, like), paired(b, like)
 
@@ -48,25 +48,26 @@ def together(a: Any, b: Any) -> tuple[Pair, Pair]:
 
 @no_type_check
 def _part(value: Any, low: bool) -> Any:
+    """hi of every pair in an argument, or lo; other tensors have a lo of zero."""
     if isinstance(value, Pair):
         return value.low if low else value.hi
     if low and isinstance(value, Tensor) and value.is_floating_point():
         return value.new_zeros(()).expand(value.shape)
     if isinstance(value, (list, tuple)):
-        return [_part(each, low) for each in value]
+        return [_part(item, low) for item in value]
     return value
 
 
 @no_type_check
 def _exact(value: Any) -> bool:
-    """No lo anywhere in it."""
+    """True if no pair in the argument has a lo."""
     if isinstance(value, Pair):
         return value.lo is None
     return not isinstance(value, (list, tuple)) or all(map(_exact, value))
 
 
 def moving(operation: Callable[..., Any]) -> Rule:
-    """An operation that moves entries and computes nothing."""
+    """The rule of an operation that moves entries and computes nothing: the same is done to hi and to lo."""
 
     @no_type_check
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ def moving(operation: Callable[..., Any]) -> Rule:
         lo = None if _exact(args) else operation(*_part(args, True), **kwargs)
         if isinstance(hi, Tensor):
             return Pair(hi, lo)
-        return [Pair(*each) for each in zip(hi, lo or [None] * len(hi), strict=True)]
+        return [Pair(*halves) for halves in zip(hi, lo or [None] * len(hi), strict=True)]
 
     return function
 
@@ -96,13 +97,13 @@ for viewed in (aten.view.default, aten._unsafe_view.default, aten.reshape.defaul
 
 @rule(aten.clone.default)
 def clone(x: Pair, **kwargs: Any) -> Pair:
-    """A copy to write into."""
+    """A copy that may be written into."""
     return Pair(aten.clone.default(x.hi, **kwargs), aten.clone.default(x.low, **kwargs))
 
 
 @rule(aten._to_copy.default)
 def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """To another device; to bool; not to fewer digits."""
+    """The pair on another device, or as truth values; rounding to fewer digits is refused."""
     if dtype is torch.bool:
         return x.hi != 0
     if dtype not in (None, torch.float64):
@@ -112,10 +113,12 @@ def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     return x.mapped(lambda t: aten._to_copy.default(t, **kwargs))
 
 
-# New tensors and constants in places.
+# New tensors, and constants written over entries.
 
 
 def _made(operation: Any) -> Rule:
+    """The rule of an operation that makes a new tensor like another: its lo is zero."""
+
     @no_type_check
     def function(x: Pair, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         hi = operation(x.hi, *args, dtype=dtype, **kwargs)
@@ -133,36 +136,36 @@ for made in (
 
 @rule(aten.masked_fill.Scalar)
 def masked_fill(x: Pair, mask: Tensor, value: Number) -> Pair:
-    """A number where the mask is."""
+    """The pair with a number in place of the entries under the mask."""
     return Pair(x.hi.masked_fill(mask, value), None if x.lo is None else x.lo.masked_fill(mask, 0.0))
 
 
 @rule(aten.masked_fill.Tensor)
 def masked_fill_by(x: Pair, mask: Tensor, value: Any) -> Pair:
-    """A tensor's only entry where the mask is."""
+    """The pair with the only entry of a tensor in place of the entries under the mask."""
     return choose(mask, paired(value, x), x)
 
 
 @rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def choose(pick: Tensor, a: Any, b: Any) -> Pair:
-    """a where picked, else b."""
-    one, other = together(a, b)
-    return Pair(torch.where(pick, one.hi, other.hi), torch.where(pick, one.low, other.low))
+    """Entries of a where `pick` is true, else of b."""
+    a, b = together(a, b)
+    return Pair(torch.where(pick, a.hi, b.hi), torch.where(pick, a.low, b.low))
 
 
 @rule(aten.scatter.value)
 def scatter(x: Pair, dim: int, index: Tensor, value: Number) -> Pair:
-    """A number at places of an axis."""
+    """The pair with a number at some positions along an axis."""
     return Pair(x.hi.scatter(dim, index, value), None if x.lo is None else x.lo.scatter(dim, index, 0.0))
 
 
 @rule(aten.fill.Scalar)
 def fill(x: Pair, value: Number) -> Pair:
-    """A number everywhere."""
+    """A pair of the same shape with one number everywhere."""
     return Pair(torch.full_like(x.hi, value), torch.zeros_like(x.hi))
 
 
 @rule(aten.copy.default)
 def copied(x: Pair, source: Any, non_blocking: bool = False) -> Pair:
-    """Another's entries."""
+    """The entries of `source`, to be written into x."""
     return paired(source, x)

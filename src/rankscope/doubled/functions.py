@@ -37,28 +37,30 @@ LAST, STEPS, ORDER, IN_PAIRS = 28, 16, 19, 10
 of its coefficients need two parts."""
 
 
-def number(name: str, like: Tensor) -> Pair:
-    """A constant of `constants.py` beside a tensor."""
+def named(name: str, like: Tensor) -> Pair:
+    """A constant of `constants.py` as a pair on the device of a tensor."""
     hi, lo = parts(name)
     return Pair(like.new_tensor(hi), like.new_tensor(lo))
 
 
 def _point(value: float, like: Tensor) -> Pair:
+    """A float64 number as a pair on the device of a tensor."""
     return Pair(like.new_tensor(value))
 
 
 @cache
 def _ln2_parts() -> tuple[float, float, float]:
     """ln 2 as a sum whose first two have 42 bits: an exponent times these is exact."""
-    whole = parts("ln 2", 4)
-    first = math.floor(whole[0] * 2.0**42) / 2.0**42
-    rest = math.fsum([whole[0] - first, *whole[1:]])
+    ln2 = parts("ln 2", 4)
+    first = math.floor(ln2[0] * 2.0**42) / 2.0**42
+    rest = math.fsum([ln2[0] - first, *ln2[1:]])
     second = math.floor(rest * 2.0**84) / 2.0**84
-    return first, second, math.fsum([whole[0] - first, *whole[1:], -second])
+    return first, second, math.fsum([ln2[0] - first, *ln2[1:], -second])
 
 
 @cache
 def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
+    """(e^(j/FINE), e^(j/FINE) - 1) for j = -FINE .. FINE."""
     tables = [
         torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)
     ]
@@ -67,7 +69,7 @@ def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
 
 @cache
 def _erfc_table(device: torch.device) -> Tensor:
-    """[part, coefficient, point]."""
+    """Taylor coefficients of `e^(x^2) erfc(x)`, `[hi or lo, coefficient, point]`."""
     table = torch.tensor(scaled_erfc_series(STEPS, LAST, ORDER), dtype=torch.float64, device=device)
     return table.permute(2, 1, 0).contiguous()
 
@@ -108,6 +110,7 @@ def _over_factorial(n: int) -> tuple[float, float]:
 
 
 def _fraction(n: int, like: Tensor) -> Pair:
+    """1 / n! as a pair on the device of a tensor."""
     hi, lo = _over_factorial(n)
     return Pair(like.new_tensor(hi), like.new_tensor(lo))
 
@@ -120,7 +123,7 @@ def _marked(result: Pair, x: Tensor) -> Pair:
 
 @elementwise(torch.exp)
 def exp(x: Pair) -> Pair:
-    """e^x."""
+    """The exponential e^x of a pair."""
     k, m = _reduced(x)
     return _marked(scaled(larger_plus(_point(1.0, m.hi), m), k.long()), x.hi)
 
@@ -129,10 +132,10 @@ def exp(x: Pair) -> Pair:
 def expm1(x: Pair) -> Pair:
     """e^x - 1, also relative to itself near zero."""
     k, m = _reduced(x)
-    one = _point(1.0, m.hi)
-    far = minus(scaled(larger_plus(one, m), k.long()), one)
-    here = k == 0
-    return _marked(Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low)), x.hi)
+    unit = _point(1.0, m.hi)
+    far = minus(scaled(larger_plus(unit, m), k.long()), unit)
+    near = k == 0
+    return _marked(Pair(torch.where(near, m.hi, far.hi), torch.where(near, m.low, far.low)), x.hi)
 
 
 def _log1p_near(w: Pair) -> Pair:
@@ -144,13 +147,14 @@ def _log1p_near(w: Pair) -> Pair:
 
 
 def _log(x: Pair) -> Pair:
+    """log x as e ln 2 + log(f), x = 2^e f with f between sqrt(1/2) and sqrt(2)."""
     mantissa, e = torch.frexp(x.hi.masked_fill(~x.hi.isfinite(), 1.0))
     low = mantissa < math.sqrt(0.5)
     e = e.long() - low.long()
     f = scaled(x, -e)
     s = f.hi - 1  # exact
     w = Pair(s) if f.lo is None else two_sum(s, f.lo)
-    return plus(times(number("ln 2", s), Pair(e.double())), _log1p_near(w))
+    return plus(times(named("ln 2", s), Pair(e.double())), _log1p_near(w))
 
 
 @elementwise(torch.log)
@@ -171,7 +175,7 @@ def log1p(x: Pair) -> Pair:
 
 
 def _below_zero(x: Pair) -> Pair:
-    """-|x|."""
+    """-|x|, whose exponential cannot overflow."""
     return x.mapped(lambda t: torch.where(x.hi > 0, -t, t))
 
 
@@ -179,20 +183,20 @@ def _below_zero(x: Pair) -> Pair:
 def sigmoid(x: Pair) -> Pair:
     """1 / (1 + e^-x), small on the left to full relative precision."""
     k, m = _reduced(_below_zero(x))
-    one = _point(1.0, m.hi)
-    e = scaled(larger_plus(one, m), k.long())
+    unit = _point(1.0, m.hi)
+    e = scaled(larger_plus(unit, m), k.long())
     above = Pair(torch.where(x.hi > 0, 1.0, e.hi), e.low.masked_fill(x.hi > 0, 0.0))
-    return _marked(over(above, plus(one, e)), x.hi)
+    return _marked(over(above, plus(unit, e)), x.hi)
 
 
 @elementwise(torch.tanh)
 def tanh(x: Pair) -> Pair:
     """`-m / (2 + m)` with m = e^(-2|x|) - 1, and the sign of x."""
     k, m = _reduced(_below_zero(x).mapped(lambda t: 2 * t))
-    one = _point(1.0, m.hi)
-    far = minus(scaled(larger_plus(one, m), k.long()), one)
-    here = k == 0
-    m = Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low))
+    unit = _point(1.0, m.hi)
+    far = minus(scaled(larger_plus(unit, m), k.long()), unit)
+    near = k == 0
+    m = Pair(torch.where(near, m.hi, far.hi), torch.where(near, m.low, far.low))
     t = over(m, plus(_point(2.0, m.hi), m))
     return _marked(t.mapped(lambda part: torch.where(x.hi > 0, -part, part)), x.hi)
 
@@ -212,12 +216,10 @@ def erfc(x: Pair) -> Pair:
     y, split = Pair(high), halves(t.hi)
     for n in range(IN_PAIRS - 1, -1, -1):
         y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(y, t, split))
-    found = times(y, _gauss(a))
-    beyond = minus(_point(2.0, a.hi), found)
+    tail = times(y, _gauss(a))
+    beyond = minus(_point(2.0, a.hi), tail)
     left = x.hi < 0
-    return _marked(
-        Pair(torch.where(left, beyond.hi, found.hi), torch.where(left, beyond.low, found.low)), x.hi
-    )
+    return _marked(Pair(torch.where(left, beyond.hi, tail.hi), torch.where(left, beyond.low, tail.low)), x.hi)
 
 
 def _gauss(x: Pair) -> Pair:
@@ -232,5 +234,5 @@ def _gauss(x: Pair) -> Pair:
     else:
         last = torch.zeros_like(square)
     k, m = _reduced(Pair(-square, -e))
-    found = scaled(larger_plus(_point(1.0, m.hi), m), k.long())
-    return Pair(found.hi, found.low.addcmul(found.hi, last, value=-1))
+    result = scaled(larger_plus(_point(1.0, m.hi), m), k.long())
+    return Pair(result.hi, result.low.addcmul(result.hi, last, value=-1))

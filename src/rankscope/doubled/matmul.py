@@ -39,14 +39,15 @@ def product(A: Pair, B: Pair) -> Pair:
         right = _Slices(B.mapped(lambda t, i=(*of_batch, deep, wide): t[i]), -2)
         for tall in _runs(rows, TALLEST):
             left = _Slices(A.mapped(lambda t, i=(*of_batch, tall, deep): t[i]), -1)
-            part, place = _product(left, right), (*of_batch, tall, wide)
+            part, index = _product(left, right), (*of_batch, tall, wide)
             if deep.start:
-                part = add(Pair(hi[place], lo[place]), part)
-            hi[place], lo[place] = part.hi, part.low
+                part = add(Pair(hi[index], lo[index]), part)
+            hi[index], lo[index] = part.hi, part.low
     return Pair(hi, lo)
 
 
 def _runs(size: int, most: int) -> list[slice]:
+    """Slices of at most `most` that cover `size` entries."""
     return [slice(i, min(size, i + most)) for i in range(0, size, most)]
 
 
@@ -72,10 +73,12 @@ class _Slices:
 
 
 def _unless_zero(x: Tensor) -> Tensor | None:
+    """The tensor, or None if all its entries are zero."""
     return x if bool(x.any()) else None
 
 
 def _product(A: _Slices, B: _Slices) -> Pair:
+    """The four brackets of the module's formula, added from the largest to the smallest."""
     (a0, a1, a2), a3 = A.slices, A.left[3]
     b0, b1, b2 = B.slices
     levels = [
@@ -84,19 +87,20 @@ def _product(A: _Slices, B: _Slices) -> Pair:
         [(a0, b2), (a1, b1), (a2, b0)],
         [(a0, B.left[3]), (a1, B.left[2]), (a2, B.left[1]), (a3, B.left[0])],
     ]
-    first, second, third, last = (_summed(level) for level in levels)
+    first, second, third, last = (_sum_of_products(level) for level in levels)
     total = Pair(torch.zeros_like(A.scale * B.scale) if first is None else first)
     for part in (second, third, last):
         total = total if part is None else add(total, Pair(part))
     return total.mapped(lambda t: t * A.scale * B.scale)
 
 
-def _summed(pairs: list[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
-    found: Tensor | None = None
+def _sum_of_products(pairs: list[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
+    """The sum of float64 products of slices; None if every product has a slice of zeros."""
+    total: Tensor | None = None
     for a, b in pairs:
         if a is None or b is None:
             continue
-        if found is None:
-            found = a.new_zeros(*a.shape[:-1], b.shape[-1])
-        found = found.addmm_(a, b) if a.ndim == 2 else found.baddbmm_(a, b)
-    return found
+        if total is None:
+            total = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        total = total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
+    return total

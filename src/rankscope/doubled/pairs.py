@@ -23,13 +23,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def no_type_check(kernel: Function) -> Function:
-    """Of what runs ten thousand times a layer: where annotations are enforced as it runs (in tests), its own
-    are not. The name is the one that the checker looks for."""
+    """Marks a function that runs ten thousand times a layer: the run-time type checker of the tests, which
+    looks for this name, leaves its annotations unchecked."""
     return kernel
 
 
 class Pair(NamedTuple):
-    """`hi + lo`."""
+    """Numbers `hi + lo`, hi the float64 nearest to the sum; lo None means zero."""
 
     hi: Tensor
     lo: Tensor | None = None
@@ -82,7 +82,7 @@ def two_prod(a: Tensor, b: Tensor, halves_of_b: tuple[Tensor, Tensor] | None = N
 
 @no_type_check
 def plus(a: Pair, b: Pair) -> Pair:
-    """a + b."""
+    """The sum a + b of pairs."""
     s, e = two_sum(a.hi, b.hi)
     assert e is not None
     if a.lo is None or b.lo is None:
@@ -106,13 +106,13 @@ def larger_plus(a: Pair, b: Pair) -> Pair:
 
 @no_type_check
 def minus(a: Pair, b: Pair) -> Pair:
-    """a - b."""
+    """The difference a - b of pairs."""
     return plus(a, negative(b))
 
 
 @no_type_check
 def negative(a: Pair) -> Pair:
-    """-a."""
+    """The pair -a, without rounding."""
     return a.mapped(torch.neg)
 
 
@@ -160,16 +160,16 @@ def scaled(a: Pair, k: Tensor) -> Pair:
     """`2^k a`, for any integers k."""
     k = k.clamp(-2044, 2044)
     half = k >> 1
-    one, other = power_of_two(half), power_of_two(k - half)
-    return a.mapped(lambda part: part * one * other)
+    first, second = power_of_two(half), power_of_two(k - half)
+    return a.mapped(lambda part: part * first * second)
 
 
 Kernel = Callable[..., Pair]
 
 
 def elementwise(plain: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
-    """A kernel entry by entry, in blocks that fit the cache. Where it gives no finite number, `plain`, the
-    same in float64, says which: an infinity or nan has no lo."""
+    """Decorator that runs a kernel entry by entry, in blocks that fit the cache. Where it gives no finite
+    number, `plain`, the same function in float64, decides between infinities and nan, which have no lo."""
 
     def of(kernel: Kernel) -> Kernel:
         @wraps(kernel)
@@ -198,6 +198,7 @@ def _common(shapes: list[torch.Size]) -> tuple[int, ...]:
 
 @no_type_check
 def _finite(result: Pair, operands: tuple[Pair, ...], plain: Callable[..., Tensor]) -> Pair:
+    """The result, with what `plain` gives in float64 where it is not finite."""
     hi, lo = result.hi, result.low
     if math.isfinite(lo.sum()):  # one pass; an infinite hi leaves nan in lo
         return Pair(hi, lo)
@@ -206,7 +207,7 @@ def _finite(result: Pair, operands: tuple[Pair, ...], plain: Callable[..., Tenso
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Places that cover a tensor, of at most BLOCK entries each."""
+    """Indices of blocks that cover a tensor, of at most BLOCK entries each."""
     inner, axis = 1, len(shape) - 1
     while axis > 0 and inner * shape[axis] <= BLOCK:
         inner, axis = inner * shape[axis], axis - 1
@@ -217,9 +218,9 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 
 def _cut(t: Tensor, index: tuple[slice, ...]) -> Tensor:
-    """That place of a tensor that is broadcast to the whole."""
-    here = index[len(index) - t.ndim :]
-    return t[tuple(each if size > 1 else slice(None) for each, size in zip(here, t.shape, strict=True))]
+    """The block `index` of the broadcast result, taken from an operand before it is broadcast."""
+    axes = index[len(index) - t.ndim :]
+    return t[tuple(axis if size > 1 else slice(None) for axis, size in zip(axes, t.shape, strict=True))]
 
 
 add = elementwise(torch.add)(plus)

@@ -10,12 +10,13 @@ Axes = int | list[int] | tuple[int, ...] | None
 
 
 def _axes(x: Pair, dim: Axes) -> list[int]:
-    """Those named, from the last to the first; all where none is."""
+    """The axes of a reduction, from the last to the first; all axes if none is named."""
     named = [dim] if isinstance(dim, int) else list(dim or range(x.hi.ndim))
     return sorted({axis % max(1, x.hi.ndim) for axis in named} if x.hi.ndim else (), reverse=True)
 
 
 def _without(x: Pair, axes: list[int], keepdim: bool) -> Pair:
+    """The pair with its reduced axes, of size one, taken out unless `keepdim`."""
     for axis in () if keepdim else axes:
         x = x.mapped(lambda t, a=axis: t.squeeze(a))
     return x
@@ -44,10 +45,10 @@ def total(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
 def mean(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
     """The sum over the number of terms."""
     axes = _axes(x, dim)
-    number = 1
+    count = 1
     for axis in axes:
-        number *= x.hi.shape[axis]
-    return divide(total(x, axes, keepdim), Pair(x.hi.new_tensor(float(number))))
+        count *= x.hi.shape[axis]
+    return divide(total(x, axes, keepdim), Pair(x.hi.new_tensor(float(count))))
 
 
 def largest(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
@@ -61,17 +62,17 @@ def largest(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
 
 
 def smallest(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
-    """The smallest entry."""
+    """The smallest entry along the axes."""
     return negative(largest(negative(x), dim, keepdim))
 
 
-def place_of_largest(x: Pair, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first place of the largest entry."""
+def index_of_largest(x: Pair, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the largest entry along an axis, the first of equals."""
     if dim is None:
-        return place_of_largest(x.mapped(torch.flatten), 0)
+        return index_of_largest(x.mapped(torch.flatten), 0)
     top = largest(x, dim, True)
-    found = (x.hi == top.hi) & (x.low == top.low) | x.hi.isnan()
-    return found.to(torch.int8).argmax(dim, keepdim=keepdim)
+    equal = (x.hi == top.hi) & (x.low == top.low) | x.hi.isnan()
+    return equal.to(torch.int8).argmax(dim, keepdim=keepdim)
 
 
 def norm(x: Pair, order: int | float = 2, dim: Axes = None, keepdim: bool = False) -> Pair:
@@ -87,7 +88,7 @@ def norm(x: Pair, order: int | float = 2, dim: Axes = None, keepdim: bool = Fals
 
 
 def absolute(x: Pair) -> Pair:
-    """|x|."""
+    """The absolute value |x| of a pair."""
     return x.mapped(lambda t: torch.where(x.hi < 0, -t, t))
 
 
@@ -96,17 +97,17 @@ def logsumexp(x: Pair, dim: Axes, keepdim: bool = False) -> Pair:
     axes = _axes(x, dim)
     top = largest(x, axes, True)
     top = top.mapped(lambda t: t.masked_fill(~top.hi.isfinite(), 0.0))
-    found = add(functions.log(total(functions.exp(subtract(x, top)), axes, True)), top)
-    return _without(found, axes, keepdim)
+    logs = add(functions.log(total(functions.exp(subtract(x, top)), axes, True)), top)
+    return _without(logs, axes, keepdim)
 
 
 def log_softmax(x: Pair, dim: int) -> Pair:
-    """`x - log sum e^x`."""
+    """The log-softmax `x - log sum e^x` along an axis."""
     shifted = subtract(x, largest(x, dim, True))
     return subtract(shifted, functions.log(total(functions.exp(shifted), dim, True)))
 
 
 def softmax(x: Pair, dim: int) -> Pair:
-    """`e^x / sum e^x`."""
+    """The softmax `e^x / sum e^x` along an axis."""
     grown = functions.exp(subtract(x, largest(x, dim, True)))
     return divide(grown, total(grown, dim, True))

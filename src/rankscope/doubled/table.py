@@ -1,4 +1,4 @@
-"""What torch's operations that compute do to pairs. `Doubled` looks up here what it is asked to do."""
+"""Rules on pairs for torch's operations that compute, added to the `TABLE` that `Doubled` looks into."""
 
 import operator
 from collections.abc import Callable
@@ -38,44 +38,44 @@ from rankscope.doubled.pairs import (
 
 @rule(aten.add.Tensor, aten.add.Scalar)
 def plus(a: Any, b: Any, *, alpha: Number = 1) -> Pair:
-    """a + alpha b."""
-    one, other = together(a, b)
-    return add(one, other if alpha == 1 else multiply(other, paired(alpha, other)))
+    """The sum a + alpha b."""
+    a, b = together(a, b)
+    return add(a, b if alpha == 1 else multiply(b, paired(alpha, b)))
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
 def minus(a: Any, b: Any, *, alpha: Number = 1) -> Pair:
-    """a - alpha b."""
-    return plus(a, b, alpha=-1) if alpha != 1 else subtract(*together(a, b))
+    """The difference a - alpha b."""
+    return subtract(*together(a, b)) if alpha == 1 else plus(a, b, alpha=-alpha)
 
 
 @rule(aten.rsub.Scalar, aten.rsub.Tensor)
 def minus_reversed(a: Any, b: Any, alpha: Number = 1) -> Pair:
-    """b - alpha a."""
+    """The reversed difference b - alpha a."""
     return minus(b, a, alpha=alpha)
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def times(a: Any, b: Any) -> Pair:
-    """a b."""
+    """The product a b, entry by entry."""
     return multiply(*together(a, b))
 
 
 @rule(aten.div.Tensor, aten.div.Scalar)
 def over(a: Any, b: Any) -> Pair:
-    """a / b."""
+    """The quotient a / b, entry by entry."""
     return divide(*together(a, b))
 
 
 @rule(aten.addcmul.default)
 def plus_product(x: Any, a: Any, b: Any, *, value: Number = 1) -> Pair:
-    """x + value a b."""
+    """The sum x + value a b, entry by entry."""
     return plus(x, times(a, b), alpha=value)
 
 
 @rule(aten.reciprocal.default)
 def reciprocal(x: Pair) -> Pair:
-    """1 / x."""
+    """The reciprocal 1 / x of a pair."""
     return divide(paired(1.0, x), x)
 
 
@@ -96,26 +96,26 @@ def power(x: Pair, exponent: Number) -> Pair:
 
 @rule(aten.mm.default, aten.bmm.default)
 def matrix_product(A: Any, B: Any) -> Pair:
-    """A B."""
+    """The product A B of matrices, or of batches of them."""
     return product(*together(A, B))
 
 
 @rule(aten.mv.default)
 def matrix_vector(A: Any, v: Any) -> Pair:
-    """A v."""
+    """The product A v of a matrix and a vector."""
     A, v = together(A, v)
     return product(A, v.mapped(lambda t: t[:, None])).mapped(lambda t: t[:, 0])
 
 
 @rule(aten.dot.default)
 def dot(u: Any, v: Any) -> Pair:
-    """The sum of products."""
+    """The dot product of two vectors."""
     return reductions.total(times(u, v))
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
 def plus_matrix_product(x: Any, A: Any, B: Any, *, beta: Number = 1, alpha: Number = 1) -> Pair:
-    """beta x + alpha A B."""
+    """The sum beta x + alpha A B, A and B matrices."""
     x = x if beta == 1 else times(paired(x), beta)
     return plus(x, matrix_product(A, B), alpha=alpha)
 
@@ -142,8 +142,8 @@ TABLE |= {
     aten.amin.default: reductions.smallest,
     aten.max.default: reductions.largest,
     aten.min.default: reductions.smallest,
-    aten.argmax.default: reductions.place_of_largest,
-    aten.argmin.default: lambda x, *axes: reductions.place_of_largest(negative(x), *axes),
+    aten.argmax.default: reductions.index_of_largest,
+    aten.argmin.default: lambda x, *axes: reductions.index_of_largest(negative(x), *axes),
     aten.ldexp.Tensor: lambda x, exponent: scaled(x, exponent.long()),
     aten.frexp.Tensor: lambda x: [scaled(x, -torch.frexp(x.hi)[1].long()), torch.frexp(x.hi)[1]],
     aten.sum.default: lambda x, dtype=None: reductions.total(x),
@@ -156,7 +156,7 @@ TABLE |= {
     aten.logsumexp.default: reductions.logsumexp,
     aten._log_softmax.default: lambda x, dim, half: reductions.log_softmax(x, dim),
     aten._softmax.default: lambda x, dim, half: reductions.softmax(x, dim),
-    aten.nan_to_num.default: lambda x, *found, **values: Pair(x.hi.nan_to_num(*found, **values), x.lo),
+    aten.nan_to_num.default: lambda x, *args, **values: Pair(x.hi.nan_to_num(*args, **values), x.lo),
     aten._local_scalar_dense.default: lambda x: x.hi.item(),
     **{
         operation: lambda x, *args, of=operation, **kwargs: of(x.hi, *args, **kwargs)
@@ -172,10 +172,12 @@ TABLE |= {
 
 
 def _compared(strict: Callable[[Any, Any], Tensor], last: Callable[[Any, Any], Tensor]) -> Rule:
+    """A comparison: `strict` of hi, and where these are equal `last` of lo."""
+
     @no_type_check
     def function(a: Any, b: Any) -> Tensor:
-        one, other = together(a, b)
-        return strict(one.hi, other.hi) | ((one.hi == other.hi) & last(one.low, other.low))
+        a, b = together(a, b)
+        return strict(a.hi, b.hi) | ((a.hi == b.hi) & last(a.low, b.low))
 
     return function
 
@@ -195,15 +197,15 @@ for name, compare in {
 @rule(aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor)
 def maximum(a: Any, b: Any) -> Pair:
     """The larger of two; nan of nan."""
-    one, other = together(a, b)
-    return choose(less(one, other) | other.hi.isnan(), other, one)
+    a, b = together(a, b)
+    return choose(less(a, b) | b.hi.isnan(), b, a)
 
 
 @rule(aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor)
 def minimum(a: Any, b: Any) -> Pair:
     """The smaller of two; nan of nan."""
-    one, other = together(a, b)
-    return choose(less(other, one) | other.hi.isnan(), other, one)
+    a, b = together(a, b)
+    return choose(less(b, a) | b.hi.isnan(), b, a)
 
 
 @rule(aten.clamp.default, aten.clamp.Tensor)

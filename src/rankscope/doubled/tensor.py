@@ -17,7 +17,7 @@ from rankscope.doubled.table import WRITTEN
 
 
 class Doubled(Tensor):
-    """`hi + lo`, entry by entry.
+    """A torch tensor of about 32 digits, `hi + lo` entry by entry, hi the nearest float64.
 
     >>> third = Doubled.of(torch.ones(1, dtype=torch.float64)) / 3
     >>> third.hi.item(), third.lo.item()
@@ -50,16 +50,16 @@ class Doubled(Tensor):
 
     @property
     def hi(self) -> Tensor:
-        """The nearest float64."""
+        """The float64 tensor nearest to the numbers."""
         return self.pair.hi
 
     @property
     def lo(self) -> Tensor:
-        """What it leaves."""
+        """The float64 tensor that hi leaves."""
         return self.pair.low
 
     def to_float64(self) -> Tensor:
-        """Rounded, as an ordinary tensor."""
+        """The numbers rounded to float64, as an ordinary tensor."""
         return self.pair.hi
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -72,14 +72,14 @@ class Doubled(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        operands, options = [_opened(each) for each in args], kwargs or {}
+        operands, options = [_opened(argument) for argument in args], kwargs or {}
         if operation in WRITTEN:
             args[0]._write(WRITTEN[operation](*operands, **options), operation)
             return args[0]
         if operation not in TABLE:
-            found = operation.decompose(*args, **options)  # into others (in inference mode they come whole)
-            if found is not NotImplemented:
-                return found
+            result = operation.decompose(*args, **options)  # in inference mode operations come undecomposed
+            if result is not NotImplemented:
+                return result
             raise NotImplementedError(
                 f"doubled precision has no rule for {operation}: add one to rankscope/doubled/table.py, or "
                 "round with to_float64() first"
@@ -87,6 +87,7 @@ class Doubled(Tensor):
         return _wrapped(TABLE[operation](*operands, **options))
 
     def _write(self, result: Pair, operation: Any) -> None:
+        """Write the result of an in-place operation into this tensor's memory."""
         hi, lo = self.pair
         if lo is None:  # its numbers may be another's, and there is no place for their digits
             raise NotImplementedError(f"{operation} writes into exact float64 numbers: clone() them first")
@@ -96,16 +97,18 @@ class Doubled(Tensor):
 
 @no_type_check
 def _opened(value: Any) -> Any:
+    """An argument of an operation with pairs in place of `Doubled` tensors."""
     if isinstance(value, Doubled):
         return value.pair
-    return [_opened(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [_opened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 @no_type_check
 def _wrapped(value: Any) -> Any:
+    """A result of a rule with `Doubled` tensors in place of pairs."""
     if isinstance(value, Pair):
         return Doubled(value)
-    return [_wrapped(each) for each in value] if isinstance(value, list) else value
+    return [_wrapped(item) for item in value] if isinstance(value, list) else value
 
 
 def nearest(tensor: Tensor) -> Tensor:
@@ -134,8 +137,7 @@ def quotient(above: int | float, below: int | float, like: Tensor) -> Any:
 
 
 def near_log(tensor: Tensor) -> Tensor:
-    """Some number near the log, to 16 digits and taken as it is: enough for the log of a scale that one may
-    choose."""
+    """A number near log(x), to 16 digits: enough for the log of a scale, which may be chosen freely."""
     return Doubled.of(tensor.hi.log()) if isinstance(tensor, Doubled) else tensor.log()
 
 

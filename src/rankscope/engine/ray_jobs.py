@@ -21,7 +21,7 @@ from rankscope.errors import SweepError
 from rankscope.metrics import METRICS, chosen_metrics
 from rankscope.profiles import Profile
 from rankscope.profiles.corpus import Batches
-from rankscope.studies import Outcome, Setup, Study, chosen, reproduce
+from rankscope.studies import Setup, Study, StudyResult, chosen, reproduce
 from rankscope.studies.reproduce import home
 
 
@@ -76,7 +76,7 @@ def _measure_batch(
 
 def reproduce_on_cluster(
     cluster: Cluster, studies: Sequence[Study], setup: Setup
-) -> Iterator[tuple[Study, Outcome]]:
+) -> Iterator[tuple[Study, StudyResult]]:
     """Run studies, each on one worker; the driver writes each as it ends.
 
     Parts that an earlier run has computed go along with a study, so that they are not computed again.
@@ -92,7 +92,9 @@ def reproduce_on_cluster(
             raise result
         outcome, parts = pickle.loads(result)
 
-        def finished(local: Setup, outcome: Outcome = outcome, parts: dict[str, bytes] = parts) -> Outcome:
+        def finished(
+            local: Setup, outcome: StudyResult = outcome, parts: dict[str, bytes] = parts
+        ) -> StudyResult:
             _write_parts(local.folder, parts)
             return outcome
 

@@ -12,7 +12,6 @@ from rankscope.explorer.controls import RANDOM, Controls
 from rankscope.explorer.network_cache import chosen_remedies
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.nets.remedies.branches import DeepNorm, LambdaSkip
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
 from rankscope.profiles.rows import table
@@ -60,7 +59,7 @@ def network_with(net: Transformer, controls: Controls) -> Transformer:
     Remedies are on it already (`NetworkCache.network`).
     """
     for remedy in chosen_remedies(controls):
-        if isinstance(remedy, DeepNorm | LambdaSkip) and controls.skip is not None:
+        if getattr(remedy, "sets_skip", False) and controls.skip is not None:
             raise SettingError(
                 f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}: leave the "
                 "skip weight as the model has it, or take the remedy out",

@@ -15,7 +15,7 @@ from typing import Any
 from rankscope.errors import SettingError, one_of
 from rankscope.explorer.controls import RANDOM, Controls
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.remedies import REMEDIES, Remedy, remedy
+from rankscope.remedies import REMEDIES, Remedy, remedy
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
 from rankscope.sources.network_names import is_drawn
@@ -117,7 +117,7 @@ def described_remedies() -> list[dict[str, Any]]:
     """For the page: every remedy, what it does, and its numbers as published."""
     return [
         {
-            "name": name, "says": kind.says, "source": kind.source,
+            "name": name, "says": kind.formula, "source": kind.citation,
             "numbers": {field.name: field.default for field in fields(kind)},  # type: ignore[arg-type]
         }
         for name, kind in REMEDIES.items()

@@ -31,7 +31,7 @@ from rankscope.lab.tasks.task import STEPS
 from rankscope.live.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
-from rankscope.nets.remedies import Remedy
+from rankscope.remedies import Remedy
 
 MONITOR_METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")
 """Metrics that the rules of a monitor need."""

@@ -26,14 +26,10 @@ UNSEEN = (
 
 
 class AttentionReadings:
-    """Reads the metrics of attention and of heads in one call.
+    """Reads the metrics of attention and of heads in one call; `readings` takes what is read.
 
-    Args:
-        plan: What to measure.
-        batch: The tokens of the call.
-        readings: (layer, readings) of the call so far, to which those of attention are added.
-        projections: Finds what takes the heads' outputs, where the observer does not know it.
-        mask: The argument of the model that said which tokens are padding; None if none did.
+    `projections` finds what takes the heads' outputs, where the observer does not know it; `mask` is the
+    argument of the model that said which tokens are padding, or None.
     """
 
     def __init__(
@@ -87,12 +83,7 @@ class AttentionReadings:
         self.readings.append((layer, measured))
 
     def check_padding(self, mask: Tensor | None, name: str) -> None:
-        """Refuse padding that attention inside a block knows of and the model's arguments did not say.
-
-        Args:
-            mask: `[batch, token]`, True or negative at padding, that attention was called with.
-            name: What this mask is, for the error.
-        """
+        """Refuse padding that attention in a block was called with and the model's arguments did not say."""
         if mask is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
             return
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
@@ -172,7 +163,7 @@ class AttentionReadings:
             with isolated(pattern.device):
                 self.read_heads(layer, attention.contributions().detach().to(torch.float64))
         elif attention.head_outputs is not None:
-            self.projections.expect(attention.head_outputs())
+            self.projections.head_outputs = attention.head_outputs()
         else:
             raise WatchError(
                 "what each head adds needs the heads' outputs; the observer of this attention gives the "

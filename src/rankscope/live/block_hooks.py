@@ -1,6 +1,6 @@
 """The hooks that report the run of a model and of its blocks, in order, to a `Recorder`.
 
-`Watch` enters `attach_hooks` with a recorder. From then on, when the model is called:
+`Watch` attaches `BlockHooks` with its recorder. From then on, when the model is called:
 
 1. `begin_call`: the model is called, or a module around the blocks by itself, as an encoder in generation;
 2. `enter_block` and `leave_block`, for every block;
@@ -11,80 +11,69 @@ A layer may be a `ModuleList` of parts that are called one by one, while the lis
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from rankscope.live.attention import WatchedBlocks
 from rankscope.live.attention.multihead import multihead_modules
 from rankscope.live.padding import arguments_of
+from rankscope.live.recorder import Recorder
 
 
-class BlockEvents(Protocol):
-    """What `attach_hooks` reports to; `recorder.Recorder` is one."""
+class BlockHooks:
+    """The hooks of one watch: `before` is called, then observers may add theirs, then `after` is called.
 
-    def begin_call(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool
-    ) -> None:
-        """The model is called, or, `alone`, a module around its blocks."""
-
-    def end_call(self, failed: bool) -> None:
-        """The model, or the module around the blocks, has returned or failed."""
-
-    def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A block is called with these arguments."""
-
-    def leave_block(self, block: nn.Module, output: Any, failed: bool) -> None:
-        """A block has returned this output, or failed."""
-
-    def on_key_padding(self, mask: Tensor | None) -> None:
-        """An `nn.MultiheadAttention` in a block is called with this `key_padding_mask`."""
-
-
-def attach_hooks(
-    stack: ExitStack, model: nn.Module, blocks: Sequence[nn.Module], events: BlockEvents
-) -> None:
-    """Hook a model and its blocks so that `events` hears of every call; `stack` takes the hooks away.
-
-    Args:
-        stack: Where the removal of each hook is registered.
-        model: The model.
-        blocks: Its blocks, each once.
-        events: Whom to report to.
+    So a hook that an observer puts on a block runs while the recorder knows that the block runs.
     """
 
-    def before(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
-        stack.callback(module.register_forward_pre_hook(called, with_kwargs=True).remove)
+    def __init__(self, stack: ExitStack, blocks: WatchedBlocks, recorder: Recorder) -> None:
+        self.stack, self.blocks, self.recorder = stack, blocks, recorder
+        self.lists = ListedParts(recorder)
+        self.outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
 
-    def after(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
-        stack.callback(module.register_forward_hook(called, always_call=True).remove)
+    def before(self) -> None:
+        """Hook what is called; modules around the blocks first, as the model may itself be a block."""
+        for module in self.outer:
+            self._pre_hook(module, partial(self.recorder.begin_call, alone=module is not self.blocks.model))
+        for block in self.blocks:
+            if is_list_of_parts(block):
+                for part in parts_of(block):
+                    self._pre_hook(part, partial(self.lists.part_called, block))
+            else:
+                self._pre_hook(block, self.recorder.enter_block)
+        for module in multihead_modules(self.blocks):
+            self._pre_hook(module, self._on_multihead)
 
-    # Hooks of the modules around are registered first, so that they fire first where the model is a block.
-    outer = [model, *modules_around(model, blocks[0])]
-    for module in outer:
-        before(module, partial(events.begin_call, alone=module is not model))
-    lists = ListedParts(events)
-    for block in blocks:
-        if is_list_of_parts(block):
-            for part in parts_of(block):
-                before(part, partial(lists.part_called, block))
-                after(part, lambda module, args, output: lists.part_returned(output, _failed(output)))
-            continue
-        before(block, events.enter_block)
-        after(block, lambda module, args, output: events.leave_block(module, output, _failed(output)))
-    if any(map(is_list_of_parts, blocks)):
-        after(outer[-1], lambda module, args, output: lists.end_block(_failed(output)))
-    for module in multihead_modules(blocks):
-        before(
-            module,
-            lambda module, args, kwargs: events.on_key_padding(
-                arguments_of(module, args, kwargs).get("key_padding_mask")
-            ),
-        )
-    for module in outer:
-        after(module, lambda module, args, output: events.end_call(_failed(output)))
+    def after(self) -> None:
+        """Hook what returns, the blocks before the modules around them."""
+        for block in self.blocks:
+            if is_list_of_parts(block):
+                for part in parts_of(block):
+                    self._hook(part, lambda module, output, failed: self.lists.part_returned(output, failed))
+            else:
+                self._hook(block, self.recorder.leave_block)
+        if any(map(is_list_of_parts, self.blocks)):
+            self._hook(self.outer[-1], lambda module, output, failed: self.lists.end_block(failed))
+        for module in self.outer:
+            self._hook(module, lambda module, output, failed: self.recorder.end_call(failed))
+
+    def _on_multihead(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.recorder.on_key_padding(arguments_of(module, args, kwargs).get("key_padding_mask"))
+
+    def _pre_hook(self, module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
+        self.stack.callback(module.register_forward_pre_hook(called, with_kwargs=True).remove)
+
+    def _hook(self, module: nn.Module, returned: Callable[[nn.Module, Any, bool], None]) -> None:
+        """Call `returned` with the module, its output and whether it failed, also while it raises."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            returned(module, output, output is None and sys.exc_info()[0] is not None)
+
+        self.stack.callback(module.register_forward_hook(hook, always_call=True).remove)
 
 
 def modules_around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
@@ -112,13 +101,10 @@ class ListedParts:
 
     A block begins when the first of its parts is called, whichever that is, and ends when a part of another
     block is called, or the module that holds the blocks returns; its output is that of its last part.
-
-    Args:
-        events: Whom to report to.
     """
 
-    def __init__(self, events: BlockEvents) -> None:
-        self.events = events
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self._forget()
 
     def _forget(self) -> None:
@@ -134,7 +120,7 @@ class ListedParts:
         if block is not self.block or part in self.called:
             self.end_block()
             self.block = block
-            self.events.enter_block(block, args, kwargs)
+            self.recorder.enter_block(block, args, kwargs)
         self.called.add(part)
 
     def part_returned(self, output: Any, failed: bool) -> None:
@@ -148,9 +134,4 @@ class ListedParts:
         if self.block is not None:
             block, output = self.block, self.output
             self._forget()
-            self.events.leave_block(block, output, failed)
-
-
-def _failed(output: Any) -> bool:
-    """True while an exception passes: torch then calls these hooks with no output."""
-    return output is None and sys.exc_info()[0] is not None
+            self.recorder.leave_block(block, output, failed)

@@ -35,12 +35,9 @@ class BlockChain:
         """Layers of which nothing said which tensor is the hidden states."""
 
     def gave(self, layer: int, states: Sequence[Tensor], taken: torch.Size | None) -> Tensor | None:
-        """Hold what a block returned; its hidden states come back, or None where the next block must say.
+        """Hold what a block returned, one tensor or several that could be its hidden states.
 
-        Args:
-            layer: The block's layer.
-            states: The tensors that could be its hidden states.
-            taken: The shape of the hidden states that the block took.
+        They come back if it is one of the shape that was `taken`; None where the next block must say.
         """
         fitting = [x for x in states if x.shape == taken] or list(states)
         self.held = (layer, fitting, [_version(x) for x in fitting]) if fitting else None

@@ -23,11 +23,7 @@ TOKEN_FIRST = ("XLNetLayer",)
 
 
 def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
-    """The layout that the user named, or else the one that the blocks declare.
-
-    Args:
-        modules: The blocks and all modules in them.
-        layout: "batch first", "token first", or None to ask the blocks.
+    """The layout that the user named, or else the one that the blocks, with all in them, declare.
 
     >>> layout_of(list(nn.TransformerEncoderLayer(8, 2).modules()), None)
     'token first'
@@ -57,9 +53,7 @@ def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
     """The floating tensors that could be the hidden states, as they are: of three axes, else of two or four.
 
-    Args:
-        values: What a block returned, or its arguments in order.
-        grid: Whether four axes are rows and columns of tokens.
+    `values` is what a block returned, or its arguments in order; `grid`, whether tokens may be in four axes.
     """
     tensors = [x for x in _tensors(values) if x.is_floating_point()]
     for axes in (3, 4, 2) if grid else (3, 2):
@@ -72,16 +66,7 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     """What could be the hidden states, as `[batch, token, width]`, detached, in the order of `candidates_in`.
 
     A single sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens
-    row by row.
-
-    Args:
-        values: What a block returned, or its arguments in order.
-        layout: Which axis is the batch.
-        where: What `values` are, for the error.
-        grid: Whether four axes are rows and columns of tokens.
-
-    Raises:
-        WatchError: There is no such tensor, or it is nested.
+    row by row. `where` says what `values` are, for the error if there is no such tensor.
     """
     tensors = [x for x in _tensors(values) if x.is_floating_point()]
     if any(x.is_nested for x in tensors):

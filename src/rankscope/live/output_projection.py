@@ -5,9 +5,9 @@ the block that is called, after attention, on exactly the heads' outputs side by
 sums to the projection's own output is checked every time.
 
 Order of events: `Watch` enters `attached`; the recorder calls `reset` when a call of the model begins;
-`attention_readings.py` calls `expect` when attention was seen; a hook calls `linear_called`, which hands what
-each head adds to `on_contributions`; where the projection lies inside a module with further weights (LoRA), a
-hook calls `wrapper_called`; `block_left` checks that the projection was found.
+`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands
+what each head adds to `on_contributions`; where the projection lies inside a module with further weights
+(LoRA), a hook calls `wrapper_called`; `block_left` checks that the projection was found.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +26,7 @@ Called = Callable[[nn.Module, Tensor, Tensor], None]
 
 
 class OutputProjectionFinder:
-    """Waits for the linear layer that is called on the heads' outputs.
-
-    Args:
-        on_contributions: Called with what each head adds, `[batch, head, token, width]`.
-    """
+    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds."""
 
     def __init__(self, on_contributions: Callable[[Tensor], None]) -> None:
         self.on_contributions = on_contributions
@@ -42,10 +38,6 @@ class OutputProjectionFinder:
         """Waiting for the projection, `[batch, token, head, d]`."""
         self.projected: tuple[nn.Module, Tensor, Tensor] | None = None
         """The projection found in this block, its input and its output."""
-
-    def expect(self, head_outputs: Tensor) -> None:
-        """Wait for the linear layer that takes these, `[batch, token, head, d]`."""
-        self.head_outputs = head_outputs
 
     def linear_called(self, linear: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear layer in a block computed y from x: the projection, if x is the heads' outputs."""

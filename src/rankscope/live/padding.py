@@ -37,11 +37,11 @@ DEEPEST = 3
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
 
 
-class FoundPadding(NamedTuple):
-    """Padding that was found in an argument: `[batch, token]`, True at padding, and the argument's name."""
+class PaddingArgument(NamedTuple):
+    """An argument that says which tokens are padding: `[batch, token]`, True at padding, and its name."""
 
     padding: Tensor
-    argument: str
+    name: str
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,17 +84,11 @@ def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
 
 def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
-) -> FoundPadding | None:
+) -> PaddingArgument | None:
     """The padding of tokens of this shape; None where no argument says anything of it.
 
-    Args:
-        calls: Arguments of the model and of the modules around the blocks, from the outside in.
-        block: Arguments of the first block.
-        shape: `[batch, token]` of its hidden states.
-        decoder: Whether the blocks are a decoder beside an encoder, which has masks of its own.
-
-    Raises:
-        WatchError: There is a mask, of another shape or of unclear meaning.
+    `calls` are the arguments of the model and of the modules around the blocks, from the outside in, `block`
+    those of the first block. A `decoder` beside an encoder has masks of its own.
     """
     if decoder:
         return _of_shape(calls, DECODER_MASKS, shape)
@@ -108,13 +102,13 @@ def find_padding(
 
 def _of_shape(
     calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]
-) -> FoundPadding | None:
+) -> PaddingArgument | None:
     """The first mask of these names that has the tokens' shape."""
     misfits = []
     for call in calls:
         for name, mask in _masks(call, names):
             if mask.shape == tuple(shape):
-                return FoundPadding(_as_padding(name, mask), name)
+                return PaddingArgument(_as_padding(name, mask), name)
             misfits.append((name, tuple(mask.shape)))
     if misfits and not set(names) & set(AMBIGUOUS_MASKS):
         name, misfit = misfits[0]
@@ -173,13 +167,13 @@ def _is_triangle(on: Tensor) -> bool:
     return torch.equal(on, torch.ones_like(on).tril())
 
 
-def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> FoundPadding | None:
+def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> PaddingArgument | None:
     """Padding in the 4D mask that a block takes: the tokens that no token may attend to."""
     mask = block.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 4 or (mask.shape[0], mask.shape[-1]) != tuple(shape):
         return None
     hidden = mask.detach() < -1e3 if mask.is_floating_point() else ~mask.detach().bool()
-    return FoundPadding(hidden.flatten(1, 2).all(1), "attention_mask")
+    return PaddingArgument(hidden.flatten(1, 2).all(1), "attention_mask")
 
 
 def is_decoder(model: nn.Module, stack: str) -> bool:

@@ -28,37 +28,21 @@ KEPT = ("states", "attention")
 
 @dataclass
 class WatchPlan:
-    """The options of a watch, and what was found out about the model's blocks.
-
-    Args:
-        metrics: The metrics to read.
-        blocks: The blocks in order; one that is called several times may stand there several times.
-        stack: The dotted name of the stack of blocks; empty where the blocks were listed one by one.
-        layers: The layers to measure; None for all.
-        keep: Whole tensors to keep: "states", "attention".
-        layout: Which axis of the hidden states is the batch.
-        grid: Whether hidden states of four axes are tokens in rows and columns.
-        padding: `[batch, token]`, True at padding, where the user gave it.
-        padding_from_model: Whether to find the padding in the arguments of the model's call.
-        blocks_named: Whether the user named the blocks, or they were found.
-        decoder: Whether the blocks are the decoder of a model that has an encoder as well.
-        attention: The ways to see attention, of which the first that applies is used.
-        training_only: Whether only calls in train mode count: an evaluation is no training batch.
-    """
+    """The options of a watch, and what was found out about the model's blocks."""
 
     metrics: Sequence[Metric]
-    blocks: list[nn.Module]
-    stack: str = ""
-    layers: frozenset[int] | None = None
-    keep: frozenset[str] = frozenset()
+    blocks: list[nn.Module]  # in order; one that is called several times may stand there several times
+    stack: str = ""  # the dotted name of the blocks; empty where they were listed one by one
+    layers: frozenset[int] | None = None  # to measure; None for all
+    keep: frozenset[str] = frozenset()  # of KEPT
     layout: Layout = "batch first"
-    grid: bool = False
-    padding: Tensor | None = None
-    padding_from_model: bool = True
-    blocks_named: bool = False
-    decoder: bool = False
+    grid: bool = False  # hidden states of four axes are tokens in rows and columns
+    padding: Tensor | None = None  # [batch, token], True at padding, where the user gave it
+    padding_from_model: bool = True  # find the padding in the arguments of the model's call
+    blocks_named: bool = False  # by the user, not found
+    decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
-    training_only: bool = False
+    training_only: bool = False  # calls in eval mode do not count: an evaluation is no training batch
 
     @cached_property
     def reads_norms_only(self) -> bool:
@@ -94,20 +78,7 @@ def make_plan(
 
     Args:
         model: The model, without wrappers.
-        metrics: Names of metrics, or `Metric` objects.
-        layers: Which of 0..L to measure; all if None.
-        blocks: The stack of blocks, by name or as a list; found if None.
-        padding: `[batch, token]`, True at padding, or "model" (look for a mask), or "none".
-        attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
-        layout: "batch first" or "token first"; asked of the blocks if None.
-        keep: Whole tensors to keep: "states", "attention".
-        attention: The ways to see attention, in the order in which they are tried.
-
-    Returns:
-        The plan, with the blocks in it.
-
-    Raises:
-        WatchError: An option is not one of those, or the model cannot be watched so.
+        metrics, layers, blocks, padding, attention_mask, layout, keep, attention: As in `watch`.
     """
     modules = submodules(model)
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)

@@ -15,10 +15,7 @@ Layers are numbered by the order of calls within one call of the model, so that 
 is twelve layers. `watch.py` and `notes.py` read the totals.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,162 +23,21 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention_readings import AttentionReadings
-from rankscope.live.chain import BlockChain
+from rankscope.live.calls import CallReadings, ModelCall, OpenBlock, WatchTotals
 from rankscope.live.hidden_states import candidates_in, hidden_states_in
 from rankscope.live.output_projection import OutputProjectionFinder
 from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
 from rankscope.live.plan import WatchPlan
 from rankscope.live.routing import RoutingReadings
-from rankscope.live.state_norms import StateNorms
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.metrics import Metric
 from rankscope.profiles.rows import Found
 
 CACHED = "it went on from a cache"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
-WAITING = 2**20
-"""Entries of small states of calls that ended, some megabytes, up to which they wait to be read together."""
-
-
-class OpenBlock(NamedTuple):
-    """A block that was entered and not yet left."""
-
-    layer: int
-    shape: torch.Size | None
-    """The shape of the hidden states that it took."""
-
-
-class CallReadings(NamedTuple):
-    """What is read of one call, made when its first hidden states are known."""
-
-    batch: TokenBatch
-    states: StateReadings
-    attention: AttentionReadings
-    routing: RoutingReadings
-
-
-class ModelCall:
-    """One call of the model, while it runs.
-
-    Args:
-        arguments: What the model was called with, by name.
-        alone: Whether a module around the blocks was called by itself, not the model.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
-        self.arguments = [arguments]
-        """Of the model and of the modules around the blocks, from the outside in."""
-        self.alone = alone
-        self.layer = 0
-        """The layer entered last."""
-        self.open: list[OpenBlock] = []
-        self.left: list[int] = []
-        """Layers whose block has returned."""
-        self.chain = BlockChain()
-        self.mask: str | None = None
-        """The argument that said which tokens are padding."""
-        self.read: CallReadings | None = None
-
-
-@dataclass
-class WatchTotals:
-    """What was measured in all calls of a watch that ended well, and what was noticed.
-
-    Args:
-        metrics: The metrics that are read.
-    """
-
-    metrics: Sequence[Metric]
-    calls: int = 0
-    samples: int = 0
-    calls_left_out: Counter[str] = field(default_factory=Counter)
-    """Calls that were not measured, by the reason."""
-    blocks_outside: int = 0
-    """Calls of blocks outside a call of the model."""
-    calls_per_layer: Counter[int] = field(default_factory=Counter)
-    layers_with_attention: set[int] = field(default_factory=set)
-    later_attention: int = 0
-    other_attention: int = 0
-    row_sum_defects: list[Tensor] = field(default_factory=list)
-    float32_inside: bool = False
-    """Whether a model in float64 computed attention in float32."""
-    padded_tokens: list[Tensor] = field(default_factory=list)
-    masks: set[str | None] = field(default_factory=set)
-    """The arguments that said which tokens are padding."""
-    broken_links: set[int] = field(default_factory=set)
-    """Layers whose hidden states the next block did not take as they were."""
-    unsure_layers: set[int] = field(default_factory=set)
-    """Layers of which nothing said which of several tensors is the hidden states."""
-    modes: set[str] = field(default_factory=set)
-    dropout: float = 0.0
-    arithmetic: torch.dtype | None = None
-    kept: dict[str, dict[int, list[Tensor]]] = field(
-        default_factory=lambda: {"states": defaultdict(list), "attention": defaultdict(list)}
-    )
-    """Whole tensors by layer, one for each call."""
-    _readings: list[tuple[int, int, Found]] = field(default_factory=list)
-    _broken: list[tuple[int, Tensor]] = field(default_factory=list)
-    _ended: list[tuple[int, StateReadings]] = field(default_factory=list)
-    """(first sample, states of a call whose last ones wait to be read)"""
-    _norms: list[tuple[int, StateNorms]] = field(default_factory=list)
-    """(first sample, norms from which the metrics are not computed yet)"""
-
-    @property
-    def readings(self) -> list[tuple[int, int, Found]]:
-        """(layer, first sample, readings) of all calls."""
-        self._flush()
-        norms, self._norms = self._norms, []
-        for start, call_norms in norms:
-            self._readings += [(layer, start, rows) for layer, rows in call_norms.readings(self.metrics)]
-        return self._readings
-
-    @property
-    def broken_states(self) -> list[tuple[int, Tensor]]:
-        """(layer, whether some entry of its hidden states was NaN or infinite)"""
-        self._flush()
-        return self._broken
-
-    def add(self, call: ModelCall, read: CallReadings) -> None:
-        """Count a call that ended well."""
-        attention = read.attention
-        self.broken_links.update(call.chain.broken)
-        self.unsure_layers.update(call.chain.unsure)
-        self.masks.add(call.mask)
-        self.calls_per_layer.update(call.left)
-        self.row_sum_defects += attention.defects
-        self.layers_with_attention.update(attention.layers)
-        self.later_attention += attention.later
-        self.other_attention += len(attention.left_out)
-        self.float32_inside |= attention.float32_inside
-        self._ended.append((self.samples, read.states))
-        if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
-            self._flush()
-        self.samples += read.batch.shape[0]
-        if not read.batch.all_valid:
-            self.padded_tokens.append(read.batch.padded_tokens)
-        for name, kept in (("states", read.states.kept), ("attention", attention.kept)):
-            for layer, x in kept:
-                self.kept[name][layer].append(x)
-
-    def _flush(self) -> None:
-        """Read the hidden states that wait."""
-        ended, self._ended = self._ended, []
-        for start, states in ended:
-            states.flush()
-            self._readings += [(layer, start, rows) for layer, rows in states.readings]
-            if states.norms is not None:
-                states.norms.buffer = None
-                self._norms.append((start, states.norms))
-            self._broken += states.broken
 
 
 class Recorder:
-    """Follows a model through its calls, and adds up what is read of them in `totals`.
-
-    Args:
-        plan: What to measure.
-        blocks: The blocks, with those who follow their run.
-    """
+    """Follows a model through its calls, and adds up what is read of them in `totals`."""
 
     def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
         self.plan, self.blocks = plan, blocks

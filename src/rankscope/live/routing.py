@@ -47,13 +47,7 @@ def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 class RoutingReadings:
-    """Reads the metrics of routing in one call.
-
-    Args:
-        plan: What to measure.
-        batch: The tokens of the call.
-        readings: (layer, readings) of the call so far, to which those of routing are added.
-    """
+    """Reads the metrics of routing in one call; `readings` takes what is read."""
 
     def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Found]]) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings

@@ -52,17 +52,11 @@ class LayerNorms(NamedTuple):
 
 @dataclass
 class StateNorms:
-    """Norms of the hidden states of one call.
+    """Norms of the hidden states of one call."""
 
-    Args:
-        valid: `[batch, token]`, True at tokens and False at padding.
-        all_valid: Whether there is known to be no padding.
-        unit: The eps of the arithmetic that the model ran in.
-    """
-
-    valid: Tensor
-    all_valid: bool
-    unit: float
+    valid: Tensor  # [batch, token], False at padding
+    all_valid: bool  # there is known to be no padding
+    unit: float  # the eps of the arithmetic that the model ran in
     taken: list[LayerNorms] = field(default_factory=list)
     buffer: Tensor | None = None
 

@@ -29,29 +29,16 @@ ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass
 class TokenBatch:
-    """The tokens of one call of the model.
+    """The tokens of one call of the model."""
 
-    Args:
-        shape: `[batch, token]`.
-        valid: `[batch, token]`, True at tokens and False at padding; by device, filled by `valid_for`.
-        all_valid: Whether there is no padding.
-        unit: The eps of the arithmetic that the model ran in.
-    """
-
-    shape: torch.Size
-    valid: dict[torch.device, Tensor]
-    all_valid: bool
-    unit: float
+    shape: torch.Size  # [batch, token]
+    valid: dict[torch.device, Tensor]  # [batch, token], False at padding; by device, filled by `valid_for`
+    all_valid: bool  # there is no padding
+    unit: float  # the eps of the arithmetic that the model ran in
 
     @classmethod
     def of(cls, hidden: Tensor, padding: Tensor | None, arithmetic: torch.dtype) -> "TokenBatch":
-        """The batch whose first hidden states are `hidden` `[batch, token, width]`.
-
-        Args:
-            hidden: What the first block takes.
-            padding: `[batch, token]`, True at padding; None if there is none.
-            arithmetic: The dtype that the model runs in.
-        """
+        """The batch whose first block takes `hidden` `[batch, token, width]`, in a model of this dtype."""
         shape = hidden.shape[:2]
         valid = {hidden.device: real_tokens(shape, padding, hidden.device)}
         return cls(shape, valid, padding is None, unit_of(arithmetic))
@@ -70,13 +57,7 @@ class TokenBatch:
 
 
 class StateReadings:
-    """Reads the metrics of tokens off the hidden states of one call.
-
-    Args:
-        plan: What to measure.
-        batch: The tokens of the call.
-        readings: (layer, readings) of the call so far; readings of attention and routing go there as well.
-    """
+    """Reads the metrics of tokens off the hidden states of one call; `readings` takes what is read."""
 
     def __init__(
         self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Found]] | None = None

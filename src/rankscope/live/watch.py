@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
 from rankscope.live.attention.multihead import without_nested_tensors
-from rankscope.live.block_hooks import attach_hooks
+from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
 from rankscope.live.modules import is_compiled, refuse_scripted, running_uncompiled, submodules, uncompiled
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
@@ -105,11 +105,7 @@ def watch(
 class Watch:
     """A model that is being measured: what `watch` returns. Entered again, it continues to count.
 
-    Args:
-        model: The model, not compiled.
-        plan: What to measure, and the blocks.
-        variant: The name of the model in the table.
-        compiled: Whether the model is compiled, so that it must be made to run as it was written.
+    `compiled` says that the model is compiled, and must be made to run as it was written.
     """
 
     def __init__(
@@ -138,13 +134,15 @@ class Watch:
                 self._note_change("The model is compiled: while watched, its original ran as it was written.")
             if stack.enter_context(without_nested_tensors(submodules(self.model))):
                 self._note_change("While watched, torch's fused encoder and its nested tensors were off.")
+            hooks = BlockHooks(stack, self._blocks, recorder)
+            hooks.before()
             if plan.wants("attention") or plan.wants("heads"):
                 self._observe_attention(stack)
             if plan.wants("heads"):
                 stack.enter_context(recorder.projections.attached(self._blocks))
             if plan.wants("routing"):
                 stack.enter_context(reported_outputs(self._blocks, recorder.on_module_output))
-            attach_hooks(stack, self.model, self._blocks, recorder)
+            hooks.after()
             self._stack = stack.pop_all()
         return self
 

@@ -25,8 +25,8 @@ from rankscope.nets.checks import among, check, check_types
 from rankscope.nets.experts import Experts
 from rankscope.nets.fields import BIASES, Fields
 from rankscope.nets.masks import Mask, MaskLike, spec_of
-from rankscope.nets.remedies.catalogue import remedy
-from rankscope.nets.remedies.remedy import Built
+from rankscope.remedies.base import BuiltInRemedy
+from rankscope.remedies.catalogue import remedy
 
 DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
@@ -194,7 +194,7 @@ def _thawed(value: Any) -> Any:
         return [_thawed(item) for item in value]
     if isinstance(value, Experts):
         return value.to_dict()
-    if isinstance(value, Built):
+    if isinstance(value, BuiltInRemedy):
         return f"remedy:{value.spec()}"
     return value if value is None or isinstance(value, str | int | float) else _named(value)
 

@@ -18,9 +18,11 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
         return list(range(depth))
     if isinstance(layers, int) and not isinstance(layers, bool):
         if layers < 1:
-            raise ArchitectureError(f"a network must have at least one layer; got layers={layers}")
+            raise ArchitectureError(
+                f"a network must have at least one layer; got layers={layers}", subject="layers"
+            )
         if layers > DEEPEST:
-            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {layers}")
+            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {layers}", subject="layers")
         return [index % depth for index in range(layers)]
     if not isinstance(layers, Sequence):
         raise ArchitectureError(f"layers must be a depth or a list of layers; got {layers!r}")

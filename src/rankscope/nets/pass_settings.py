@@ -27,6 +27,11 @@ def unpadded(arch: Architecture, n: int, device: torch.device) -> Seen:
     return {mask: masks.matrix(mask, n, device)[None, None] for mask in used}
 
 
+def average(visible: Bool[Tensor, "batch 1 row token"]) -> Float[Tensor, "batch 1 row token"]:
+    """Return C, float64: each row the uniform average of what it sees; zero where it sees nothing."""
+    return visible.double() / visible.sum(-1, keepdim=True).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class PassSettings:
     """Of one batch of tokens, valid ones first."""
@@ -81,6 +86,10 @@ class PassSettings:
         if bool((self.valid[:, start:stop] & ~found[:, 0].any(-1)).any()):
             raise MaskError(UNSEEN)
         return found
+
+    def averages(self, mask: str | masks.Mask) -> Float[Tensor, "#batch 1 token token"]:
+        """Return C of a layer with this mask: each row the uniform average of what a token sees."""
+        return average(self.visible[mask])
 
     def bare(self) -> "PassSettings":
         """Without positions: what cross-attention has of it."""

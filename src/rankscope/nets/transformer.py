@@ -26,14 +26,14 @@ from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weig
 from rankscope.nets.padding import TokenOrder, check_tokens, padding_from, prepare_tokens
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.remedies import Remedy
-from rankscope.nets.remedies import remedy as named_remedy
 from rankscope.nets.steps import ForwardPass, Step
 from rankscope.nets.streamed_layers import StreamedLayers, let_go, picked
 from rankscope.nets.tensors import shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.variants import named_changes
 from rankscope.nets.weights import Weights, converted, named
+from rankscope.remedies.base import Remedy
+from rankscope.remedies.catalogue import remedy as named_remedy
 from rankscope.shapes import Bool, Float
 
 
@@ -263,7 +263,7 @@ class Transformer:
 
     def with_remedy(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
-        (`nets/remedies/`). Tensors that a remedy trains start at its published values.
+        (`rankscope/remedies`). Tensors that a remedy trains start at its published values.
 
         >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
         >>> net.with_remedy("attnscale", w=0.5).arch.parts

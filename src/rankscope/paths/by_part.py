@@ -99,7 +99,8 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     if frozen.net.streamed:
         raise PathError(
             "shares of heads are taken back through all layers, which must be in memory; those of this "
-            "network are read from its files one at a time: by_length and by_layer go through them in order"
+            "network are read from its files one at a time: by_length and by_layer go through them in order",
+            subject="stream",
         )
     head_terms, inputs_read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.valid)

@@ -25,7 +25,9 @@ def path_counts(layers: int, heads: int) -> list[int]:
     ([1, 144, 9504], True)
     """
     if layers < 0 or heads < 0:
-        raise PathError(f"layers and heads must be whole numbers >= 0; got {layers} and {heads}")
+        raise PathError(
+            f"layers and heads must be whole numbers >= 0; got {layers} and {heads}", subject="layers"
+        )
     return [comb(layers, k) * heads**k for k in range(layers + 1)]
 
 
@@ -63,7 +65,9 @@ def sampled_paths(ways: Ways, length: int, count: int, seed: int) -> list[Path]:
     """Paths of one length, drawn uniformly without repetition."""
     total = counts_along(ways)[checked_length(length, len(ways))]
     if not 0 <= count <= total:
-        raise PathError(f"there are {total} paths of length {length}; {count} were asked for")
+        raise PathError(
+            f"there are {total} paths of length {length}; {count} were asked for", subject="count"
+        )
     draw = random.Random(seed)
     chosen: dict[int, None] = {}
     if total <= 4 * count:
@@ -111,14 +115,16 @@ def _heads(choices: tuple[int | None, ...]) -> list[int]:
 def checked_length(length: int, layers: int) -> int:
     """The length itself, if paths of this network can have it."""
     if type(length) is not int or not 0 <= length <= layers:
-        raise PathError(f"lengths run from 0 to {layers}; got {length!r}")
+        raise PathError(f"lengths run from 0 to {layers}; got {length!r}", subject="length")
     return length
 
 
 def spelled(path: Iterable[int | None]) -> Path:
     """A path as a tuple, if it is a row of anything."""
     if isinstance(path, str) or not isinstance(path, Iterable):
-        raise PathError(f"a path names a head or None for each layer, as in (3, None, 0); got {path!r}")
+        raise PathError(
+            f"a path names a head or None for each layer, as in (3, None, 0); got {path!r}", subject="path"
+        )
     return tuple(path)
 
 
@@ -127,15 +133,20 @@ def checked(path: Path, ways: Ways, heads: int) -> Path:
     path = tuple(path)
     if len(path) != len(ways):
         raise PathError(
-            f"a path names a head or None for each of {len(ways)} layers; got {len(path)}: {path}"
+            f"a path names a head or None for each of {len(ways)} layers; got {len(path)}: {path}",
+            subject="path",
         )
     for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
         if head is not None and not (type(head) is int and 0 <= head < heads):
-            raise PathError(f"heads are numbered 0..{heads - 1}, None goes past them; got {head!r} in {path}")
+            raise PathError(
+                f"heads are numbered 0..{heads - 1}, None goes past them; got {head!r} in {path}",
+                subject="head",
+            )
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
             raise PathError(
                 f"in layer {layer} (0-based) of this network {what}, so there is no path {path}: name one of "
-                f"{', '.join(map(str, choices)) or 'no ways'} there"
+                f"{', '.join(map(str, choices)) or 'no ways'} there",
+                subject="path",
             )
     return path

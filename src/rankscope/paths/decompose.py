@@ -211,7 +211,8 @@ class Decomposition:
         if not paths:
             raise PathError(
                 "residuals needs a count of at least 1 and lengths that have paths; got a count of "
-                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has"
+                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has",
+                subject="count",
             )
         return path_residuals(self.frozen, paths)
 
@@ -240,18 +241,23 @@ class Decomposition:
         ]
         if len(named) != 1:
             raise PathError(
-                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}"
+                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}",
+                subject="keep",
             )
         if heads is not None:
             if attention != "shared":
                 raise PathError(
-                    "with heads, attention is shared; for attention of their own, net.variant(heads=)"
+                    "with heads, attention is shared; for attention of their own, net.variant(heads=)",
+                    subject="attention",
                 )
             result = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
             return self.frozen.restored(result)
         if lengths is not None:
             if not isinstance(lengths, Iterable):
-                raise PathError(f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]")
+                raise PathError(
+                    f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]",
+                    subject="lengths",
+                )
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
                 result = self._lengths.embedding[wanted].sum(0)
@@ -262,7 +268,8 @@ class Decomposition:
             if path_count > MOST_ENUMERATED:
                 raise PathError(
                     f"paths with attention of their own are computed one by one, at most "
-                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)"
+                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)",
+                    subject="lengths",
                 )
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
@@ -273,7 +280,7 @@ class Decomposition:
     def _step(self, attention: str) -> Step:
         steps = {"shared": shared_step, "own": own_step}
         if attention not in steps:
-            raise PathError(one_of("attention", attention, steps))
+            raise PathError(one_of("attention", attention, steps), subject="attention")
         return steps[attention](self.frozen)
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:

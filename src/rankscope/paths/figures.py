@@ -122,14 +122,15 @@ def heads_chart(table: pl.DataFrame, column: str = "contraction") -> Chart:
         raise MetricError(one_of("column", column, HEADS), subject="column")
     means = head_means(table)
     layers, heads = (means[name].unique().sort().to_list() for name in ("layer", "head"))
-    rows = [means.filter(layer=layer) for layer in layers]
-    grid = np.array([row[column].fill_null(math.nan).to_list() for row in rows], dtype=float)
+    rows = {(row["layer"], row["head"]): row for row in means.iter_rows(named=True)}
+    places = [[(layer, head) for head in heads] for layer in layers]  # of a damaged table some are missing
+    grid = np.array([[rows.get(place, {}).get(column) for place in row] for row in places], dtype=float)
     sizes = np.abs(grid[np.isfinite(grid)])
     signed, limit = "share" in column, float(sizes.max(initial=0.0)) or 1.0
     cells = Heatmap(
         heads, layers, grid, range=(-limit if signed else 0.0, limit), signed=signed,
         numbers=len(layers) * len(heads) <= LABELLED,
-        hover=[[_head(head) for head in row.iter_rows(named=True)] for row in rows],
+        hover=[[_head(rows[place]) if place in rows else ("", "", "") for place in row] for row in places],
     )  # fmt: skip
     least, most = (sizes.min(), sizes.max()) if len(sizes) else (math.nan, math.nan)
     return Chart(

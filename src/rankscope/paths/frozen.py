@@ -190,23 +190,27 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
     if net.arch.cross_attention:
         raise PathError(
             "a network is taken apart where every path begins at its own tokens; this one has "
-            "cross-attention, whose paths begin in a memory: measure it instead"
+            "cross-attention, whose paths begin in a memory: measure it instead",
+            subject="cross_attention",
         )
     for part in pieces(net.arch.parts):
         if part.place in ("values", "heads"):
             raise PathError(
                 "a network is taken apart into paths where a head averages its layer's tokens and does no "
-                f"more; {part.name} changes the {part.place} of a layer besides: measure the network instead"
+                f"more; {part.name} changes the {part.place} of a layer besides: measure the network instead",
+                subject=part.name,
             )
         if part.place != "pattern" and not hasattr(part, "frozen"):
             raise PathError(
                 f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "
-                f"{part.name} has none: write one, or measure the network instead"
+                f"{part.name} has none: write one, or measure the network instead",
+                subject=part.name,
             )
     if net.arch.key_latent:
         raise PathError(
             "a network is taken apart where values are linear in tokens; those of this one are of a latent "
-            "that goes through a norm of its own: measure it instead"
+            "that goes through a norm of its own: measure it instead",
+            subject="key_latent",
         )
     X, valid, order = net.prepared(X, padding)
     rules = _FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))

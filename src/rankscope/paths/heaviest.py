@@ -81,12 +81,15 @@ def heaviest(
     A beam along the heaviest beginnings comes first, so that there is an answer whatever the budget proves.
     """
     if by not in ("norm", "residual"):
-        raise PathError(one_of("by", by, ("norm", "residual")))
+        raise PathError(one_of("by", by, ("norm", "residual")), subject="by")
     if count < 1 or budget < 1:
-        raise PathError(f"top needs a count and a budget of at least 1; got {count} and {budget}")
+        raise PathError(
+            f"top needs a count and a budget of at least 1; got {count} and {budget}", subject="count"
+        )
     if not frozen.valid.any():
         raise PathError(
-            f"top needs tokens to weigh paths by; received {tuple(frozen.valid.shape)} of which none is real"
+            f"top needs tokens to weigh paths by; received {tuple(frozen.valid.shape)} of which none is real",
+            subject="X",
         )
     depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)

@@ -123,7 +123,7 @@ class ByLength:
                 return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileError(
-                f"{path} must be a file written by ByLength.save; it cannot be read ({error})"
+                f"{path} must be a file written by ByLength.save; it cannot be read ({error})", subject="path"
             ) from error
 
 
@@ -148,7 +148,8 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
     if not closure <= allowed:
         raise ClosureError(
             f"the parts must add up to the output within {allowed:.0e} of it; they miss it by "
-            f"{closure:.1e}: the frozen network overflows, or its terms cancel to nothing; use float64"
+            f"{closure:.1e}: the frozen network overflows, or its terms cancel to nothing; use float64",
+            subject="closure",
         )
     return closure
 

@@ -14,10 +14,16 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import distance_of_rows
+from rankscope.deviation.comparison import (
+    direction_difference,
+    pattern_difference,
+    pattern_distance,
+    score_sizes,
+    state_distance,
+)
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
-from rankscope.deviation.second_pass import SecondPassLayer, apart, distance, score_sizes, turned
+from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
@@ -83,15 +89,17 @@ def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Second
 def confirmed(found: Found, single: Found, here: Confirmation) -> Found:
     """Readings of doubled precision, with the digits that float64's have of them; marked where neither
     float64 nor a second doubled pass agrees."""
-    states = distance(here.doubled.state, here.single.state)
+    states = state_distance(here.doubled.state, here.single.state)
     if bool((states > AGREED).any()):
-        states = torch.where(states > AGREED, distance(here.doubled.state, here.again.state), states)
+        states = torch.where(
+            states > AGREED, state_distance(here.doubled.state, here.perturbed.state), states
+        )
     done = []
     for (each, reading), (_, other) in zip(found, single, strict=True):
         agreed = difference(reading, other)
         error = agreed
         if bool((error > AGREED).any()):
-            again = read(each, here.again)
+            again = read(each, here.perturbed)
             assert again is not None
             error = torch.where(error > AGREED, difference(reading, again), error)
         error = torch.maximum(error, _spread(states, error)) if each.of == "tokens" else error
@@ -154,12 +162,12 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
         rows = [_differences(P, step.state.valid) for P in (one, other)]
     elif differences and step.rows is not None:
         assert another.rows is not None
-        return distance_of_rows(step.rows, another.rows)
+        return pattern_distance(step.rows, another.rows)
     elif each.of == "heads" and step.heads is not None and another.heads is not None:
         rows = [spoken.contributions(step.state.valid) for spoken in (step.heads, another.heads)]
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return distance(rows[0], rows[1]).view(len(step.state.valid.mask), -1)
+    return state_distance(rows[0], rows[1]).view(len(step.state.valid.mask), -1)
 
 
 def _differences(P: DeviationPattern, valid: ValidTokens) -> State:
@@ -172,21 +180,25 @@ def _turned(state: State, seen: Second) -> Errors:
     """The largest difference of a token's direction: of one that is short beside the others, rounding may
     have decided no more than its sign."""
     if seen.plain is None:
-        return turned(state, seen.perturbed_for(~seen.resolved).state)
-    found = turned(state, State.of(seen.plain.state, state.valid.mask))
+        return direction_difference(state, seen.perturbed_for(~seen.resolved).state)
+    found = direction_difference(state, State.of(seen.plain.state, state.valid.mask))
     if bool(seen.resolved.all()):
         return found
-    return torch.where(seen.resolved, found, turned(state, seen.perturbed_for(~seen.resolved).state))
+    return torch.where(
+        seen.resolved, found, direction_difference(state, seen.perturbed_for(~seen.resolved).state)
+    )
 
 
 def _states(state: State, seen: Second, deep: bool = True) -> Errors:
     """How far the deviations of the two passes are apart."""
     if seen.plain is None:
-        return distance(state, seen.perturbed_for(~seen.resolved).state, deep)
-    apart = distance(state, State.of(seen.plain.state, state.valid.mask), deep)
+        return state_distance(state, seen.perturbed_for(~seen.resolved).state, deep)
+    apart = state_distance(state, State.of(seen.plain.state, state.valid.mask), deep)
     if bool(seen.resolved.all()):
         return apart
-    return torch.where(seen.resolved, apart, distance(state, seen.perturbed_for(~seen.resolved).state, deep))
+    return torch.where(
+        seen.resolved, apart, state_distance(state, seen.perturbed_for(~seen.resolved).state, deep)
+    )
 
 
 def _weights(step: DeviationStep, seen: Second) -> Errors | None:
@@ -194,10 +206,10 @@ def _weights(step: DeviationStep, seen: Second) -> Errors | None:
     that have nothing in common can be the same."""
     if step.rows is not None:
         assert isinstance(seen, SecondPassLayer)
-        found = None if seen.plain_step is None else apart(step.rows, seen.plain_rows)
+        found = None if seen.plain_step is None else pattern_difference(step.rows, seen.plain_rows)
         if found is None or not bool(seen.resolved.all()):
             assert seen.perturbed.rows is not None
-            shaken = apart(step.rows, seen.perturbed.rows.matrix)
+            shaken = pattern_difference(step.rows, seen.perturbed.rows.matrix)
             found = shaken if found is None else torch.where(_spread(seen.resolved, found), found, shaken)
         return found.nan_to_num(nan=torch.inf)
     if step.attention is None:

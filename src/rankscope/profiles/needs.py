@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from rankscope.deviation.blocks import AT_ONCE
+from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.errors import TooLargeError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.devices import free_memory

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.metrics import Metric
@@ -152,7 +152,7 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             _, R = state.centred()
-            whole = torch.linalg.vector_norm(state.whole, dim=(1, 2)).log()
+            whole = torch.linalg.vector_norm(state.scaled_tokens, dim=(1, 2)).log()
             return shape_of(self.layer, R.value, R.log, whole + state.log)
         kept = self.real[..., None]
         X = self.step.state.double() * kept

@@ -4,11 +4,24 @@ A cause is named only where taking the part out was measured: the smallest set o
 become the same. What was not measured is not claimed.
 """
 
+from typing import Any
+
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.verdict import Ending, ending, listing
-from rankscope.report.removed import present, removed, said
 
 FINEST = ("deviation", "float64", "float32", "bfloat16")
+NAMES = {
+    "attention_skip": "the attention skips",
+    "mlp_skip": "the skips around the MLPs",
+    "mlp": "the MLPs",
+    "norm": "the norms",
+}
+"""Parts that a variant may go without, as a sentence calls them."""
+ABSENT = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "none", "norm": "none"}
+FOLLOWS = {
+    "mlp_width", "activation", "mlp_skip", "norm_place", "norm_eps", "final_norm", "bare_layers", "biases",
+}  # fmt: skip
+"""Fields that mean nothing, or something else, where a part is gone."""
 
 
 def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> str:
@@ -22,54 +35,60 @@ def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> st
 def _attributed(profile: Profile | Summary, metric: str) -> str | None:
     """The verdict on the network called `transformer`, by what its other variants went without."""
     networks = {
-        each.variant: each.architecture for each in profile.manifest.networks if each.architecture is not None
+        described.variant: described.architecture
+        for described in profile.manifest.networks
+        if described.architecture is not None
     }
-    whole = networks.get("transformer")
+    transformer = networks.get("transformer")
     arithmetic = next((name for name in FINEST if name in profile.arithmetics), None)
-    if whole is None or arithmetic is None or ("transformer", arithmetic) not in profile.lines(metric):
+    if transformer is None or arithmetic is None or ("transformer", arithmetic) not in profile.lines(metric):
         return None
     endings: dict[frozenset[str], Ending] = {}
     for curve in profile.views(metric):
         known = curve.arithmetic == arithmetic and curve.variant in networks
-        gone = removed(whole, networks[curve.variant]) if known else None
+        gone = removed(transformer, networks[curve.variant]) if known else None
         if gone is not None and gone not in endings:
             endings[gone] = ending(curve)
-    own = endings.pop(frozenset())
-    if own.group in ("broken", "hidden"):
-        return f"{own.said}."
-    if own.group == "uniform":
+    overall = endings.pop(frozenset())
+    if overall.group in ("broken", "hidden"):
+        return f"{overall.said}."
+    if overall.group == "uniform":
         without = [
-            f"Without {said(parts)} they stay apart ({each.end}): {said(parts)} draw tokens together here."
-            for parts, each in _smallest(endings, "apart")
+            f"Without {in_words(parts)} they stay apart ({fate.end}): {in_words(parts)} draw tokens together "
+            "here."
+            for parts, fate in _smallest(endings, "apart")
         ]
-        return " ".join([f"{own.said}.", *without])
-    return _apart(endings, present(whole), own)
+        return " ".join([f"{overall.said}.", *without])
+    return _apart(endings, present(transformer), overall)
 
 
-def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], own: Ending) -> str:
+def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall: Ending) -> str:
     alone = every - {"mlp_skip"} if "mlp" in every else every  # what attention alone goes without
     causes = _smallest(endings, "uniform")
-    others = [parts for parts, each in endings.items() if each.group == "apart"]
-    sentence = own.said
+    kept_apart = [parts for parts, fate in endings.items() if fate.group == "apart"]
+    sentence = overall.said
     if not endings:
         return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:
-        without = f", also without {' or without '.join(map(said, others))}" if others else ""
+        without = f", also without {' or without '.join(map(in_words, kept_apart))}" if kept_apart else ""
         return f"{sentence}{without}. No part that was taken out makes them the same{_untold(endings)}."
     (parts, first), *more = causes
-    kept = [f"Without {' or without '.join(map(said, others))} they stay apart as well."] if others else []
+    kept = (
+        [f"Without {' or without '.join(map(in_words, kept_apart))} they stay apart as well."]
+        if kept_apart
+        else []
+    )
     bare = alone in endings and endings[alone].group == "uniform"
     if bare and len(alone) > 1 and (parts == alone or len(parts) > 2):
         told, back = _put_back(endings, alone, every)
         return " ".join([f"{sentence}. {told}", *([] if back else kept)])
-    because = (
-        f"because of {said(parts)}:" if own.group == "apart" else f"and {said(parts)} keep them from it:"
-    )
+    names = in_words(parts)
+    because = f"because of {names}:" if overall.group == "apart" else f"and {names} keep them from it:"
     sentences = [f"{sentence} {because} without them they are {first.uniform}."]
     sentences += [
-        f"Without {said(each)} they are uniform by layer {found.layer}, too."
-        for each, found in more
-        if each != alone
+        f"Without {in_words(gone)} they are uniform by layer {fate.layer}, too."
+        for gone, fate in more
+        if gone != alone
     ]
     sentences += kept
     if bare and parts != alone:
@@ -80,9 +99,9 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], own: En
 def _untold(endings: dict[frozenset[str], Ending]) -> str:
     """Variants of which that cannot be said."""
     lost = [
-        f"without {said(parts)} that cannot be told ({each.end})"
-        for parts, each in endings.items()
-        if each.group in ("broken", "hidden")
+        f"without {in_words(parts)} that cannot be told ({fate.end})"
+        for parts, fate in endings.items()
+        if fate.group in ("broken", "hidden")
     ]
     return f"; {'; '.join(lost)}" if lost else ""
 
@@ -94,22 +113,60 @@ def _put_back(
     whether that was measured."""
     alone = endings[bare]
     back = {}
-    for parts, each in endings.items():
+    for parts, fate in endings.items():
         gone = parts | ({"mlp_skip"} & every) if "mlp" in parts else parts
         if parts != bare and len(every - gone) == 1:
-            back[said(every - gone)] = each
-    holding = [f"{name} ({each.end})" for name, each in back.items() if each.group == "apart"]
-    failed_hypotheses = [
-        f"{name} (uniform by layer {each.layer})" for name, each in back.items() if each.group == "uniform"
+            back[in_words(every - gone)] = fate
+    holding = [f"{name} ({fate.end})" for name, fate in back.items() if fate.group == "apart"]
+    failing = [
+        f"{name} (uniform by layer {fate.layer})" for name, fate in back.items() if fate.group == "uniform"
     ]
-    groups = ((holding, "put back alone hold them apart"), (failed_hypotheses, "put back alone do not"))
+    groups = ((holding, "put back alone hold them apart"), (failing, "put back alone do not"))
     told = [f"{' and '.join(names)} {does}" for names, does in groups if names]
-    rest = "; ".join(told) or f"which of {said(bare)} holds them apart was not measured"
+    rest = "; ".join(told) or f"which of {in_words(bare)} holds them apart was not measured"
     return f"Attention alone makes them {alone.uniform}; {rest}.", bool(told)
 
 
 def _smallest(endings: dict[frozenset[str], Ending], group: str) -> list[tuple[frozenset[str], Ending]]:
     """Sets of parts with this fate of which no measured subset has it, the smallest first."""
-    found = [(parts, each) for parts, each in endings.items() if each.group == group]
-    least = [(parts, each) for parts, each in found if not any(other < parts for other, _ in found)]
+    candidates = [(parts, fate) for parts, fate in endings.items() if fate.group == group]
+    least = [(parts, fate) for parts, fate in candidates if not any(fewer < parts for fewer, _ in candidates)]
     return sorted(least, key=lambda pair: (len(pair[0]), pair[1].layer))
+
+
+def removed(network: dict[str, Any], variant: dict[str, Any]) -> frozenset[str] | None:
+    """The parts of one architecture that another has not; None where they differ in more than parts.
+
+    >>> removed({"mlp": "plain", "norm": "layer"}, {"mlp": "none", "norm": "layer"})
+    frozenset({'mlp'})
+    """
+    gone = {
+        part
+        for part, nothing in ABSENT.items()
+        if variant.get(part) == nothing and network.get(part, nothing) != nothing
+    }
+    if "mlp" in gone:
+        gone.discard("mlp_skip")  # a skip around nothing
+    ignored = gone | (FOLLOWS if gone & {"mlp", "norm"} else set())
+    if any(network.get(name) != variant.get(name) for name in {*network, *variant} - ignored):
+        return None
+    return frozenset(gone)
+
+
+def present(network: dict[str, Any]) -> frozenset[str]:
+    """The parts that an architecture has, of those a variant may go without."""
+    parts = {part for part, nothing in ABSENT.items() if network.get(part, nothing) != nothing}
+    return frozenset(parts if "mlp" in parts else parts - {"mlp_skip"})
+
+
+def in_words(parts: frozenset[str]) -> str:
+    """The parts in words.
+
+    >>> in_words(frozenset({"attention_skip", "mlp_skip"})), in_words(frozenset({"mlp", "norm"}))
+    ('the skips', 'the MLPs and the norms')
+    """
+    skips = {"attention_skip", "mlp_skip"}
+    names = (["the skips"] if skips <= parts else []) + [
+        name for part, name in NAMES.items() if part in parts and not (skips <= parts and part in skips)
+    ]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,22 +1,41 @@
-"""A chapter of the page: what the template needs of one run, and what each part of it weighs."""
+"""A chapter of the page: what the template needs of one run, and what each part of it weighs.
+
+Of many runs the later chapters leave out what weighs most and says least (`fit`). The first chapter is whole,
+so that a page of one run never lacks anything; tables and findings always stay.
+"""
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from rankscope.figures.description import Chart
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
-from rankscope.report.facts import facts, stopped
-from rankscope.report.finding import finding
-from rankscope.report.plots import Plot, Section
-from rankscope.report.run import Run
+from rankscope.report.content import Plot, Section, Views
+from rankscope.report.facts import facts, finding, stopped
+from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import sections_of
 from rankscope.report.tables import checks
 from rankscope.runs import Manifest
 
+BUDGET = 12_000_000
+"""Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone."""
+LEFT_OUT = {
+    "cloud": "the tokens layer by layer",
+    "spectrum": "the singular values",
+    "heads": "the map of the heads",
+    "arithmetics": "the arithmetics side by side",
+    "manifest": "the manifest",
+    "small": "the figures of further metrics",
+    "picture": "the pictures",
+    "bounds": "the figure of the bounds",
+    "lengths": "the figure of the paths",
+    "factors": "the figure of the factors",
+    "training": "the figures of the training",
+    "sweep": "the figure of the sweep",
+    "curves": "the figure of the residual",
+}
+"""Kinds of parts in the order in which they go, and what each is called."""
 MANIFEST = 200_000
 """Characters of a manifest that are shown at most."""
 
@@ -25,7 +44,7 @@ MANIFEST = 200_000
 class Chapter:
     """One run in the page."""
 
-    run: Run
+    run: ReportedRun
     number: int
     title: str
     sections: list[Section]
@@ -43,15 +62,15 @@ class Chapter:
 
     @property
     def id(self) -> str:
-        """Of its element."""
+        """The id of the chapter's element."""
         return f"run{self.number}"
 
     def section_id(self, section: Section) -> str:
-        """Of a section's element."""
+        """The id of a section's element."""
         return f"{self.id}-{section.key}"
 
     def plot_id(self, plot: Plot) -> str:
-        """Of the element that a figure is drawn into."""
+        """The id of the element that a figure is drawn into."""
         return f"{self.id}-figure-{plot.key}"
 
     @property
@@ -85,50 +104,61 @@ class Chapter:
         """Take the parts of this kind out, and sections that hold nothing without them."""
         if kind == "manifest":
             self.manifests.clear()
-        empty = [each for each in self.sections if not (each.plots or each.tables or each.pictures)]
+        empty = [section for section in self.sections if not section.holds_something]
         for section in self.sections:
             if kind == "picture":
                 section.pictures.clear()
             for plot in [plot for plot in section.plots if plot.kind == kind]:
                 section.plots.remove(plot)
                 del self.figures[self.plot_id(plot)]
-        self.sections = [
-            each for each in self.sections if each.plots or each.tables or each.pictures or each in empty
-        ]
+        self.sections = [section for section in self.sections if section.holds_something or section in empty]
 
 
-def chapter(run: Run, number: int, title: str) -> Chapter:
+def chapter(run: ReportedRun, number: int, title: str) -> Chapter:
     """The chapter of a run, with all its parts."""
     checked = [] if run.measured is None else checks(run.measured)
-    found = Chapter(run, number, title, sections_of(run), finding(run), facts(run), checked)
-    for section in found.sections:
+    made = Chapter(run, number, title, sections_of(run), finding(run), facts(run), checked)
+    for section in made.sections:
         for plot in section.plots:
-            found.figures[found.plot_id(plot)] = script_json(views(plot.views))
+            made.figures[made.plot_id(plot)] = figure_json(plot.views)
     several = len(run.manifests) > 1
     manifests = {
-        f"manifest of {name}" if several else "manifest": each for name, each in run.manifests.items()
+        f"manifest of {name}" if several else "manifest": manifest for name, manifest in run.manifests.items()
     }
     for variant, certificates in run.certificates.items():
         if certificates.manifest not in manifests.values():
             manifests[f"certificates of {variant}"] = certificates.manifest
-    found.manifests = {name: _shown(manifest) for name, manifest in manifests.items()}
-    return found
+    made.manifests = {name: _manifest_text(manifest) for name, manifest in manifests.items()}
+    return made
 
 
-def views(given: list[tuple[str, Chart]]) -> list[dict[str, Any]]:
-    """The views of one figure: what its CSV holds is the same in all, and kept once."""
-    found: list[dict[str, Any]] = []
-    for label, chart in given:
-        figure = page_figure(chart)
-        again = found and figure["table"] == found[0]["figure"]["table"]
-        kept = {name: part for name, part in figure.items() if not (again and name == "table")}
-        found.append({"label": label, "figure": kept})
-    return found
+def figure_json(views: Views) -> str:
+    """The views of one figure as JSON for the page: what its CSV holds is the same in all, and kept once."""
+    figures = [page_figure(chart) for _, chart in views]
+    for figure in figures[1:]:
+        if figure["table"] == figures[0]["table"]:
+            del figure["table"]
+    parts = zip(views, figures, strict=True)
+    return script_json([{"label": label, "figure": figure} for (label, _), figure in parts])
 
 
-def _shown(manifest: Manifest) -> str:
+def _manifest_text(manifest: Manifest) -> str:
     try:
         text = json.dumps(manifest.to_dict(), indent=1, ensure_ascii=False)
     except RecursionError:
         return "nested too deeply to be shown"
     return text if len(text) <= MANIFEST else f"{text[:MANIFEST]}\n… {len(text) - MANIFEST} characters more"
+
+
+def fit(chapters: Sequence[Chapter], budget: int = BUDGET) -> None:
+    """Take parts out of later chapters, from the last on, until the page is within its budget."""
+    total = sum(weight for chapter in chapters for _, weight in chapter.weights())
+    for kind, name in LEFT_OUT.items():
+        for chapter in reversed(chapters[1:]):
+            if total <= budget:
+                return
+            weight = sum(weight for part, weight in chapter.weights() if part == kind)
+            if weight:
+                chapter.leave_out(kind)
+                chapter.left.append(name)
+                total -= weight

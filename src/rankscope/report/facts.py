@@ -1,11 +1,17 @@
-"""What was run on what, and whether it came to its end: the line beneath a chapter's finding."""
+"""What a run says, in a sentence or two, and beneath it what was run on what and whether it came to its
+end."""
 
 from datetime import UTC, datetime
 
 from rankscope.cards import counted
-from rankscope.profiles import Summary
-from rankscope.report.run import Run
+from rankscope.paths.views import carried, length_views
+from rankscope.report.causes import verdict
+from rankscope.report.reported_run import ReportedRun
+from rankscope.report.studies import agreement
+from rankscope.report.sweep import sweep_sentences
+from rankscope.report.training import training_sentences
 from rankscope.runs.training import TrainingRun
+from rankscope.theory.views import bounds_sentence
 
 SIZES = ("layers", "heads", "width")
 MONTHS = (
@@ -14,8 +20,26 @@ MONTHS = (
 )  # fmt: skip
 
 
-def stopped(run: Run) -> str:
-    """That a run ended before it was through, where it did."""
+def finding(run: ReportedRun) -> str:
+    """What the run says, in a sentence or two: of measurements the verdict, else what its tables come to."""
+    if run.measured is not None:
+        return verdict(run.measured)
+    if run.training is not None:
+        return training_sentences(run.training)
+    if run.sweep is not None:
+        return sweep_sentences(run.sweep)
+    if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):
+        return str(run.outcomes[0][1]["said"])
+    if run.outcomes:
+        return agreement(run.outcomes)
+    if "lengths" in run.tables:
+        return carried(length_views(run.tables["lengths"]))
+    bounds = [bounds_sentence(found.views(), f"for {name}") for name, found in run.certificates.items()]
+    return " ".join(bounds)
+
+
+def stopped(run: ReportedRun) -> str:
+    """A sentence where the run ended before it was through; nothing where it did not."""
     early, text = run.manifest.stopped, run.manifest.text
     if early is not None:
         done = ", ".join(early.finished) or "none"
@@ -25,45 +49,29 @@ def stopped(run: Run) -> str:
     return ""
 
 
-def excerpts(run: Run) -> int:
-    """How many were measured."""
-    if run.measured is None:
-        return 0
-    if isinstance(run.measured, Summary):
-        return run.measured.excerpts
-    return run.measured.table["sample"].n_unique()
-
-
-def facts(run: Run) -> list[str]:
+def facts(run: ReportedRun) -> list[str]:
     """What was run on what, in a few words each."""
-    found = []
-    described = [each.architecture for each in run.manifest.networks]
+    architectures = [network.architecture for network in run.manifest.networks]
     sizes = [
         f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
-        for arch in described
+        for arch in architectures
         if arch is not None and all(isinstance(arch.get(name), int) for name in SIZES)
     ]
-    if len(set(sizes)) == 1:
-        found.append(sizes[0])
-    elif sizes:
-        found.append(f"{len(set(sizes))} sizes of network")
+    words = sizes[:1] if len(set(sizes)) == 1 else [f"{len(set(sizes))} sizes of network"] if sizes else []
     if run.measured is not None:
-        found.append(counted(excerpts(run), "excerpt"))
-        found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
+        words += [counted(run.excerpts, "excerpt"), f"{', '.join(run.measured.arithmetics)} arithmetic"]
     if run.training is not None and run.measured is None:
-        found += _trained(run.training)
+        words += _trained(run.training)
     if run.sweep is not None and run.measured is None:
-        found += [counted(run.sweep.cells, "cell"), f"{len(run.sweep.first.varied)} factors that differ"]
-    if run.manifest.created:
-        found.append(_when(run.manifest.created))
-    return found
+        words += [counted(run.sweep.cells, "cell"), f"{len(run.sweep.first.varied)} factors that differ"]
+    return [*words, _when(run.manifest.created)] if run.manifest.created else words
 
 
 def _trained(training: TrainingRun) -> list[str]:
-    """How large the model is that was trained, and how often it was looked at."""
+    """How large the model is that was trained, and how often it was measured."""
     sizes = [(network.model or {}).get("parameters") for network in training.manifest.networks]
-    said = [f"{size:,} parameters" for size in sizes[:1] if isinstance(size, int)]
-    return [*said, counted(len(training.steps), "look")]
+    known = [f"{size:,} parameters" for size in sizes[:1] if isinstance(size, int)]
+    return [*known, counted(len(training.steps), "measurement")]
 
 
 def _when(created: str) -> str:

@@ -10,29 +10,28 @@ from rankscope.figures.text import power
 from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
-from rankscope.report.plots import Plot, Section
-from rankscope.report.run import Run
+from rankscope.report.content import Plot, Section, Table
+from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import by_variant
-from rankscope.report.tables import Table
 
 METRIC = "relative_residual"
 RUNS, VARIANTS, LABEL = 16, 8, 40
 """Runs drawn side by side, variants of which that is done, and characters of a run's label, at most."""
 
 
-def titles(runs: Sequence[Run]) -> list[str]:
+def titles(runs: Sequence[ReportedRun]) -> list[str]:
     """The heading of each run; where two would be the same, with their folders."""
-    found = [run.title for run in runs]
+    headings = [run.title for run in runs]
     for again in ("name", "path"):
-        twice = Counter(found)
-        found = [
+        twice = Counter(headings)
+        headings = [
             title if twice[title] == 1 else f"{run.title} ({_folder(run, again)})"
-            for run, title in zip(runs, found, strict=True)
+            for run, title in zip(runs, headings, strict=True)
         ]
-    return found
+    return headings
 
 
-def _folder(run: Run, again: str) -> str:
+def _folder(run: ReportedRun, again: str) -> str:
     return run.folder.resolve().name if again == "name" else str(run.folder)
 
 
@@ -45,16 +44,16 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
-def side_by_side(runs: Sequence[Run], names: Sequence[str]) -> Section:
+def side_by_side(runs: Sequence[ReportedRun], names: Sequence[str]) -> Section:
     """The residual of every variant that several runs measured: a figure, and the numbers at the end."""
     measured = {
-        f"{number} {name}": run.measured
-        for number, (run, name) in enumerate(zip(runs, names, strict=True), 1)
+        f"{count} {name}": run.measured
+        for count, (run, name) in enumerate(zip(runs, names, strict=True), 1)
         if run.measured is not None and METRIC in run.measured.metrics
     }
     have = {name: _finest(each.views(METRIC)) for name, each in measured.items()}
-    number = Counter(variant for variants in have.values() for variant in variants)
-    shared = [variant for variant, times in number.items() if times > 1]
+    count = Counter(variant for variants in have.values() for variant in variants)
+    shared = [variant for variant, runs_with in count.items() if runs_with > 1]
     shared = sorted(shared, key=lambda variant: variant != "transformer")[:VARIANTS]
     if not shared:
         return Section("runs", "Side by side")
@@ -68,7 +67,7 @@ def side_by_side(runs: Sequence[Run], names: Sequence[str]) -> Section:
         note="Geometric mean over samples, of a corpus the median. Variants that several runs measured.",
     )  # fmt: skip
     views = [(variant, _drawn(have, variant)) for variant in shared]
-    most = max(number[variant] for variant in shared)
+    most = max(count[variant] for variant in shared)
     few = f" Drawn are the first {RUNS} of {most} runs." if most > RUNS else ""
     plot = Plot("runs", views, f"One variant at a time, a line for each run that measured it.{few}")
     return Section("runs", "Side by side", plots=[plot], tables=[table])

@@ -18,10 +18,9 @@ from rankscope.extras import need
 from rankscope.figures.escaping import TURNS, script_json
 from rankscope.figures.page import draw_script, plotly_script, style_sheet
 from rankscope.files import write_text
-from rankscope.report.budget import BUDGET, fit
-from rankscope.report.chapter import chapter, views
+from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.overview import first_sentence, side_by_side, titles
-from rankscope.report.run import Run, read_run
+from rankscope.report.reported_run import ReportedRun, read_run
 
 TITLED = 3
 """Runs up to which the window's title names them."""
@@ -35,7 +34,7 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     return Path(path)
 
 
-def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
+def render(runs: Sequence[ReportedRun], budget: int = BUDGET) -> str:
     """The page. Everything that came from a run is escaped, whatever it reads. Beyond `budget` characters,
     later chapters leave parts out, and say so."""
     need("a page", "jinja2", "plotly")
@@ -49,14 +48,12 @@ def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
     environment.filters["first_sentence"] = first_sentence
     environment.filters["unbroken"] = _unbroken
     names = titles(runs)
-    chapters = [
-        chapter(run, number, name) for number, (run, name) in enumerate(zip(runs, names, strict=True), 1)
-    ]
+    chapters = [chapter(run, k, name) for k, (run, name) in enumerate(zip(runs, names, strict=True), 1)]
     fit(chapters, budget)
     beside = side_by_side(runs, names) if len(runs) > 1 else None
     figures = {key: text for each in chapters for key, text in each.figures.items()}
     if beside is not None and beside.plots:
-        figures = {"runs-figure": script_json(views(beside.plots[0].views)), **figures}
+        figures = {"runs-figure": figure_json(beside.plots[0].views), **figures}
     scripts = [plotly_script(), draw_script(), _file("page.js")] if figures else []
     scripts = [f"\n{script}\n" for script in scripts]
     return environment.get_template("page.html").render(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 
@@ -11,12 +10,11 @@ from rankscope.paths.figures import heads_chart, lengths_chart
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
 from rankscope.profiles.views import CurveView
-from rankscope.report.facts import excerpts
-from rankscope.report.pictures import data_uri
-from rankscope.report.plots import Plot, Section, Views
-from rankscope.report.run import Run
+from rankscope.report.content import Plot, Section, Views
+from rankscope.report.reported_run import ReportedRun
+from rankscope.report.studies import study_sections
 from rankscope.report.sweep import sweep_sections
-from rankscope.report.tables import bound_tables, comparison_table, curve_table, shown_tables, spread_table
+from rankscope.report.tables import bound_tables, curve_table, spread_table
 from rankscope.report.training import training_sections
 from rankscope.theory.figures import bounds_chart, proved_shares
 from rankscope.theory.views import RANK
@@ -25,24 +23,23 @@ FLOORS = (
     "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
     "resolve: there it is rounding noise."
 )
-MANY = 40
-"""Pictures of studies up to which they are shown at full width."""
 
 
-def sections_of(run: Run) -> list[Section]:
+def sections_of(run: ReportedRun) -> list[Section]:
     """All that the run has something for, in the order of reading."""
-    found = [] if run.training is None else training_sections(run.training)
-    found += [] if run.sweep is None else sweep_sections(run.sweep)
+    sections = [] if run.training is None else training_sections(run.training)
+    sections += [] if run.sweep is None else sweep_sections(run.sweep)
     if run.measured is not None:
-        found += [_curves(run, run.measured), *_arithmetics(run.measured)]
-    of = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}
-    there = {name: run.tables[name] for name in of if name in run.tables and run.tables[name].height}
-    return [*found, *(of[name](run, table) for name, table in there.items()), *_bounds(run), *_studies(run)]
+        sections += [_curves(run, run.measured), *_arithmetics(run.measured)]
+    for name, section_of in TABLE_SECTIONS.items():
+        if name in run.tables and run.tables[name].height:
+            sections.append(section_of(run, run.tables[name]))
+    return [*sections, *_bounds(run), *study_sections(run.outcomes)]
 
 
-def _curves(run: Run, measured: Profile | Summary) -> Section:
-    lead, *others = measured.metrics
-    about = (
+def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
+    lead, *further = measured.metrics
+    statistic = (
         f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
         "tenths."
         if isinstance(measured, Summary)
@@ -52,13 +49,13 @@ def _curves(run: Run, measured: Profile | Summary) -> Section:
     plots = [
         Plot(
             "curves", _both(measured, lead, run),
-            f"{symbol_of(lead)} after each layer; layer 0 is the input. {about} {FLOORS}{proved} "
+            f"{symbol_of(lead)} after each layer; layer 0 is the input. {statistic} {FLOORS}{proved} "
             "Where the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
             "exponential fall is a straight line.",
         )
     ]  # fmt: skip
     plots += [
-        Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in others
+        Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further
     ]
     tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
@@ -70,12 +67,12 @@ def _curves(run: Run, measured: Profile | Summary) -> Section:
     )  # fmt: skip
 
 
-def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
+def _both(measured: Profile | Summary, metric: str, run: ReportedRun | None) -> Views:
     """Logarithmic and linear, the one first that shows more."""
     curves = measured.views(metric)
     bounds = {
-        variant: proved_shares(metric, found.guarantees(), found.table["sample"].n_unique())
-        for variant, found in ({} if run is None else run.certificates).items()
+        variant: proved_shares(metric, certificates.guarantees(), certificates.table["sample"].n_unique())
+        for variant, certificates in ({} if run is None else run.certificates).items()
     }
     log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
     views = [("log", log), ("linear", linear)]
@@ -91,10 +88,10 @@ def _small(measured: Profile | Summary, metric: str) -> Views:
 
 def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
     """The curves of each variant."""
-    found: dict[str, list[CurveView]] = {}
+    groups: dict[str, list[CurveView]] = {}
     for curve in curves:
-        found.setdefault(curve.variant, []).append(curve)
-    return found
+        groups.setdefault(curve.variant, []).append(curve)
+    return groups
 
 
 def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveView]]:
@@ -107,15 +104,15 @@ def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveVie
 
 def _arithmetics(measured: Profile | Summary) -> list[Section]:
     plots = [
-        Plot(f"arithmetics-{number}", [("", arithmetics_chart(curves))],
+        Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))],
              f"{variant}. Left: digits that {symbol_of(curves[0].metric)} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
-        for number, (variant, curves) in enumerate(compared_arithmetics(measured).items())
+        for k, (variant, curves) in enumerate(compared_arithmetics(measured).items())
     ]  # fmt: skip
     return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)] if plots else []
 
 
-def _cloud(run: Run, table: pl.DataFrame) -> Section:
+def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
     shown = table.filter(pl.col("shown").is_finite(), pl.col("shown") > 0)["shown"].to_numpy()
     part = (
         f" The plane shows {_percent(shown.min())} to {_percent(shown.max())} of a layer's variance."
@@ -135,13 +132,13 @@ def _cloud(run: Run, table: pl.DataFrame) -> Section:
     )
 
 
-def _apart(run: Run) -> str:
+def _apart(run: ReportedRun) -> str:
     """How the number above a cloud differs from the verdict's, where both are shares of the tokens' size."""
     lead = "" if run.measured is None else run.measured.metrics[0]
     if not is_share(lead):
         return ""
     norm = "" if lead == "relative_mu" else f", the verdict's {symbol_of(lead)}"
-    every = excerpts(run)
+    every = run.excerpts
     over = f"{' and' if norm else ', the verdict'} is of all {every} excerpts" if every > 1 else ""
     if not norm + over:
         return ""
@@ -155,16 +152,16 @@ def _percent(share: float) -> str:
     return "less than 0.1%" if share < 0.001 else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
-def _which(run: Run, number: int) -> str:
+def _which(run: ReportedRun, k: int) -> str:
     """Which of the excerpts that were measured are shown, where that is not all, and how the first begins."""
-    every = excerpts(run)
-    if every <= number:
+    every = run.excerpts
+    if every <= k:
         return ""
     first = run.manifest.text.first if run.manifest.text is not None else None
     begins = f": “{first[:200]}”" if first else "."
-    if number == 1:
+    if k == 1:
         return f"The first excerpt of {every}{begins}"
-    return f"The first {number} excerpts of {every}."
+    return f"The first {k} excerpts of {every}."
 
 
 def _few(table: pl.DataFrame, most: int) -> str:
@@ -174,7 +171,7 @@ def _few(table: pl.DataFrame, most: int) -> str:
     return f"{few} One excerpt is shown of {samples}." if samples > 1 else few
 
 
-def _spectrum(run: Run, table: pl.DataFrame) -> Section:
+def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
     samples = table["sample"].n_unique()
     over = f", geometric means over {samples} excerpts" if samples > 1 else ""
     caption = (
@@ -186,7 +183,7 @@ def _spectrum(run: Run, table: pl.DataFrame) -> Section:
     return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
 
 
-def _paths(run: Run, table: pl.DataFrame) -> Section:
+def _paths(run: ReportedRun, table: pl.DataFrame) -> Section:
     closure = run.closure
     adds = "" if closure is None else f" All of them add up to the output within {closure:.0e} of it."
     lead = (
@@ -203,69 +200,36 @@ def _paths(run: Run, table: pl.DataFrame) -> Section:
     return Section("paths", "Which paths carry the output", lead, plots=[plot])
 
 
-def _heads(_: Run, table: pl.DataFrame) -> Section:
+def _heads(_: ReportedRun, table: pl.DataFrame) -> Section:
     names = ("contraction", "averaging", "share", "residual_share")
     views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
     caption = (
-        "Contraction: how much what a head says varies from token to token, as a share of how much what it "
-        "reads does; averaging: the same without its weights. Share and residual share: what passes through "
+        "Contraction: how much a head's output varies from token to token, as a share of how much its input "
+        "does; averaging: the same without its weights. Share and residual share: what passes through "
         "the head of the output, and of what tells tokens apart in it; blue adds, orange takes away. Point "
         "at a head for all of them."
     )
     return Section("heads", "What each head does", plots=[Plot("heads", views, caption)])
 
 
-def _bounds(run: Run) -> list[Section]:
+def _bounds(run: ReportedRun) -> list[Section]:
     if not run.certificates:
         return []
     plots, tables, notes = [], [], []
-    for number, (variant, found) in enumerate(run.certificates.items()):
-        if (found.table["quantity"] != RANK).any():
+    for k, (variant, certificates) in enumerate(run.certificates.items()):
+        if (certificates.table["quantity"] != RANK).any():
             plots.append(Plot(
-                f"bounds-{number}", [("", bounds_chart(found.table))],
+                f"bounds-{k}", [("", bounds_chart(certificates.table))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
                 "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
                 "far as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
-        tables += bound_tables(found, variant)
-        if len(found.broken()):
+        tables += bound_tables(certificates, variant)
+        if len(certificates.broken()):
             notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
     lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
     return [Section("bounds", "What is proved", lead, plots, tables, notes)]
 
 
-def _studies(run: Run) -> list[Section]:
-    found = []
-    many = sum(len(outcome.get("figures", [])) for _, outcome in run.outcomes)
-    width = 900 if many <= MANY else 600
-    for number, (folder, outcome) in enumerate(run.outcomes):
-        own = "" if "shown" in outcome and "paper" not in outcome else folder.name
-        name = f"{outcome.get('paper', '')} {outcome.get('figure', own)}".strip()
-        title = str(outcome.get("title", ""))
-        drawn = {
-            str(figure): data_uri(folder / f"{Path(str(figure)).name}.png", width)
-            for figure in outcome.get("figures", [])
-        }
-        pictures = [
-            {"title": f"{name}: {title}, {figure}".removeprefix(": "), "uri": uri}
-            for figure, uri in drawn.items()
-            if uri
-        ]
-        lost = [figure for figure, uri in drawn.items() if uri is None]
-        notes = [f"Missing, or no picture: {', '.join(f'{figure}.png' for figure in lost)}."] if lost else []
-        notes = [*map(str, outcome.get("notes", [])), *notes]
-        heading = f"{name}: {title}".removeprefix(": ")
-        compared = [table for table in [comparison_table(outcome)] if table.rows]
-        key = f"study-{number}"
-        shown = shown_tables(outcome)
-        if not shown:
-            found.append(Section(key, heading, tables=compared, notes=notes, pictures=pictures))
-            continue
-        found.append(Section(key, heading, tables=shown[:1], notes=notes))
-        found += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
-        found += [
-            Section(f"{key}-{place}", each.title, tables=[replace(each, title="")])
-            for place, each in enumerate(shown[1:])
-        ]
-        found += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
-    return found
+TABLE_SECTIONS = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}
+"""Tables that have a section of their own, in the order of reading."""

@@ -11,9 +11,8 @@ from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_l
 from rankscope.engine.views import SweepView, described, metrics_of, view_of
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
-from rankscope.report.plots import Plot, Section
-from rankscope.report.tables import Table
-from rankscope.runs import Run as Stored
+from rankscope.report.content import Plot, Section, Table
+from rankscope.runs import Run
 
 ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
 """Cells at either end, rows of the table, reasons of failures, and ways to arrange the curves, at most."""
@@ -36,7 +35,7 @@ class Swept:
         return next(iter(self.views.values()))
 
 
-def read_sweep(stored: Stored) -> Swept:
+def read_sweep(stored: Run) -> Swept:
     """The sweep in a run folder."""
     first = view_of(stored)
     views = {name: first if name == first.metric else view_of(stored, name) for name in metrics_of(stored)}
@@ -45,43 +44,45 @@ def read_sweep(stored: Stored) -> Swept:
     return Swept(views or {first.metric: first}, failed, len(cells), int(cells["done"].sum()))
 
 
-def sweep_said(swept: Swept) -> str:
+def sweep_sentences(swept: Swept) -> str:
     """What came of it: the ends, what matters, what failed."""
     view = swept.first
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
-    said = []
+    sentences = []
     if len(known):
         ends = [
             f"{_value(view, int(row))} ({described(view, int(row))})"
             for row in known["row"][[0, -1]].to_list()
         ]
-        said.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
+        sentences.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
     effects = list(view.effects.items())
     if effects and effects[0][1] > 0:
         name, share = effects[0]
-        said.append(f"What matters most is {name}: alone it accounts for {share:.0%} of the differences.")
+        sentences.append(
+            f"What matters most is {name}: alone it accounts for {share:.0%} of the differences."
+        )
     if len(swept.failed):
-        said.append(f"{counted(len(swept.failed), 'cell')} of {swept.cells} failed.")
+        sentences.append(f"{counted(len(swept.failed), 'cell')} of {swept.cells} failed.")
     if swept.done < swept.cells:
-        said.append(f"{swept.done} of {swept.cells} cells are done so far.")
-    return " ".join(said) or "No cell was measured."
+        sentences.append(f"{swept.done} of {swept.cells} cells are done so far.")
+    return " ".join(sentences) or "No cell was measured."
 
 
 def sweep_sections(swept: Swept) -> list[Section]:
     """What the page shows of it."""
     view = swept.first
-    found = []
+    sections = []
     if len(view.cells):
-        found.append(Section(
+        sections.append(Section(
             "sweep", "By layer, in small multiples", plots=[_curves(swept)],
             lead=f"{counted(len(view.cells), 'cell')}; what differs is {_listed(view.varied) or 'nothing'}.",
         ))  # fmt: skip
         if view.varied:
-            found.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
-        found.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
+            sections.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
+        sections.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
     if len(swept.failed):
-        found.append(Section("failures", "Failures", tables=[_failures(swept)]))
-    return found
+        sections.append(Section("failures", "Failures", tables=[_failures(swept)]))
+    return sections
 
 
 def _curves(swept: Swept) -> Plot:
@@ -93,8 +94,8 @@ def _curves(swept: Swept) -> Plot:
         (f"{ink} in panels of {panel}" if panel else str(ink or ""), sweep_curves_chart(view, ink, panel))
         for ink, panel in ways
     ]
-    others = [each for each in swept.views.values() if each is not view]
-    views += [(each.metric.replace("_", " "), sweep_curves_chart(each, *usual)) for each in others]
+    further = [rest for rest in swept.views.values() if rest is not view]
+    views += [(rest.metric.replace("_", " "), sweep_curves_chart(rest, *usual)) for rest in further]
     return Plot(
         "sweep", views,
         f"{symbol_of(view.metric)} after each layer; layer 0 is the input. Lines: the median of all cells "
@@ -103,8 +104,8 @@ def _curves(swept: Swept) -> Plot:
 
 
 def _levels(swept: Swept) -> Plot:
-    number = len(swept.first.cells)
-    few = f" Drawn are {CELLS} of {number} cells." if number > CELLS else ""
+    cells = len(swept.first.cells)
+    few = f" Drawn are {CELLS} of {cells} cells." if cells > CELLS else ""
     return Plot(
         "factors", [(name.replace("_", " "), sweep_levels_chart(view)) for name, view in swept.views.items()],
         "A point is a cell, a bar the median of a level. The share beside a factor's name is how much of the "
@@ -115,8 +116,8 @@ def _levels(swept: Swept) -> Plot:
 def _ends(view: SweepView) -> Table:
     """The cells where tokens are nearest to uniform, and those where they are farthest apart."""
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
-    number = min(ENDS, len(known) // 2) or len(known)
-    parts = [("least", known.head(number)), ("most", known.tail(number).reverse())]
+    size = min(ENDS, len(known) // 2) or len(known)
+    parts = [("least", known.head(size)), ("most", known.tail(size).reverse())]
     rows = [
         [which, str(row["cell"]), *(_word(row[name]) for name in view.varied), _value(view, row["row"])]
         for which, part in parts[: 2 if len(known) > 1 else 1]
@@ -134,13 +135,13 @@ def _cells(swept: Swept) -> Table:
     view = swept.first
     some = range(min(len(view.cells), ROWS))
     ends = [
-        (each, dict(zip(each.cells["cell"], each.ends.tolist(), strict=True)))
-        for each in swept.views.values()
+        (shown, dict(zip(shown.cells["cell"], shown.ends.tolist(), strict=True)))
+        for shown in swept.views.values()
     ]
     rows, keys = [], []
     for row in some:
         cell = view.cells.row(row, named=True)
-        numbers = [_shown(each, known.get(cell["cell"])) for each, known in ends]
+        numbers = [_shown(metric, known.get(cell["cell"])) for metric, known in ends]
         rows.append([
             str(cell["cell"]), *(_word(cell[name]) for name in view.varied),
             *(shown for shown, _ in numbers), f"{cell['seconds']:.2f}",
@@ -168,14 +169,14 @@ def _failures(swept: Swept) -> Table:
     for row in (
         groups.sort("number", descending=True, maintain_order=True).head(REASONS).iter_rows(named=True)
     ):
-        one = ", ".join(f"{name} {_word(row[name])}" for name in varied if row[name] is not None)
-        rows.append([f"{counted(row['number'], 'cell')}, as {row['cell']} ({one})", str(row["reason"])])
+        factors = ", ".join(f"{name} {_word(row[name])}" for name in varied if row[name] is not None)
+        rows.append([f"{counted(row['number'], 'cell')}, as {row['cell']} ({factors})", str(row["reason"])])
     note = f"The first {REASONS} of {len(groups)} reasons." if len(groups) > REASONS else ""
     return Table("", ["which", "why"], rows, note=note, wordy=True)
 
 
 def _noise(view: SweepView, rows: list[int], column: int) -> set[tuple[int, int]]:
-    return {(place, column) for place, row in enumerate(rows) if view.cells["noise"][row]}
+    return {(k, column) for k, row in enumerate(rows) if view.cells["noise"][row]}
 
 
 def _shown(view: SweepView, end: float | None) -> tuple[str, float | None]:

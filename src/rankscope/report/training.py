@@ -6,8 +6,7 @@
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.report.plots import Plot, Section
-from rankscope.report.tables import Table
+from rankscope.report.content import Plot, Section, Table
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
@@ -16,7 +15,7 @@ MAPS, PANELS, ALARMS = 8, 6, 200
 """Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
 
 
-def training_said(training: TrainingRun) -> str:
+def training_sentences(training: TrainingRun) -> str:
     """A summary in words: how many alarms there were, the first of them, and how the loss went."""
     if not training.steps:
         return "Nothing was measured yet."
@@ -39,10 +38,10 @@ def training_sections(training: TrainingRun) -> list[Section]:
     """The section of the page; none if nothing was measured yet."""
     if not training.steps:
         return []
-    number = len(training.steps)
+    count = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {STEPS} of {number:,} measurements, and those with alarms." if number > STEPS else ""
+    few = f" Drawn are {STEPS} of {count:,} measurements, and those with alarms." if count > STEPS else ""
     marks = (
         " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
         if len(training.alarms)
@@ -80,8 +79,7 @@ def training_sections(training: TrainingRun) -> list[Section]:
         ))  # fmt: skip
     first, last = training.steps[0], training.steps[-1]
     lead = (
-        f"{counted(number, 'measurement')} from step {first:,} to {last:,}. Monitored: "
-        f"{_monitored(training)}."
+        f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
     )
     notes = []
     if training.broken:

@@ -45,9 +45,9 @@ def _column(path: Path, column: pl.Series, name: str) -> pl.Series:
     else:
         expected, fits = "numbers", kind.is_numeric() or kind in (pl.Boolean, pl.Null)
     _check(path, fits, f"hold {expected} in the column {name}", f"it holds {kind}")
-    whole = not column.null_count() or name not in TEXTS | SWITCHES | PLACES
+    complete = not column.null_count() or name not in TEXTS | SWITCHES | PLACES
     gaps = f"{column.null_count()} of {len(column)} are missing"
-    _check(path, whole, f"have no gap in the column {name}", gaps, DAMAGED)
+    _check(path, complete, f"have no gap in the column {name}", gaps, DAMAGED)
     if name in SWITCHES and kind != pl.Boolean:
         return column != 0
     if name in PLACES:
@@ -69,8 +69,8 @@ def _places(path: Path, column: pl.Series, name: str) -> None:
 def measured(path: Path, found: Profile | Summary) -> Profile | Summary:
     """The measurements, by layer of networks that are described."""
     rows = found.table
-    there = len(rows) > 0 and len(found.manifest.networks) > 0
-    _check(path, there, "hold measurements of a network", "it has none")
+    present = len(rows) > 0 and len(found.manifest.networks) > 0
+    _check(path, present, "hold measurements of a network", "it has none")
     kept = table(path, rows, tuple(name for name in rows.columns if name != "head"))
     _heads(path, kept)
     counted = not isinstance(found, Summary) or found.manifest.excerpts is not None
@@ -100,16 +100,16 @@ def certificates(path: Path, found: Certificates) -> Certificates:
     rows = table(path, found.table, given)
     known = rows["kind"].is_in(["upper", "lower"]).all()
     _check(path, known, "hold upper and lower bounds in the column kind", "it holds others")
-    one = rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() == 1
-    _check(path, one, "have one quantity and kind for a theorem", "it has several")
+    consistent = rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() == 1
+    _check(path, consistent, "have one quantity and kind for a theorem", "it has several")
     layers = rows.group_by("theorem", "sample").agg(
         pl.col("layer").min().alias("first"), pl.col("layer").max().alias("last"), pl.len()
     )
-    whole = layers.filter(pl.col("first") == 1, pl.col("last") == pl.col("len"))
-    every = len(whole) == len(layers) and not rows.filter(sample=0).is_empty()
+    complete = layers.filter(pl.col("first") == 1, pl.col("last") == pl.col("len"))
+    every = len(complete) == len(layers) and not rows.filter(sample=0).is_empty()
     _check(path, every, "have a row for each layer of each sample", "some are missing")
-    each = rows["hypotheses"].drop_nulls().explode(empty_as_null=False)
-    parts = [each.struct.field(name).null_count() for name in ("says", "number", "limit", "met")]
+    entry = rows["hypotheses"].drop_nulls().explode(empty_as_null=False)
+    parts = [entry.struct.field(name).null_count() for name in ("says", "number", "limit", "met")]
     full = not rows["hypotheses"].null_count() and not any(parts)
     _check(path, full, "have no gap in the column hypotheses", "some are missing", DAMAGED)
     return Certificates(rows, found.manifest)
@@ -126,19 +126,19 @@ def outcome(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What came out of a study: lists where there must be lists, and objects in that of comparisons."""
     lists = all(isinstance(found.get(name, []), list) for name in LISTS)
     fits = lists and all(
-        isinstance(each, dict) and each.get("agrees") in (True, False, None)
-        for each in found.get("comparisons", [])
+        isinstance(entry, dict) and entry.get("agrees") in (True, False, None)
+        for entry in found.get("comparisons", [])
     )
-    fits = fits and all(_is_table(each) for each in found.get("shown", []))
+    fits = fits and all(_is_table(entry) for entry in found.get("shown", []))
     _check(path, fits, "list comparisons, figures, tables and notes of a study", "it does not", OTHER)
     return found
 
 
-def _is_table(each: Any) -> bool:
+def _is_table(entry: Any) -> bool:
     """A title, headings, and rows as long as these."""
-    if not isinstance(each, dict) or not {"title", "headings", "rows"} <= each.keys():
+    if not isinstance(entry, dict) or not {"title", "headings", "rows"} <= entry.keys():
         return False
-    headings, rows = each["headings"], each["rows"]
+    headings, rows = entry["headings"], entry["rows"]
     return (
         isinstance(headings, list)
         and isinstance(rows, list)

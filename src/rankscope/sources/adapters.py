@@ -52,11 +52,14 @@ def base_of(location: CheckpointLocation) -> CheckpointLocation:
     try:
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise FileError(f"{path} must be a JSON file of an adapter's settings; {error}") from error
+        raise FileError(
+            f"{path} must be a JSON file of an adapter's settings; {error}", subject="adapter_config.json"
+        ) from error
     if not base:
         raise SourceError(
             f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the "
-            "model with peft and give it to load"
+            "model with peft and give it to load",
+            subject="base_model_name_or_path",
         )
     return locate(base, location.options)
 
@@ -84,7 +87,8 @@ def read_adapter(location: CheckpointLocation, family: str | Family | None) -> C
         mismatched = sorted(stored.keys() ^ taken.keys())
         raise SourceError(
             f"the adapter {location.name} must fit the model that it names, {base.name}; {len(mismatched)} "
-            f"of its weights do not, {mismatched[0]} among them: adapter and model do not belong together"
+            f"of its weights do not, {mismatched[0]} among them: adapter and model do not belong together",
+            subject="adapter",
         )
     model = unwrapped(adapted).double().eval()
     return merged(replace(checkpoint, model=model))
@@ -100,7 +104,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
             raise SourceError(
                 f"load merges adapters that change matrices; adapter {name!r} of this model is of type "
                 f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch "
-                "measures it as it is"
+                "measures it as it is",
+                subject="adapter",
             )
     return model.get_base_model()  # type: ignore[operator]
 
@@ -132,7 +137,8 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
             except Exception as error:
                 raise SourceError(
                     f"the adapter of {path} must be one that can be merged; it is not ({first_line(error)}): "
-                    "watch measures the model as it is"
+                    "watch measures the model as it is",
+                    subject="adapter",
                 ) from error
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, replacement)

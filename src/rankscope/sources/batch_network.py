@@ -59,7 +59,8 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork
         raise ParityError(
             f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by "
             f"{error:.1e}: one of {', '.join(arguments)} means something else to the model (position_ids, "
-            "for example, must count real tokens one by one)"
+            "for example, must count real tokens one by one)",
+            subject="batch",
         )
     return BatchNetwork(net, X, padding)
 
@@ -72,7 +73,10 @@ def _reading(net: Transformer, arguments: Mapping[str, Any], name: str) -> Trans
     """The decoder with the encoder output of this batch as its memory."""
     memory, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     if not isinstance(memory, Tensor):
-        raise TokensError(f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none")
+        raise TokensError(
+            f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none",
+            subject="encoder_hidden_states",
+        )
     return net.with_memory(memory, None if mask is None else mask == 0)
 
 
@@ -82,11 +86,15 @@ def _padding(mask: Any, X: Tensor) -> Tensor:
     if not isinstance(mask, Tensor) or mask.shape != X.shape[:2]:
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise TokensError(
-            f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}"
+            f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}",
+            subject="attention_mask",
         )
     padding = mask == 0
     if bool(padding.all(-1).any()):
-        raise TokensError("every sample must have at least one real token; one has none: leave it out")
+        raise TokensError(
+            "every sample must have at least one real token; one has none: leave it out",
+            subject="attention_mask",
+        )
     return padding
 
 

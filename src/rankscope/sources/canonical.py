@@ -80,7 +80,8 @@ class StreamedNetwork:
             if any(tensor.is_meta for tensor in tensors):
                 raise SourceError(
                     f"layers that are read one at a time must each have their own weights; {name} has some "
-                    "that belong to several: stream=False reads it whole"
+                    "that belong to several: stream=False reads it whole",
+                    subject="stream",
                 )
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
@@ -119,7 +120,9 @@ def _copied(tensor: Tensor, like: Tensor) -> Tensor:
 
 def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
     if blocks != arch.layers:
-        raise SourceError(f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks")
+        raise SourceError(
+            f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks", subject="layers"
+        )
 
 
 def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
@@ -129,7 +132,8 @@ def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None
     if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
         raise SourceError(
             f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
-            "damaged, or its training diverged"
+            "damaged, or its training diverged",
+            subject="weights",
         )
 
 
@@ -147,7 +151,8 @@ def _refuse_missing(checkpoint: Checkpoint, used: list[Tensor], name: str) -> No
     if lacking:
         raise SourceError(
             f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
-            f"missing, {lacking[0]} among them: config and weights do not belong together"
+            f"missing, {lacking[0]} among them: config and weights do not belong together",
+            subject="weights",
         )
 
 

@@ -87,20 +87,24 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         assert spec is not None and spec.submodule_search_locations
         return CheckpointLocation(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
     if not source:
-        raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name")
+        raise FileError(
+            "a model is 'minilm', a directory or an id on the hub; got an empty name", subject="source"
+        )
     if Path(source).is_file():
         raise FileError(
-            f"a model is loaded from a directory with config.json and its weights; {source} is a file"
+            f"a model is loaded from a directory with config.json and its weights; {source} is a file",
+            subject="source",
         )
     files = ("config.json", "adapter_config.json")
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in files):
         raise FileError(
-            f"a model directory must hold config.json and its weights; {source} has no config.json"
+            f"a model directory must hold config.json and its weights; {source} has no config.json",
+            subject="config.json",
         )
     if Path(source).is_dir():
         return CheckpointLocation(source, source, options)
     if not may_be_on_hub(source, options.get("cache_dir")):
-        raise SourceError(_unknown(source))
+        raise SourceError(_unknown(source), subject="source")
     if options.get("local_files_only") or answers():
         return CheckpointLocation(source, source, options)
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
@@ -184,12 +188,14 @@ def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterab
         raise SourceError(
             f"the weights of {location.name} must be what its config says; {beside[0]} stands beside a "
             "matrix of the model, which does not read it: quantised weights need the quantization_config "
-            "that they were written with"
+            "that they were written with",
+            subject="quantization_config",
         )
     if surplus:
         raise SourceError(
             f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that the "
-            f"config does not ask for, {surplus[0]} among them: config and weights do not belong together"
+            f"config does not ask for, {surplus[0]} among them: config and weights do not belong together",
+            subject="weights",
         )
 
 
@@ -199,7 +205,8 @@ def _refuse_mismatched(keys: Any, name: str) -> None:
         raise SourceError(
             f"the weights of {name} must fit its config; {len(keys)} do not, {key} among them, of shape "
             f"{tuple(stored)} where the config asks for {tuple(expected)}: config and weights do not belong "
-            "together"
+            "together",
+            subject="weights",
         )
 
 
@@ -216,7 +223,8 @@ def tokenizer(location: CheckpointLocation) -> Any:
         except Exception as error:
             raise SourceError(
                 f"{location.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to "
-                "encode, or load(..., tokenizer=)"
+                "encode, or load(..., tokenizer=)",
+                subject="tokenizer",
             ) from error
         return read
 
@@ -230,7 +238,8 @@ def read_config(location: CheckpointLocation, family: str | Family | None) -> An
         if location.local and "model_type" not in fields:
             raise SourceError(
                 f"the config of {location.name} must say its model_type; it does not: name the family, "
-                f"load({location.name!r}, family='bert')"
+                f"load({location.name!r}, family='bert')",
+                subject="model_type",
             )
         if location.local and "auto_map" not in fields:
             family_of(fields["model_type"])
@@ -269,7 +278,8 @@ def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:
             raise SourceError(
                 f"a model must fit into memory; the config of {location.name} asks for {layers} layers of "
                 f"width {width}, at least {format_bytes(needed)}, and this machine has "
-                f"{format_bytes(machine_memory())}"
+                f"{format_bytes(machine_memory())}",
+                subject="memory",
             )
 
 
@@ -278,9 +288,11 @@ def _plain_config(location: CheckpointLocation) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} must be a JSON file; {error}") from error
+        raise FileError(f"{path} must be a JSON file; {error}", subject="config.json") from error
     if not isinstance(fields, dict):
-        raise FileError(f"{path} must hold a JSON object; got a {type(fields).__name__}")
+        raise FileError(
+            f"{path} must hold a JSON object; got a {type(fields).__name__}", subject="config.json"
+        )
     return fields
 
 
@@ -292,50 +304,51 @@ def clear_errors(location: CheckpointLocation) -> Iterator[None]:
     except (SourceError, FileError, MemoryError):
         raise
     except Exception as error:
-        raise SourceError(_sentence(location, error)) from error
+        subject, message = _cause(location, error)
+        raise SourceError(message, subject=subject) from error
 
 
-def _sentence(location: CheckpointLocation, error: Exception) -> str:
-    message, kind = first_line(error), type(error).__name__
+def _cause(location: CheckpointLocation, error: Exception) -> tuple[str, str]:
+    """What an error of transformers is about, and a sentence for it: (subject, message)."""
+    message, kind, name = first_line(error), type(error).__name__, location.name
     if kind == "SafetensorError" or isinstance(error, EOFError):
         return (
-            f"the weights of {location.name} are damaged or cut off ({message}): copy or download them again"
+            "weights",
+            f"the weights of {name} are damaged or cut off ({message}): copy or download them again",
         )
     if isinstance(error, ImportError):
-        return (
-            f"{location.name} needs a package that is not installed ({message}): install it, or load a "
-            "copy whose weights are not quantised"
+        return "package", (
+            f"{name} needs a package that is not installed ({message}): install it, or load a copy whose "
+            "weights are not quantised"
         )
     if kind == "UnpicklingError" or "weights_only" in str(error):
-        return (
-            f"the weights of {location.name} must be plain tensors; its .bin file holds other objects or is "
-            "damaged, and is not unpickled, since that could run any code: convert it to safetensors"
+        return "weights", (
+            f"the weights of {name} must be plain tensors; its .bin file holds other objects or is damaged, "
+            "and is not unpickled, since that could run any code: convert it to safetensors"
         )
     if "trust_remote_code" in str(error):
-        return (
-            f"{location.name} comes with code of its own, which is not run: if you trust it, "
+        return "trust_remote_code", (
+            f"{name} comes with code of its own, which is not run: if you trust it, "
             "load(..., trust_remote_code=True) runs it"
         )
     if "shape" in message:
-        return f"the weights of {location.name} must fit its config; they do not ({message})"
+        return "weights", f"the weights of {name} must fit its config; they do not ({message})"
     if location.local:
-        return f"the model in {location.name} cannot be read ({message}): it needs config.json and weights"
-    suggestion = (
-        f" (fresh({location.name!r}) builds one with random weights)" if location.name in PRESETS else ""
-    )
+        return "source", f"the model in {name} cannot be read ({message}): it needs config.json and weights"
+    suggestion = f" (fresh({name!r}) builds one with random weights)" if name in PRESETS else ""
     if location.unreached is not None:
-        return (
-            f"the hub ({location.unreached}) cannot be reached from here, and {location.name} is not in its "
-            f"cache on this machine: look at the network, or give a directory with the model{suggestion}"
+        return "hub", (
+            f"the hub ({location.unreached}) cannot be reached from here, and {name} is not in its cache on "
+            f"this machine: look at the network, or give a directory with the model{suggestion}"
         )
     if location.options.get("local_files_only"):
-        return (
-            f"with local_files_only a model must be a directory or lie in the hub's cache; "
-            f"{location.name} does not ({message}){suggestion}"
+        return "local_files_only", (
+            f"with local_files_only a model must be a directory or lie in the hub's cache; {name} does not "
+            f"({message}){suggestion}"
         )
-    return (
-        f"{location.name} is no directory here, and the hub has no model of that id that can be read "
-        f"({message}): check the spelling, and the token if it is not public"
+    return "source", (
+        f"{name} is no directory here, and the hub has no model of that id that can be read ({message}): "
+        "check the spelling, and the token if it is not public"
     )
 
 

@@ -60,20 +60,24 @@ class TextEmbedding:
         ids = inputs
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise TokensError(
-                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
+                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}",
+                subject="input_ids",
             )
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
         if padding.shape != ids.shape or padding.dtype != torch.bool:
             raise TokensError(
                 f"padding must be boolean with the ids' shape {tuple(ids.shape)}; received {padding.dtype} "
-                f"{tuple(padding.shape)}"
+                f"{tuple(padding.shape)}",
+                subject="padding",
             )
         ids = ids.to(self.words.device).masked_fill(padding.to(self.words.device), 0)
         padding = padding.to(self.words.device)
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
             raise TokensError(
-                f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
+                f"token ids must lie in 0..{len(self.words) - 1}; received "
+                f"{int(ids.min())}..{int(ids.max())}",
+                subject="input_ids",
             )
         X = self.words[ids].double() * self.scale  # a table may be kept in its file's dtype
         X = X if self.before is None else affine(X, self.before)
@@ -92,7 +96,9 @@ class TextEmbedding:
         row = (counts.cumsum(1) - 1).clamp(min=0)
         longest = int(row.max()) + 1 if row.numel() else 0
         if longest > len(self.positions):
-            raise TokensError(f"this model takes at most {len(self.positions)} tokens; received {longest}")
+            raise TokensError(
+                f"this model takes at most {len(self.positions)} tokens; received {longest}", subject="tokens"
+            )
         return self.positions[row]
 
 
@@ -124,10 +130,11 @@ class ImageEmbedding:
             raise TokensError(
                 f"images must be a floating tensor [batch, {', '.join(map(str, self.shape))}]; received "
                 f"{inputs.dtype} {tuple(inputs.shape)}: resize and normalise them as the model's processor "
-                "does"
+                "does",
+                subject="images",
             )
         if padding is not None:
-            raise TokensError("images have no padding; received some")
+            raise TokensError("images have no padding; received some", subject="padding")
         images = inputs.to(self.kernel)
         patches = F.conv2d(images, self.kernel, self.bias, stride=self.kernel.shape[2:])
         X = patches.flatten(2).mT  # [batch, patch, width]
@@ -173,10 +180,11 @@ class SoundEmbedding:
         if tuple(inputs.shape[1:]) != self.shape or not inputs.is_floating_point():
             raise TokensError(
                 f"sound must be a floating tensor [batch, {', '.join(map(str, self.shape))}], a mel spectrum "
-                f"as the model's processor makes it; received {inputs.dtype} {tuple(inputs.shape)}"
+                f"as the model's processor makes it; received {inputs.dtype} {tuple(inputs.shape)}",
+                subject="sound",
             )
         if padding is not None:
-            raise TokensError("sound has no padding; received some")
+            raise TokensError("sound has no padding; received some", subject="padding")
         X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
 
@@ -200,7 +208,9 @@ def read_embedding(folder: Path, description: dict[str, Any]) -> Embedding:
     try:
         tensors_found: Embedding = _rebuilt(description["made_of"], tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"the embedding saved in {folder} cannot be read ({error}): save it again") from error
+        raise FileError(
+            f"the embedding saved in {folder} cannot be read ({error}): save it again", subject="embedding"
+        ) from error
     return tensors_found
 
 
@@ -227,7 +237,9 @@ def _described(value: Any, path: str) -> Any:
         return value
     kind = type(value).__name__
     if KINDS.get(kind) is not type(value):
-        raise SourceError(f"an embedding of one's own, {kind}, cannot be saved: leave out origin")
+        raise SourceError(
+            f"an embedding of one's own, {kind}, cannot be saved: leave out origin", subject="embedding"
+        )
     fields = [field.name for field in dataclasses.fields(value)]
     inside = {name: _described(getattr(value, name), f"{path}.{name}" if path else name) for name in fields}
     return {"kind": kind, "fields": inside}

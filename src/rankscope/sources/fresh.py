@@ -28,7 +28,8 @@ class RandomOrigin:
         """Turn texts into tokens: their words under an embedding drawn from the network's seed."""
         if isinstance(inputs, Tensor):
             raise TokensError(
-                f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
+                f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor",
+                subject="texts",
             )
         texts = [inputs] if isinstance(inputs, str) else inputs
         return Encoded(*word_tokens(texts, self.width, length, self.seed))

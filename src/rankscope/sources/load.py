@@ -87,7 +87,10 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if tokenizer is not None and not callable(tokenizer):
-        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
+        raise SourceError(
+            f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}",
+            subject="tokenizer",
+        )
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
@@ -102,7 +105,8 @@ def load(
         def find() -> Any:
             raise SourceError(
                 f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one, and "
-                "encode takes token ids"
+                "encode takes token ids",
+                subject="tokenizer",
             )
 
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
@@ -127,7 +131,8 @@ def load(
     else:
         raise SourceError(
             "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
-            f"{type(source).__name__}"
+            f"{type(source).__name__}",
+            subject="source",
         )
     with built_as(checkpoint.family, name):
         core = checkpoint.core
@@ -157,19 +162,22 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     if not own_family and (config is None or not hasattr(config, "model_type")):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
-            "module as it is, and a family of your own maps it (docs/extending.md)"
+            "module as it is, and a family of your own maps it (docs/extending.md)",
+            subject="source",
         )
     from transformers import PreTrainedModel
 
     if not own_family and not isinstance(model, PreTrainedModel):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
-            "give the model itself, or watch it as it is"
+            "give the model itself, or watch it as it is",
+            subject="source",
         )
     if any(weight.is_meta for weight in model.parameters()):
         raise SourceError(
             f"the weights of {type(model).__name__} must be in memory; they are on the meta device, which "
-            "holds no numbers: load the model from its files"
+            "holds no numbers: load the model from its files",
+            subject="weights",
         )
     kind = family_of(getattr(config, "model_type", None), family or _alone(model))
     opened, notes = dequantised(model)
@@ -215,5 +223,6 @@ def built_as(family: Family, name: str) -> Iterator[None]:
             raise
         raise SourceError(
             f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)}): "
-            "watch measures it as it is"
+            "watch measures it as it is",
+            subject="family",
         ) from error

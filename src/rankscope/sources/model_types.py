@@ -36,15 +36,16 @@ def family_of(model_type: str | None, requested: str | Family | None = None) -> 
     matching = next((family for family in FAMILIES.values() if model_type in family.types), None)
     if requested is None:
         if matching is None:
-            raise SourceError(_unknown(str(model_type)))
+            raise SourceError(_unknown(str(model_type)), subject="model_type")
         return matching
     requested = requested if requested in FAMILIES else str(requested).removesuffix("_encoder")
     if requested not in FAMILIES:
-        raise SourceError(one_of("family", requested, FAMILIES, CLOSE))
+        raise SourceError(one_of("family", requested, FAMILIES, CLOSE), subject="family")
     if matching is not None and model_type not in FAMILIES[requested].types:
         raise SourceError(
             f"family is for a config that does not say its model type; this one says {model_type!r}, of "
-            f"family {matching.name}, and {requested!r} was asked for: leave family out"
+            f"family {matching.name}, and {requested!r} was asked for: leave family out",
+            subject="family",
         )
     return FAMILIES[requested]
 

@@ -72,11 +72,15 @@ class CheckpointOrigin:
             expected_shape = ", ".join(map(str, ("batch", *self.embedding.shape)))
             what = "sees images" if isinstance(self.embedding, ImageEmbedding) else "hears sound"
             raise TokensError(
-                f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text"
+                f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text",
+                subject="texts",
             )
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
-            raise TokensError(f"at least one text must hold a token; received {len(lists)} texts without any")
+            raise TokensError(
+                f"at least one text must hold a token; received {len(lists)} texts without any",
+                subject="texts",
+            )
         longest = max(map(len, lists))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])
         lengths = torch.tensor([len(row) for row in lists])
@@ -90,7 +94,8 @@ class CheckpointOrigin:
         if any(len(ids) > length for ids in token_ids):  # tokenizers then cut nothing at all
             raise TokensError(
                 f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds; got "
-                f"{length}"
+                f"{length}",
+                subject="tokens",
             )
         return token_ids
 

@@ -165,7 +165,8 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
         raise ParityError(
             f"the canonical network must agree with the original within {TOLERANCE:g}; {name} "
             f"({family.name}) is off by {parity.states:.1e} in its states{weights}: its config asks "
-            "for something this family does not map; watch measures it as it is"
+            "for something this family does not map; watch measures it as it is",
+            subject="states",
         )
     table = getattr(embedding, "positions", None)
     most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
@@ -198,11 +199,15 @@ def _own(
             raise
         raise ParityError(
             f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if "
-            "that computes the same, or watch the model as it is"
+            "that computes the same, or watch the model as it is",
+            subject="attn_implementation",
         ) from error
     difference = distance(network_run, original_run, real, family.output(core), name)
     if not difference <= TOLERANCE and implementation != "sdpa":
-        raise ParityError(f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is")
+        raise ParityError(
+            f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is",
+            subject="attn_implementation",
+        )
     return difference
 
 
@@ -225,7 +230,8 @@ def distance(network_run: ForwardPass, original_run: Original, real: Tensor, who
     if len(original_run.states) != len(network_run.states):
         raise ParityError(
             f"every block must run once per layer; {name} has {len(network_run.states) - 1} layers and its "
-            f"blocks ran {len(original_run.states) - 1} times"
+            f"blocks ran {len(original_run.states) - 1} times",
+            subject="blocks",
         )
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []

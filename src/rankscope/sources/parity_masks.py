@@ -59,7 +59,8 @@ def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bo
             raise ParityError(
                 f"the canonical network must be the original at every length its config names; at {n} tokens "
                 f"layer {layer + 1} of {name} ({family.name}) {what}: its config asks for something this "
-                "family does not map; watch measures it as it is"
+                "family does not map; watch measures it as it is",
+                subject="masks",
             )
     return True
 

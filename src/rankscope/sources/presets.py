@@ -50,5 +50,5 @@ def preset(name: str) -> Architecture:
     """
     called = forgiven(name, PRESETS) if isinstance(name, str) else name
     if not isinstance(name, str) or called not in PRESETS:
-        raise ArchitectureError(one_of("model", name, PRESETS))
+        raise ArchitectureError(one_of("model", name, PRESETS), subject="model")
     return PRESETS[called]

@@ -57,7 +57,7 @@ def opened(model: Any, method: str) -> Any:
     try:
         model = model.dequantize()
     except Exception as error:
-        raise SourceError(_sentence(method, first_line(error))) from error
+        raise SourceError(_sentence(method, first_line(error)), subject="quantised weights") from error
     _refuse_others(model, method)
     return model
 
@@ -67,7 +67,9 @@ def _refuse_others(model: nn.Module, method: str | None) -> None:
     for name, weight in model.named_parameters():
         if not _plain(weight) and not weight.is_meta:
             kind = f"{type(weight).__name__} of {weight.dtype}"
-            raise SourceError(_sentence(method or "unknown", f"{name} is a {kind}"))
+            raise SourceError(
+                _sentence(method or "unknown", f"{name} is a {kind}"), subject="quantised weights"
+            )
 
 
 def _sentence(method: str, why: str) -> str:
@@ -92,7 +94,9 @@ def _of_torch(part: Any) -> bool:
 def _linear(part: Any) -> nn.Module:
     weight, bias = part.weight(), part.bias()
     if weight.ndim != 2:
-        raise SourceError(_sentence("torch.ao", f"a {type(part).__name__} is no linear map"))
+        raise SourceError(
+            _sentence("torch.ao", f"a {type(part).__name__} is no linear map"), subject="quantised weights"
+        )
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     with torch.no_grad():
         linear.weight.copy_(weight.dequantize())

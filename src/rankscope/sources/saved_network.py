@@ -24,12 +24,15 @@ def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
     if net.fingerprint != description.get("fingerprint"):
         raise FileError(
             f"the files of {folder} must belong together; tensors and description are of different networks, "
-            "or were changed: save it again"
+            "or were changed: save it again",
+            subject="files",
         )
     try:
         origin = _origin(Path(folder), description.get("origin"))
     except (KeyError, TypeError) as error:
-        raise FileError(f"the origin saved in {folder} cannot be read ({error}): save it again") from error
+        raise FileError(
+            f"the origin saved in {folder} cannot be read ({error}): save it again", subject="origin"
+        ) from error
     if tokenizer is not None and isinstance(origin, CheckpointOrigin):
         origin = dataclasses.replace(origin, find_tokenizer=lambda: tokenizer)
     return dataclasses.replace(net, origin=origin)

@@ -176,7 +176,8 @@ class StreamedCheckpoint:
             if changed:
                 raise FileError(
                     f"the files of {self.name} must stay as they are while its layers are read from them; "
-                    f"{path} is gone or was changed: load it again"
+                    f"{path} is gone or was changed: load it again",
+                    subject="files",
                 )
 
     def _fill_around(self) -> nn.Embedding | None:
@@ -233,7 +234,8 @@ class StreamedCheckpoint:
             if weight.is_meta:
                 raise SourceError(
                     f"layers that are read one at a time must each have their own weights; {name} of "
-                    f"{self.name} belongs to another part of the model: stream=False reads it whole"
+                    f"{self.name} belongs to another part of the model: stream=False reads it whole",
+                    subject="stream",
                 )
 
     def empty(self, block: nn.Module, dtype: torch.dtype = torch.float64) -> None:

@@ -27,7 +27,8 @@ def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     if stream:
         raise SourceError(
             "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers; "
-            f"{name} {why}: leave stream out"
+            f"{name} {why}: leave stream out",
+            subject="stream",
         )
 
 
@@ -65,7 +66,8 @@ def from_shelf(
             raise TooLargeError(
                 f"a network must fit into memory; {checkpoint.name} takes {format_bytes(bytes_needed)} in "
                 f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one "
-                "layer at a time"
+                "layer at a time",
+                subject="memory",
             )
         stream = True
     streamed_network = StreamedNetwork.of(checkpoint)

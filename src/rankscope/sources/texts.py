@@ -34,9 +34,9 @@ class Excerpts(Iterator[str]):
 
     def __init__(self, path: str | Path, split: str, field: str, longest: int) -> None:
         if split not in SPLITS:
-            raise FileError(one_of("split", split, SPLITS))
+            raise FileError(one_of("split", split, SPLITS), subject="split")
         if longest < 1:
-            raise FileError(f"longest must be at least 1 character; got {longest}")
+            raise FileError(f"longest must be at least 1 character; got {longest}", subject="longest")
         self.path, self.split, self.field, self.longest = str(path), split, field, longest
         self.bytes_read = 0
         self.bytes_total = _size(self.path)
@@ -46,7 +46,8 @@ class Excerpts(Iterator[str]):
         if field != FIELD and not any(map(self._is_json, self._names())):
             raise FileError(
                 f"a field must go with JSON lines, of which {_file_label(self.path)} has none; got "
-                f"{field!r}: leave it out, or split by jsonl"
+                f"{field!r}: leave it out, or split by jsonl",
+                subject="field",
             )
         self._stream = self._excerpts()
 
@@ -56,7 +57,9 @@ class Excerpts(Iterator[str]):
     def _excerpts(self) -> Iterator[str]:
         any_text = False
         if self.path == "-" and sys.stdin is None:
-            raise FileError("stdin must be open where --text is -; it is closed: name a file")
+            raise FileError(
+                "stdin must be open where --text is -; it is closed: name a file", subject="stdin"
+            )
         for name in self._names():
             with (
                 _readable(name, "file"),
@@ -67,7 +70,8 @@ class Excerpts(Iterator[str]):
                     yield text
         if not any_text:
             raise FileError(
-                f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it"
+                f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it",
+                subject="text",
             )
 
     def _names(self) -> Iterator[str]:
@@ -109,7 +113,8 @@ class Excerpts(Iterator[str]):
             if size > LONGEST_JSON:
                 raise FileError(
                     f"{name}, line {line_number}: a JSON line must be shorter than {LONGEST_JSON:,} "
-                    "characters; this one is not: put one object on a line"
+                    "characters; this one is not: put one object on a line",
+                    subject="JSON line",
                 )
             if piece.ends_line:
                 yield from self._field("".join(parts), name, line_number)
@@ -125,19 +130,23 @@ class Excerpts(Iterator[str]):
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise FileError(
-                f"{where}: each line must be a JSON object; this one is not ({reason})"
+                f"{where}: each line must be a JSON object; this one is not ({reason})", subject="JSON line"
             ) from error
         if not isinstance(record, dict):
-            raise FileError(f"{where}: each line must be a JSON object; this one is {_kind(record)}")
+            raise FileError(
+                f"{where}: each line must be a JSON object; this one is {_kind(record)}", subject="JSON line"
+            )
         if self.field not in record:
             fields = ", ".join(map(repr, list(record)[:12])) or "none"
             raise FileError(
                 f"{where}: the JSON object must have the field {self.field!r}; it has {fields}: name the one "
-                "that holds the text with --field"
+                "that holds the text with --field",
+                subject="field",
             )
         if not isinstance(record[self.field], str):
             raise FileError(
-                f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
+                f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}",
+                subject="field",
             )
         buffer = _ExcerptBuffer(self.longest)
         buffer.add(_encodable(record[self.field]))
@@ -154,14 +163,16 @@ class Excerpts(Iterator[str]):
             if b"\0" in data:
                 raise FileError(
                     f"{name}, line {line}: text must be UTF-8; this holds zero bytes, as binary files and "
-                    "UTF-16 do: save it as UTF-8"
+                    "UTF-16 do: save it as UTF-8",
+                    subject="encoding",
                 )
             try:
                 text = decoder.decode(data, ends or not data)
             except UnicodeDecodeError as error:
                 raise FileError(
                     f"{name}, line {line}: text must be UTF-8; byte 0x{error.object[error.start]:02x} is not:"
-                    " save it as UTF-8, or leave out what is no text"
+                    " save it as UTF-8, or leave out what is no text",
+                    subject="encoding",
                 ) from error
             yield _Piece(line, text, ends)
             line += ends
@@ -240,7 +251,9 @@ def _size(path: str) -> int | None:
         for file in _files(Path(path)):
             line_number, total = line_number + 1, total + file.stat().st_size
     if not line_number:
-        raise FileError(f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none")
+        raise FileError(
+            f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none", subject="path"
+        )
     return total
 
 
@@ -252,7 +265,9 @@ def _readable(path: str | Path, what: str) -> Iterator[None]:
     except RankscopeError:
         raise
     except OSError as error:
-        raise FileError(f"{path} must be a {what} that can be read; {error.strerror}") from error
+        raise FileError(
+            f"{path} must be a {what} that can be read; {error.strerror}", subject="path"
+        ) from error
 
 
 def _kind(value: object) -> str:

@@ -34,13 +34,15 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
     if family_name not in FAMILIES:
         raise SourceError(
             f"a family of one's own, {family_name!r}, has no model of transformers to write; got one: save "
-            "the network, net.save(folder)"
+            "the network, net.save(folder)",
+            subject="family",
         )
     family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
     if family.side:
         raise SourceError(
             f"an encoder-decoder is not written from one of its sides; got its {family.side}: save the "
-            "network, net.save(folder)"
+            "network, net.save(folder)",
+            subject="family",
         )
     config = _fitting(config, family, wide.arch)
     model = _drawn(family, config)
@@ -55,13 +57,15 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     """The config, for as many layers; refused where the family has none for this architecture."""
     if config is None:
         raise SourceError(
-            "the config of the model to write is not known of this network: pass one, net.to_hf(config)"
+            "the config of the model to write is not known of this network: pass one, net.to_hf(config)",
+            subject="config",
         )
     config = copy.deepcopy(config)
     if getattr(config, "model_type", None) not in family.types:
         raise SourceError(
             f"config must be one of {family.name}, model type {' or '.join(family.types)}; got "
-            f"{getattr(config, 'model_type', type(config).__name__)!r}"
+            f"{getattr(config, 'model_type', type(config).__name__)!r}",
+            subject="config",
         )
     theirs = family.architecture(config)
     if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
@@ -74,7 +78,8 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         raise SourceError(
             f"{config.model_type} must be able to express the network; this one has {name} "
             f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: "
-            "save it as it is, net.save(folder), or pass another config"
+            "save it as it is, net.save(folder), or pass another config",
+            subject=name,
         )
     return config
 
@@ -121,7 +126,8 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
         whose = "the network lacks" if odd in at_zero else "the model has no place for"
         raise SourceError(
             f"{family.name} must be able to express the network; {whose} {odd}: save it as it is, "
-            "net.save(folder), or pass another config"
+            "net.save(folder), or pass another config",
+            subject="weights",
         )
     parameters = list(core.parameters())
     for parameter in parameters:
@@ -145,7 +151,8 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
             if not float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size:
                 raise SourceError(
                     f"{family.name} must be able to express the network; {name} does not come back from the "
-                    "model's own parameters: save it as it is, net.save(folder)"
+                    "model's own parameters: save it as it is, net.save(folder)",
+                    subject="weights",
                 )
 
 
@@ -158,7 +165,8 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     if shapes[0] != shapes[1]:
         raise SourceError(
             f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}: "
-            "pass the config that the network came with"
+            "pass the config that the network came with",
+            subject="config",
         )
     for name, part in theirs.items():
         part.copy_(mine[name])
@@ -166,5 +174,6 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
         if not torch.equal(part, mine[name].to(part)):
             raise SourceError(
                 f"{family.name} must be able to express the network's embedding; {name} does not come back: "
-                "save it as it is, net.save(folder)"
+                "save it as it is, net.save(folder)",
+                subject="embedding",
             )

@@ -1,7 +1,9 @@
 """Both papers, figure by figure: run again, with the published numbers beside ours."""
 
-from rankscope.studies.catalogue import STUDIES
-from rankscope.studies.reproduce import chosen, reproduce, write_page
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.reproduce import STUDIES, chosen, reproduce, write_page, write_study
+from rankscope.studies.study import Comparison, PageTable, Setup, Study, StudyResult
 
-__all__ = ["STUDIES", "Comparison", "Outcome", "Setup", "Study", "chosen", "reproduce", "write_page"]
+__all__ = [
+    "STUDIES", "Comparison", "PageTable", "Setup", "Study", "StudyResult", "chosen", "reproduce",
+    "write_page", "write_study",
+]  # fmt: skip

@@ -16,8 +16,12 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.runs import Store
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
-from rankscope.studies.catalogue import STUDIES
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.dong2021 import STUDIES as DONG
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.wu2024 import STUDIES as WU
+
+STUDIES: tuple[Study, ...] = (*DONG, *WU)
+"""Every study, in the order of the papers."""
 
 
 def chosen(paper: str, figure: str | None = None) -> list[Study]:
@@ -26,43 +30,54 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
     if paper == "all":
         if figure is not None:
             raise StudyError(
-                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}"
+                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}",
+                subject="figure",
             )
         return list(STUDIES)
     if paper not in papers:
-        raise StudyError(one_of("paper", paper, [*papers, "all"]))
+        raise StudyError(one_of("paper", paper, [*papers, "all"]), subject="paper")
     found = [study for study in STUDIES if study.paper == paper]
     if figure is None:
         return found
     figures = [study.figure for study in found]
     if figure not in figures:
-        raise StudyError(one_of(f"figure of {paper}", figure, figures))
+        raise StudyError(one_of(f"figure of {paper}", figure, figures), subject="figure")
     return [study for study in found if study.figure == figure]
 
 
-def reproduce(study: Study, setup: Setup, run: Callable[[Setup], Outcome] | None = None) -> Outcome:
+def reproduce(study: Study, setup: Setup, run: Callable[[Setup], StudyResult] | None = None) -> StudyResult:
     """Run one study below the setup's folder and write all it gives; `run` runs it elsewhere."""
     Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
-    folder = home(setup) / study.paper / study.figure
-    with Store(folder) as store:
-        found = (run or study.run)(replace(setup, folder=folder))
-        for name, figure in found.figures.items():
-            save(figure, folder / name)
-        outcome = {
-            "paper": study.paper, "figure": study.figure, "title": study.title, "full": setup.full,
-            "models": list(setup.models), **described(found),
-        }  # fmt: skip
-        manifest = begun(setup.device).adding(title=f"{study.name}: {study.title}")
-        store.write("reproduce", manifest, found.tables, {"outcome": outcome})
-    return found
+    own = replace(setup, folder=home(setup) / study.paper / study.figure)
+    with Store(own.folder) as store:
+        result = (run or study.run)(own)
+        _write(store, study, own, result)
+    return result
 
 
-def described(found: Outcome) -> dict[str, Any]:
-    """Of an outcome what a page is made from, for `outcome.json`."""
-    return {
-        "comparisons": [asdict(each) for each in found.comparisons], "notes": found.notes,
-        "figures": list(found.figures), "shown": [asdict(each) for each in found.shown], "said": found.said,
+def write_study(study: Study, setup: Setup, result: StudyResult, command: str = "") -> Path:
+    """Write figures, tables and `outcome.json` of a study into the setup's folder; the folder."""
+    with Store(setup.folder) as store:
+        _write(store, study, setup, result, command)
+    return setup.folder
+
+
+def _write(store: Store, study: Study, setup: Setup, result: StudyResult, command: str = "") -> None:
+    for name, figure in result.figures.items():
+        save(figure, setup.folder / name)
+    outcome: dict[str, Any] = {"title": study.title}
+    if study.paper:
+        outcome = {"paper": study.paper, "figure": study.figure, **outcome, "full": setup.full,
+                   "models": [*setup.models]}  # fmt: skip
+    outcome |= {
+        "comparisons": [asdict(comparison) for comparison in result.comparisons], "notes": result.notes,
+        "figures": list(result.figures), "shown": [asdict(table) for table in result.page_tables],
+        "said": result.summary,
     }  # fmt: skip
+    title = f"{study.name}: {study.title}" if study.paper else study.title
+    manifest = begun(setup.device).adding(title=title, **({"command": command} if command else {}))
+    entry = "reproduce" if study.paper else study.figure
+    store.write(entry, manifest, result.tables, {"outcome": outcome})
 
 
 def write_page(setup: Setup) -> Path:

@@ -1,6 +1,6 @@
 """A study: one figure of a paper, run again, with the published numbers beside ours.
 
-Each study is a file that reads as the method section of a paper: a function from a `Setup` to an `Outcome`.
+Each study is a file that reads as the method section of a paper: a function from `Setup` to `StudyResult`.
 """
 
 from collections.abc import Callable
@@ -23,21 +23,23 @@ class Setup:
     """How a study is to be run."""
 
     folder: Path
-    """Where it keeps what it has done: an interrupted study goes on from there."""
+    """Where it caches what it has done: an interrupted study resumes from there."""
     full: bool = False
     """At the papers' sizes; else at sizes that take minutes on two cores."""
     device: str = "cpu"
     models: tuple[str, ...] = ()
     """Hub ids or directories in place of the trained models at hand."""
     say: Callable[[str], None] = lambda _: None
-    """Told what is being done."""
+    """Called with what is being done."""
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Called with how many pieces of the study are done, and of how many, where it counts them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
 
-    def kept(self, name: str, compute: Callable[[], pl.DataFrame], **settings: object) -> pl.DataFrame:
-        """A table computed once: read back where an earlier run of the same work has left it, by the same
-        versions, on the same device and models, with the same settings."""
+    def cached(self, name: str, compute: Callable[[], pl.DataFrame], **settings: object) -> pl.DataFrame:
+        """A table that is computed once, and read back where an earlier run of the same work has left it: by
+        the same versions, on the same device and models, with the same settings."""
         models = [files_of(model) for model in self.models]
         key = key_of(full=self.full, device=self.device, models=models, settings=settings)
         path = self.folder / "parts" / f"{name}-{digest(key)}.parquet"
@@ -65,8 +67,8 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table as a page shows it: text."""
+class PageTable:
+    """A table of texts, as a page shows it."""
 
     title: str
     headings: list[str]
@@ -77,32 +79,33 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a study gives."""
+class StudyResult:
+    """Figures, tables and comparisons that came of a study."""
 
     figures: "dict[str, Figure]"
     tables: dict[str, pl.DataFrame]
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)
     """What it was run on, and what could not be had."""
-    shown: list[Shown] = field(default_factory=list)
+    page_tables: list[PageTable] = field(default_factory=list)
     """Tables for its page, where it has more to show than comparisons."""
-    said: str = ""
+    summary: str = ""
     """What came of it, in a sentence or two, where that is more than how many comparisons agree."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A figure of a paper."""
+    """A figure of a paper, or a question of one's own, and the function that answers it."""
 
     paper: str
+    """Empty for a study of no paper."""
     figure: str
     title: str
-    run: Callable[[Setup], Outcome]
+    run: Callable[[Setup], StudyResult]
     seconds: float = 1.0
     """What it takes at its quick sizes on one core, roughly: its share of a progress bar."""
 
     @property
     def name(self) -> str:
-        """As the command line has it."""
-        return f"{self.paper} {self.figure}"
+        """Paper and figure, as the command line has them."""
+        return f"{self.paper} {self.figure}".strip()

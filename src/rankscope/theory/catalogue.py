@@ -35,12 +35,17 @@ def theorems_named(chosen: Chosen) -> list[Theorem]:
         [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
     )
     if not names:
-        raise TheoremError("certify needs at least one theorem; got none: leave them out for all")
+        raise TheoremError(
+            "certify needs at least one theorem; got none: leave them out for all", subject="theorems"
+        )
     theorems_by_name: dict[str, Theorem] = {}
     for item in names:
         if not isinstance(item, Theorem) and item not in THEOREMS:
-            raise TheoremError(one_of("theorem", item, THEOREMS))
+            raise TheoremError(one_of("theorem", item, THEOREMS), subject="theorem")
         theorem = item if isinstance(item, Theorem) else THEOREMS[item]
         if theorems_by_name.setdefault(theorem.name, theorem) is not theorem:
-            raise TheoremError(f"theorems must differ in name; two are called {theorem.name!r}: rename one")
+            raise TheoremError(
+                f"theorems must differ in name; two are called {theorem.name!r}: rename one",
+                subject="theorems",
+            )
     return list(theorems_by_name.values())

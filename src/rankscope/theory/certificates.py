@@ -72,10 +72,10 @@ class Certificates(SavedTable):
     def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
         """The rows of one theorem, of one sample or all."""
         if theorem not in self.theorems:
-            raise TheoremError(one_of("theorem", theorem, self.theorems))
+            raise TheoremError(one_of("theorem", theorem, self.theorems), subject="theorem")
         samples = self.table["sample"].n_unique()
         if sample is not None and sample not in range(samples):
-            raise TheoremError(f"sample must lie in 0..{samples - 1}; got {sample!r}")
+            raise TheoremError(f"sample must lie in 0..{samples - 1}; got {sample!r}", subject="sample")
         rows = self.table.filter(theorem=theorem)
         return rows if sample is None else rows.filter(sample=sample)
 

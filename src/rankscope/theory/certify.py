@@ -75,10 +75,11 @@ def certify(
     if reason := outside(original_net.arch):
         raise TheoremError(
             "the theorems are of attention among tokens, linear in them but for its weights; this network "
-            f"has {reason}: measure it instead"
+            f"has {reason}: measure it instead",
+            subject="architecture",
         )
     if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)))
+        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
     net = original_net.to(torch.float64, "cpu" if device is None else device)
     if X.ndim != 3 or X.shape[-1] != net.arch.width:
         raise TokensError(
@@ -89,7 +90,9 @@ def certify(
     X = X.to(dtype=torch.float64, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     if not bool(real.any(-1).all()) or not len(X):
-        raise TokensError("every sample must have at least one real token; one has none: leave it out")
+        raise TokensError(
+            "every sample must have at least one real token; one has none: leave it out", subject="padding"
+        )
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
     arithmetic = ""

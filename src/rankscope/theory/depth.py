@@ -102,7 +102,9 @@ def collapse_depth(
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
     """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
+        raise TheoremError(
+            f"threshold must be a number > 0, as in 1e-6; got {threshold!r}", subject="threshold"
+        )
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
     sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(

@@ -37,16 +37,18 @@ def equilibrium(tokens: int, rank: int, w: float, signs: list[int] | None = None
     (True, 2)
     """
     if not 1 <= rank <= tokens:
-        raise ArchitectureError(f"rank must lie in 1..{tokens}, the number of tokens; got {rank}")
+        raise ArchitectureError(
+            f"rank must lie in 1..{tokens}, the number of tokens; got {rank}", subject="rank"
+        )
     equal = tokens - rank + 1
     if rank > 1 and not abs(w) > equal:
         raise ArchitectureError(
-            f"an equilibrium of rank {rank} among {tokens} tokens needs |w| > {equal}; got {w}"
+            f"an equilibrium of rank {rank} among {tokens} tokens needs |w| > {equal}; got {w}", subject="w"
         )
     chosen = [(-1) ** (k + 1) for k in range(rank - 1)] if signs is None else signs
     if len(chosen) != rank - 1 or any(sign not in (1, -1) for sign in chosen):
         raise ArchitectureError(
-            f"signs must be {rank - 1} of 1 and -1, one for each further token; got {signs}"
+            f"signs must be {rank - 1} of 1 and -1, one for each further token; got {signs}", subject="signs"
         )
     X = torch.zeros(tokens, tokens, dtype=torch.float64)
     X[:equal, -1] = 1.0

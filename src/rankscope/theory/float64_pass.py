@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State
 from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.perturbation import PerturbedPlain
-from rankscope.deviation.second_pass import RESOLVED, WITHIN, distance
+from rankscope.deviation.second_pass import RESOLVED, WITHIN
 from rankscope.nets import Transformer
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
@@ -41,7 +42,7 @@ class Float64Pass:
         if not (visible_to_float64(own_state) or visible_to_float64(after)):
             return 0.0
         self.X = X
-        return float(distance(after, own_state)[0])
+        return float(state_distance(after, own_state)[0])
 
 
 def visible_to_float64(state: State) -> bool:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import HalfRecord, Scaled, State
+from rankscope.deviation.activations import VALUES
 from rankscope.deviation.mlp import REACH
-from rankscope.deviation.series import VALUES
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.weights import Layer, Linear
@@ -63,7 +63,7 @@ def half_facts(
             ranked(raw, branch.out, rank_loss(arch, after))
             if branch.kind == "attention":
                 w = layer.attention
-                most = w.value.weight.norm() * w.output.weight.norm() * branch.inside.whole[0].norm()
+                most = w.value.weight.norm() * w.output.weight.norm() * branch.inside.scaled_tokens[0].norm()
                 vanished = vanished or _vanishes(arch, raw, log(float(most)) + float(branch.inside.log[0]))
         stretches.append(stretch)
     stretch, normed = plus(*stretches), 0.0
@@ -83,7 +83,7 @@ def _vanishes(arch: Architecture, state: State, beside: float | None = None) -> 
     """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another,
     or beside the log of what it is the sum of: what it makes of one is a direction of full length or none,
     and with few entries passes that round otherwise may agree on it by chance."""
-    norm, all_tokens = norm_of(arch.norm), state.whole[0]
+    norm, all_tokens = norm_of(arch.norm), state.scaled_tokens[0]
     lengths = torch.linalg.vector_norm(all_tokens if norm is None else norm.centre(all_tokens), dim=-1)
     if beside is None:
         beside = log(float(torch.linalg.vector_norm(all_tokens, dim=-1).max())) + float(state.log[0])
@@ -115,7 +115,7 @@ def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> floa
         return 0.0
     if norm.length is not None:
         return math.inf  # nothing is known of a length of one's own
-    Y = norm.centre(state.whole[0])
+    Y = norm.centre(state.scaled_tokens[0])
     count = Y.shape[-1] if norm.averaged else 1
     least = float(torch.linalg.vector_norm(Y, dim=-1).min())
     sd = plus(2 * (log(least) + float(state.log[0])) - log(count), log(arch.norm_eps)) / 2

@@ -27,7 +27,9 @@ def non_collapsing_network(width: int, heads: int, layers: int, scale: float, se
     True
     """
     if width % 2:
-        raise ArchitectureError(f"width must be even, half to read and half to write; got {width}")
+        raise ArchitectureError(
+            f"width must be even, half to read and half to write; got {width}", subject="width"
+        )
     arch = Architecture(
         layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False,
     )  # fmt: skip

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import BlockRecord, Scaled, State, applies, dissect
-from rankscope.deviation.attention import deviations, heads
-from rankscope.deviation.dissect import started
+from rankscope.deviation.attention import common_heads, deviation_heads
+from rankscope.deviation.dissect import starting_state
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.metrics import Reading, dobrushin, metric
@@ -57,7 +57,7 @@ def observe(
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
-    first, settings = started(net, X[None], seed)
+    first, settings = starting_state(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
     float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
     records = dissect(net, X[None], seed) if deviates else float64_records(net, first, settings, seed)
@@ -91,7 +91,7 @@ def _log(name: str, state: State) -> float:
 
 
 def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
-    R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.whole))
+    R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
     lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
     unit = all_tokens.log + state.log
     mu = _read("mu", state)
@@ -203,7 +203,7 @@ def _oscillation(
     if arch.kernel == "uniform" or not active:
         return -math.inf, -math.inf
     (x, R), w = _about(state, centre), layer.attention
-    dq, dk = deviations(R, w.query, arch), deviations(R, w.key, arch)
+    dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
     queries, keys = dq.value[0, active] / arch.divisor, dk.value[0, active]  # [head, token, head_width]
     E = queries @ keys.mT
     hidden = ~visible
@@ -221,7 +221,7 @@ def _log_most(
     arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor
 ) -> Float[Tensor, " head"]:
     """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
-    q, k = heads(x, layer.attention.query, arch), heads(x, layer.attention.key, arch)
+    q, k = common_heads(x, layer.attention.query, arch), common_heads(x, layer.attention.key, arch)
     ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
     if arch.kernel == "gaussian":
         ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
@@ -259,7 +259,7 @@ def _exact_factor(
 ) -> float:
     """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
     R = sized(state.centred()[1])
-    values = deviations(R, layer.attention.value, arch).value[:, active]
+    values = deviation_heads(R, layer.attention.value, arch).value[:, active]
     head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
     out = head_outputs @ layer.attention.output.weight[active].flatten(0, 1)
     valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)

@@ -16,7 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.deviation.second_pass import distance, elsewhere, lost, steep, undecided
+from rankscope.deviation.comparison import (
+    attends_elsewhere,
+    state_distance,
+    steep_scores,
+    tokens_lost,
+    undecided,
+)
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
@@ -92,7 +98,8 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     evaluations, gone = [], False
     for layer, sizes in enumerate(first.sizes):
         difference = max(
-            (float(distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies), default=0.0
+            (float(state_distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies),
+            default=0.0,
         )
         blind = any(item.sizes[layer].noise for item in copies)
         if layer > 0:
@@ -101,11 +108,13 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
                 [item.layers[layer - 1].attention for item in other_copies],
             )
             gone = gone or any(half.vanished for item in copies for half in item.layers[layer - 1].halves)
-            gone = gone or bool(lost(first.sizes[layer - 1].state, sizes.state))
+            gone = gone or bool(tokens_lost(first.sizes[layer - 1].state, sizes.state))
             gone = gone or any(bool(undecided(first_layer.attention, P)) for P in other_patterns)
-            if difference <= AGREED and bool(steep(first_layer.attention)):
+            if difference <= AGREED and bool(steep_scores(first_layer.attention)):
                 # Other tokens are looked at, and it does not show.
-                gone = gone or any(bool(elsewhere(first_layer.attention, P.matrix())) for P in other_patterns)
+                gone = gone or any(
+                    bool(attends_elsewhere(first_layer.attention, P.matrix())) for P in other_patterns
+                )
         evaluations.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
     return evaluations
 

@@ -100,13 +100,14 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
     _refuse(arch)
     count = tokens if real is None else real
     if count < 2:
-        raise TokensError(f"tokens that may differ must be at least 2; got {count}")
+        raise TokensError(f"tokens that may differ must be at least 2; got {count}", subject="tokens")
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
     if any(not torch.equal(mask, seen[0]) for mask in seen):
         raise ArchitectureError(
             "layers must share one mask, or their modes mix; got masks that differ by layer, "
-            f"{arch.mask!r:.60}: use net.variant(mask=...), or measure"
+            f"{arch.mask!r:.60}: use net.variant(mask=...), or measure",
+            subject="mask",
         )
     return _spectrum(seen[0])
 
@@ -116,9 +117,11 @@ def exponent(net: Transformer, x: Tensor, modes: Modes, *, relative: bool = Fals
     _refuse(net.arch)
     if not isinstance(x, Tensor) or x.shape != (net.arch.width,):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise TokensError(f"x must be one token [{net.arch.width}], the mean say; received {got}")
+        raise TokensError(
+            f"x must be one token [{net.arch.width}], the mean say; received {got}", subject="x"
+        )
     if not bool(x.isfinite().all()):
-        raise TokensError("x must be finite; received a token with NaN or infinite entries")
+        raise TokensError("x must be finite; received a token with NaN or infinite entries", subject="x")
     with torch.no_grad():
         logs, length = _growth(net.to(torch.float64), x, modes)
     rates, common = slope(logs), float(slope(length))
@@ -144,22 +147,26 @@ def _refuse(arch: Architecture) -> None:
     if arch.parts or not isinstance(arch.kernel, str):
         raise ArchitectureError(
             "an exponent is known of the parts that the package has; this network has some of its own: "
-            "measure it instead"
+            "measure it instead",
+            subject="parts",
         )
     if reason := outside(arch):
         raise ArchitectureError(
-            f"an exponent is known of attention among tokens; this network has {reason}: measure it instead"
+            f"an exponent is known of attention among tokens; this network has {reason}: measure it instead",
+            subject="architecture",
         )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
         raise ArchitectureError(
             f"kernel must be softmax, gaussian or uniform; got {arch.kernel!r}, and {KERNELS[kernel]}: "
-            "measure it instead"
+            "measure it instead",
+            subject="kernel",
         )
     if arch.positions not in ("none", "absolute") and kernel != "uniform":
         raise ArchitectureError(
             "positions must be none or absolute, so that equal tokens have equal scores; got "
-            f"{arch.positions!r}: measure it instead, or take net.variant(kernel='uniform')"
+            f"{arch.positions!r}: measure it instead, or take net.variant(kernel='uniform')",
+            subject="positions",
         )
 
 

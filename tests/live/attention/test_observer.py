@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -102,29 +101,3 @@ def test_the_first_that_applies_is_used_and_one_must() -> None:
     for none in ((), [KernelObserver()]):
         with raises(WatchError, subject="attention"), watch(model, "entropy", attention=none):
             pass
-
-
-@pytest.mark.parametrize("known", [None, True])
-def test_cross_attention_that_an_observer_knows_is_left_out(known: bool | None) -> None:
-    """An observer that cannot tell has its first attention taken; one that can, the one it says."""
-
-    class Twice(KernelObserver):
-        @contextmanager
-        def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
-            def both(call: AttentionCall) -> None:
-                if known:
-                    on_attention(
-                        AttentionCall(pattern=call.pattern, self_attention=False, remark="cross-attention")
-                    )
-                on_attention(AttentionCall(pattern=call.pattern, self_attention=known))
-                if known is None:
-                    on_attention(AttentionCall(pattern=call.pattern))
-
-            with super().attach(blocks, both):
-                yield None
-
-    model = GPT(block=KernelBlock).double().eval()
-    with torch.no_grad(), watch(model, "entropy", attention=[Twice()]) as w:
-        model(words())
-    assert w.profile().curve("entropy")[:, 1:].isfinite().all()
-    assert any("were left out" in note or "was left out" in note for note in w.notes)

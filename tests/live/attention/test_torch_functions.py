@@ -66,7 +66,7 @@ def test_watch_equals_measure() -> None:
             w.profile().curve(each), expected.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True
         )
     assert checks(w)["rows_sum_to_one"] is True
-    assert "Attention was seen in torch's functions; weights are those before dropout." in w.notes
+    assert "Attention was seen in torch's functions; its pattern is that before dropout." in w.notes
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

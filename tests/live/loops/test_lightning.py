@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import rankscope
+from rankscope.errors import MonitorError
 from rankscope.live.loops.lightning import LightningMonitor
 from rankscope.live.monitor import Measurement
 from tests.live.loops import tasks
+from tests.raising import raises
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
@@ -90,25 +92,25 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(
     tmp_path: Path, accumulated: int, checkpointed: bool, precision: Any
 ) -> None:
     learners = []
-    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=5, run=tmp_path / "run")
     for callbacks in ([], [monitor]):
         learners.append(Learner(checkpointed))
         fit(
             learners[-1], tmp_path, *callbacks,
-            steps=60, precision=precision, accumulate_grad_batches=accumulated,
+            steps=20, precision=precision, accumulate_grad_batches=accumulated,
         )  # fmt: skip
     bare, watched = learners
-    assert len(set(bare.losses)) > 30 and bare.losses == watched.losses
+    assert len(set(bare.losses)) > 20 and bare.losses == watched.losses
     assert tasks.same(bare, watched)
     rows = table(tmp_path / "run")
-    assert rows["step"].unique().sort().to_list() == list(range(0, 61, 10))
+    assert rows["step"].unique().sort().to_list() == list(range(0, 21, 5))
     # Three batches in each epoch: two accumulated, then the last alone.
     steps = [bare.losses[k : k + n] for k in range(0, len(bare.losses), 3) for k, n in ((k, 2), (k + 2, 1))]
     means = [sum(each) / len(each) for each in steps]
     shown = rows.filter(polars.col("metric") == "loss").sort("step")["value"].to_list()
-    assert shown == pytest.approx([sum(means[k : k + 10]) / 10 for k in range(0, 60, 10)], rel=1e-6)
+    assert shown == pytest.approx([sum(means[k : k + 5]) / 5 for k in range(0, 20, 5)], rel=1e-6)
     rates = rows.filter(polars.col("metric") == "lr").sort("step")["value"].to_list()
-    assert rates[0] == pytest.approx(sum(1e-3 / n for n in range(1, 11)) / 10)
+    assert rates[0] == pytest.approx(sum(1e-3 / n for n in range(1, 6)) / 5)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
@@ -217,6 +219,37 @@ def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
     assert losses["value"].to_list() == pytest.approx([sum(learner.losses[k : k + 2]) / 2 for k in (0, 2)])
     assert rows.filter(metric="lr")["value"].to_list() == [1e-2, 1e-2]
     assert (rows.filter(metric="grad_mlp")["value"] > 0).to_list() == [True] * 4
+
+
+def test_several_steps_of_one_optimiser_in_a_batch_count_by_that_stride(tmp_path: Path) -> None:
+    class Thrice(Learner):
+        automatic_optimization = False
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            optimizer: Any = self.optimizers()
+            for _ in range(3):
+                loss = super().training_step(batch, index)
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
+
+    for name, probe in (("probe", tasks.probe()), ("inline", None)):
+        monitor = LightningMonitor(metrics="relative_mu", probe=probe, every=4, run=tmp_path / name)
+        fit(Thrice(), tmp_path, monitor, steps=15)
+        rows = table(tmp_path / name)
+        due = [6, 9, 12]
+        assert rows.filter(metric="loss")["step"].to_list() == due
+        states = rows.filter(metric="relative_mu", layer=1)
+        assert states["step"].to_list() == ([0, *due] if name == "probe" else due)
+        gradients = rows.filter(metric="grad_mlp", layer=1)
+        assert gradients["step"].to_list() == due and (gradients["value"] > 0).all()
+
+
+@pytest.mark.parametrize("options", [{"evry": 10}, {"model": 1}, {"part": 3}, {"part": "nowhere"}])
+def test_a_wrong_argument_is_one_sentence(options: dict[str, Any], tmp_path: Path) -> None:
+    with raises(MonitorError, subject=next(iter(options))):
+        fit(Learner(), tmp_path, LightningMonitor(**options, run=tmp_path / "run"), steps=1)
 
 
 def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:

@@ -58,21 +58,21 @@ def table(run: Path) -> pl.DataFrame:
 def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
     losses: list[list[float]] = []
     trained: list[Any] = []
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=5, run=tmp_path / "run")
     for callbacks in ([], [monitor]):
         seen = Losses()
-        one = trainer(tmp_path, seen, *callbacks, max_steps=60, learning_rate=1e-3, **settings)
+        one = trainer(tmp_path, seen, *callbacks, max_steps=20, learning_rate=1e-3, **settings)
         one.train()
         losses.append(seen.seen)
         trained.append(one.model)
-    assert len(losses[0]) == 60 and len(set(losses[0])) > 30
+    assert len(losses[0]) == 20 and len(set(losses[0])) > 15
     assert losses[0] == losses[1]
     assert tasks.same(*trained)
     rows = table(tmp_path / "run")
-    assert rows["step"].unique().sort().to_list() == list(range(0, 61, 10))
+    assert rows["step"].unique().sort().to_list() == list(range(0, 21, 5))
     # The loss of a measurement is the mean of what Trainer logged since the last.
     shown = rows.filter(pl.col("metric") == "loss").sort("step")["value"].to_list()
-    assert shown == pytest.approx([sum(losses[0][k : k + 10]) / 10 for k in range(0, 60, 10)], rel=1e-12)
+    assert shown == pytest.approx([sum(losses[0][k : k + 5]) / 5 for k in range(0, 20, 5)], rel=1e-12)
 
 
 def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> None:
@@ -158,6 +158,12 @@ def test_a_new_training_does_not_write_over_an_old_one(tmp_path: Path) -> None:
         trainer(tmp_path, again, max_steps=4).train()
     again.close()
     assert table(tmp_path / "run")["step"].max() == 4
+
+
+@pytest.mark.parametrize("name", ["evry", "model", "step"])
+def test_an_option_that_the_monitor_does_not_have_is_refused_at_once(name: str) -> None:
+    with raises(MonitorError, subject=name):
+        MonitorCallback(**{name: 10})
 
 
 def test_a_monitor_that_comes_later_begins_where_the_checkpoint_stands(tmp_path: Path) -> None:

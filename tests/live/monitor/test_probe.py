@@ -21,7 +21,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "a plain loop": {},
     "bfloat16 by autocast": {"autocast": True},
     "a loop inside one autocast": {"autocast": True, "inside": True},
-    "accumulation": {"accumulate": 3, "steps": 40},
+    "accumulation": {"accumulate": 3, "steps": 12},
     "compiled": {"compiled": "aot_eager"},
 }
 
@@ -32,7 +32,7 @@ def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, 
     alone, watched = train(**LOOPS[loop]), train(probed(tmp_path, metrics=metrics), **LOOPS[loop])
     assert alone.same(watched)
     steps = rankscope.read(tmp_path).table("training")["step"].unique().sort().to_list()
-    assert steps == list(range(0, LOOPS[loop].get("steps", 60) + 1, 20))
+    assert steps == list(range(0, LOOPS[loop].get("steps", 20) + 1, 10))
 
 
 def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_watch(tmp_path: Path) -> None:
         assert ((both[name] - both[f"{name}_watch"]).abs() < 1e-12).all()
 
 
-def test_scalars_are_averaged_from_look_to_look(tmp_path: Path) -> None:
+def test_scalars_are_averaged_from_measurement_to_measurement(tmp_path: Path) -> None:
     with Monitor(gpt2(), every=4, probe=probe(), run=tmp_path) as monitor:
         for step in range(1, 9):
             monitor.step(loss=torch.tensor(float(step)), lr=0.1)
@@ -104,7 +104,7 @@ class Restless(nn.Module):
         return X
 
 
-def test_nothing_is_left_of_a_look(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_measurement(tmp_path: Path) -> None:
     model = Restless().train()
     model.layers[1].eval()
     cache, modes = model.cache, [part.training for part in model.modules()]

@@ -52,7 +52,7 @@ def loss_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 def train(
     monitor: Callable[[nn.Module], Monitor] | None = None,
-    steps: int = 60,
+    steps: int = 20,
     *,
     model: nn.Module | None = None,
     accumulate: int = 1,
@@ -92,4 +92,4 @@ def train(
 
 
 def probed(run: Path, **options: Any) -> Callable[[nn.Module], Monitor]:
-    return lambda model: Monitor(model, probe=probe(), run=run, **{"every": 20, **options})
+    return lambda model: Monitor(model, probe=probe(), run=run, **{"every": 10, **options})

@@ -31,19 +31,9 @@ _replaced: dict[tuple[int, str], tuple[Any, str, Any, int]] = {}
 
 
 class FlexAttention(ScaledDotProduct):
-    """The arguments of a call of flex attention, by torch's names, and its output.
+    """The output of a call of flex attention, and its arguments under torch's names and with torch's meaning.
 
-    Args:
-        output: What the call returned.
-        query: Queries `[batch, head, query, d]`.
-        key: Keys `[batch, head, key, d]`.
-        value: Values `[batch, head, key, d]`.
-        score_mod: A function of a score and its four indices that gives the score to take.
-        block_mask: A `BlockMask`, whose `mask_mod` says which query sees which key.
-        scale: The factor of the scores; `1 / sqrt(d)` if None.
-        enable_gqa: Whether several query heads share one key head.
-        options: Arguments that do not change the result, positional.
-        named_options: Such arguments by name.
+    `options` do not change the result.
     """
 
     def __init__(

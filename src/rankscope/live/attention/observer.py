@@ -36,6 +36,11 @@ class AttentionCall:
         altered_by: The operation that changed the pattern between softmax and values, which is refused.
         unused: True for a softmax of scores that was not multiplied with values when the block was left.
         hidden_tokens: `[batch, token]`, True at tokens that no token may attend to; None if no mask says so.
+
+    >>> import torch
+    >>> call = AttentionCall(pattern=lambda: torch.full((1, 2, 3, 3), 1 / 3))
+    >>> call.pattern().shape, call.self_attention
+    (torch.Size([1, 2, 3, 3]), None)
     """
 
     pattern: Callable[[], Float[Tensor, "batch head query key"]]
@@ -66,12 +71,7 @@ class BlockListener(Protocol):
 
 
 class WatchedBlocks(list[nn.Module]):
-    """The blocks that are watched, each once, with their model and those who follow their run.
-
-    Args:
-        model: The model that the blocks are part of.
-        blocks: The modules; one that is called several times may be listed several times.
-    """
+    """The blocks that are watched, each once, with their model and those who follow their run."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__(dict.fromkeys(blocks))
@@ -81,7 +81,14 @@ class WatchedBlocks(list[nn.Module]):
 
 
 class AttentionObserver(Protocol):
-    """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`."""
+    """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`.
+
+    `docs/extending.md` writes one; `self_reporting.py` is the shortest of the built-in ones.
+
+    >>> from rankscope.live import OBSERVERS
+    >>> [type(observer).__name__ for observer in OBSERVERS]
+    ['SelfReportingBlocks', 'MultiheadModules', 'TransformersInterface', 'TorchFunctions']
+    """
 
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
         """True if this observer can see the attention of these blocks."""

@@ -16,19 +16,7 @@ from rankscope.live.isolation import isolated
 
 
 class ScaledDotProduct:
-    """The arguments of a call, by torch's names, and its output.
-
-    Args:
-        output: What the call returned.
-        query: Queries `[..., query, d]`.
-        key: Keys `[..., key, d]`.
-        value: Values `[..., key, d]`.
-        attn_mask: True where a query may see a key, or numbers added to the scores.
-        dropout_p: The probability of dropping an entry of the pattern.
-        is_causal: Whether a query sees no later key.
-        scale: The factor of the scores; `1 / sqrt(d)` if None.
-        enable_gqa: Whether several query heads share one key head.
-    """
+    """The output of a call, and its arguments under torch's names and with torch's meaning."""
 
     altered_by: str | None = None
     """Nothing comes between this pattern and its values."""

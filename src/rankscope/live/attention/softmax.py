@@ -34,11 +34,8 @@ PIECES = {"__getitem__", "narrow", "split", "chunk", "unbind"}
 class WrittenSoftmax:
     """One softmax written out: its scores, the pattern it gave, and what that was multiplied with.
 
-    Args:
-        scores: What the softmax took.
-        pattern: What it gave, `[batch, head, query, key]` or `[batch * head, query, key]`.
-        heads: The number of heads counted as samples in a pattern of three axes; None if not known.
-        certain: Whether queries and keys are known to come both from the block's tokens.
+    The pattern is `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if
+    known; `certain` says that queries and keys are known to come both from the block's tokens.
     """
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
@@ -100,11 +97,7 @@ class WrittenSoftmax:
 
 
 class SoftmaxTracer:
-    """Follows scores and patterns from call to call of torch.
-
-    Args:
-        from_tokens: The tensors that come from the block's hidden states, kept by `FunctionTracer`.
-    """
+    """Follows scores and patterns from call to call of torch; `from_tokens` is `FunctionTracer`'s."""
 
     def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
         self.from_tokens = from_tokens
@@ -129,16 +122,10 @@ class SoftmaxTracer:
     def follow(
         self, name: str, args: tuple[Any, ...], named: dict[str, Any], result: Any
     ) -> tuple[WrittenSoftmax, bool] | None:
-        """Note one call of torch; a softmax comes back if its pattern was multiplied with values in it.
+        """Note one call of torch's function of this name.
 
-        Args:
-            name: The name of torch's function.
-            args: Its arguments.
-            named: Its keyword arguments.
-            result: What it returned.
-
-        Returns:
-            The softmax, and whether queries, keys and values all come from the block's tokens; or None.
+        If a pattern was multiplied with values in it, its softmax comes back, with whether queries, keys and
+        values all come from the block's tokens; else None.
         """
         operands = list(tensors_in((*args, *named.values())))
         results = list(tensors_in((result, args[0] if name == "__setitem__" else None)))

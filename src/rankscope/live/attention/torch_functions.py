@@ -55,11 +55,7 @@ class TorchFunctions:
 
 
 class FunctionTracer(TorchFunctionMode):
-    """Follows the hidden states of blocks through torch's functions, and reports attention.
-
-    Args:
-        on_attention: Called with each attention in a block.
-    """
+    """Follows the hidden states of blocks through torch's functions, and reports attention."""
 
     def __init__(self, on_attention: OnAttention) -> None:
         super().__init__()
@@ -122,8 +118,8 @@ class FunctionTracer(TorchFunctionMode):
             return
         if call.query in self.from_tokens:
             self.from_tokens[call.output] = True
-        own = call.query in self.from_tokens and call.key in self.from_tokens
-        self._report(call, own and not is_mislaid(call.value, call.sizes))
+        followed = call.query in self.from_tokens and call.key in self.from_tokens
+        self._report(call, followed and not is_mislaid(call.value, call.sizes))
 
     def _report(self, call: ScaledDotProduct | WrittenSoftmax, self_attention: bool) -> None:
         remark = "attention whose queries and keys cannot both be followed back to the block's tokens"

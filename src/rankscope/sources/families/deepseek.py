@@ -66,7 +66,8 @@ class DeepSeek(Mixtral):
             what = "experts with biases" if way == "greedy" else f"experts chosen by {way}"
             raise SourceError(
                 f"{config.model_type} is mapped with dense layers, or with experts without biases that are "
-                f"chosen by a softmax over all of them; this config has {what}: watch measures it as it is"
+                f"chosen by a softmax over all of them; this config has {what}: watch measures it as it is",
+                subject="experts",
             )
         return Experts(
             number=config.n_routed_experts, chosen=config.num_experts_per_tok,

@@ -232,7 +232,8 @@ def norm(name: str, module: Any) -> Tensors:
         return {}
     if module.weight is None:
         raise SourceError(
-            f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+            f"a norm must have a gain; {name} of this model has none: watch measures it as it is",
+            subject="norm",
         )
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
@@ -258,7 +259,8 @@ def activation(name: Any) -> str:
     if name not in ACTIVATIONS:
         raise SourceError(
             f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}: "
-            "watch measures it as it is"
+            "watch measures it as it is",
+            subject="activation",
         )
     return ACTIVATIONS[name]
 
@@ -269,7 +271,8 @@ def require(config: Any, **fields: Any) -> None:
         if getattr(config, name, usual) != usual:
             raise SourceError(
                 f"{config.model_type} is mapped with {name}={usual!r}; this config has "
-                f"{getattr(config, name)!r}: watch measures it as it is"
+                f"{getattr(config, name)!r}: watch measures it as it is",
+                subject=name,
             )
 
 

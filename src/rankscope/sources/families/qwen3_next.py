@@ -27,7 +27,8 @@ class Qwen3Next(Mixtral):
             raise SourceError(
                 f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's "
                 f"{len(config.layer_types)} are {linear[0]}, a recurrence that has no attention matrix: "
-                "watch measures it as it is"
+                "watch measures it as it is",
+                subject="layer_types",
             )
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         arch = self.gated(

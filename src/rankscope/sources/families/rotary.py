@@ -42,7 +42,8 @@ def _of(
     if scheme not in SCHEMES:
         raise SourceError(
             f"rotary positions must be of a scheme {', '.join(SCHEMES)}; this config says {scheme!r}: watch "
-            "measures the model as it is"
+            "measures the model as it is",
+            subject="rope_type",
         )
     if scheme == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -66,7 +67,9 @@ def masks(config: Any, usual: str = "causal") -> str:
     known = {"full_attention": usual, "sliding_attention": sliding(config, usual)}
     for kind in config.layer_types:
         if kind not in known:
-            raise SourceError(f"layers must be of kind {', '.join(known)}; this config has {kind!r}")
+            raise SourceError(
+                f"layers must be of kind {', '.join(known)}; this config has {kind!r}", subject="layer_types"
+            )
     by_layer = [known[kind] for kind in config.layer_types]
     return by_layer[0] if len(set(by_layer)) == 1 else ";".join(by_layer)
 

@@ -30,7 +30,7 @@ from rankscope.studies.dong2021.networks import (
     trained_subjects,
 )
 from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
 TOKENS = 128
 TOLERANCE = 0.1
@@ -39,19 +39,19 @@ FALLEN = 0.1
 """The relative residual below which tokens count as having become the same."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     texts, seeds = (32, 4) if setup.full else (2, 2)
     parts = []
     for family in FAMILIES:
         for seed in range(seeds):
             parts.append(
-                setup.kept(
+                setup.cached(
                     f"{family}-{seed}",
                     lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s),
                     texts=texts, each="excerpt",
                 )
             )  # fmt: skip
-    parts.append(setup.kept("trained", lambda: _trained(setup, texts), texts=texts, each="excerpt"))
+    parts.append(setup.cached("trained", lambda: _trained(setup, texts), texts=texts, each="excerpt"))
     table = pl.concat(parts)
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
@@ -67,7 +67,7 @@ def _run(setup: Setup) -> Outcome:
         + ". The paper's checkpoints (bert-base-cased, albert-base-v2, xlnet-base-cased) take a model hub: "
         "--models.",
     ]
-    return Outcome(figures, {"curves": table}, list(_comparisons(table)), notes)
+    return StudyResult(figures, {"curves": table}, list(_comparisons(table)), notes)
 
 
 def _trained(setup: Setup, texts: int) -> pl.DataFrame:

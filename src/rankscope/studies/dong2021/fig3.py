@@ -22,7 +22,7 @@ from rankscope.studies.dong2021 import circle
 from rankscope.studies.dong2021.circle import NETWORKS
 from rankscope.studies.dong2021.endings import ENDS, distance, ending, left, path_of
 from rankscope.studies.dong2021.fig3_figure import distances, trajectories
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
 STEPS = 300
 WIDTHS = (32, 64, 128)
@@ -34,14 +34,14 @@ PUBLISHED_ROUNDS = 70 * 17
 """70 epochs of 17 batches."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     seeds, theirs, rounds = FULL if setup.full else QUICK
     parts = []
     for name, network in NETWORKS.items():
         number, length = (theirs, PUBLISHED_ROUNDS) if network.as_published else (seeds, rounds)
         for width in WIDTHS:
             parts.append(
-                setup.kept(
+                setup.cached(
                     f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
                     lambda n=name, w=width, s=number, r=length: measured(n, w, s, r, setup.device),
                     seeds=number, rounds=length, decay=network.decay,
@@ -49,7 +49,7 @@ def _run(setup: Setup) -> Outcome:
             )  # fmt: skip
     table = pl.concat(parts)
     ends = endings(table)
-    return Outcome(
+    return StudyResult(
         {"circle": trajectories(table, ends), "distances": distances(table, ends)},
         {"trajectories": table, "ends": ends},
         list(_comparisons(ends)),

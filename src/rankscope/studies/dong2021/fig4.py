@@ -31,7 +31,7 @@ from rankscope.nets import Architecture
 from rankscope.studies.dong2021.fig4_figure import LENGTHS, Published, curve, effectiveness_figure
 from rankscope.studies.dong2021.path_effects import path_effects
 from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
 COUNTS = (5, 20)
 REPEATS = 5
@@ -115,7 +115,7 @@ FULL = {
 
 def effectiveness(
     setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS
-) -> Outcome:
+) -> StudyResult:
     """Train each task's networks, evaluate their paths, and hold the accuracies against the published ones;
     plans are those of the setup's size if left out."""
     plans = plans or (FULL if setup.full else QUICK)
@@ -141,7 +141,7 @@ def effectiveness(
         for name, task in tasks.items()
         for comparison in compared(task, summary, by_seed(table), theirs[name])
     ]
-    return Outcome(
+    return StudyResult(
         {"fig4": effectiveness_figure(summary, tasks, theirs)},
         {"accuracies": table, "summary": summary, "baselines": baselines},
         comparisons,
@@ -164,7 +164,7 @@ def accuracies(setup: Setup, plan: TaskPlan, seed: int, repeats: int) -> pl.Data
         return path_effects(training.models[0], test, COUNTS, repeats)
 
     settings = {**asdict(plan), "task": {"name": plan.task.name, **asdict(plan.task)}}  # type: ignore[call-overload]
-    return setup.kept(name, compute, plan=settings, seed=seed, counts=COUNTS, repeats=repeats)
+    return setup.cached(name, compute, plan=settings, seed=seed, counts=COUNTS, repeats=repeats)
 
 
 def summarised(table: pl.DataFrame) -> pl.DataFrame:

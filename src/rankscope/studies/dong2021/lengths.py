@@ -11,7 +11,7 @@ from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import MARKERS, PALETTE
 from rankscope.paths import path_counts, path_shares
 from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
 ARCHITECTURES = {
     "DistilBERT": (6, 12),
@@ -25,7 +25,7 @@ ARCHITECTURES = {
 """Layers and heads."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     del setup  # counted, not sampled: one size does for all
     rows = [
         {
@@ -50,7 +50,7 @@ def _run(setup: Setup) -> Outcome:
             "paths by length, H = 2, L = 6", str(counts), str(path_counts(6, 2)), path_counts(6, 2) == counts
         )
     )
-    return Outcome({"lengths": _figure(table)}, {"lengths": table}, comparisons)
+    return StudyResult({"lengths": _figure(table)}, {"lengths": table}, comparisons)
 
 
 def _mode(table: pl.DataFrame, name: str, said: dict[str, str]) -> Comparison:

@@ -22,7 +22,7 @@ from rankscope.figures.style import FAINT, MARKERS, PALETTE
 from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.theory import certify
 from rankscope.theory.observation import observe
 from rankscope.theory.pure_attention import log_base, log_gamma
@@ -30,13 +30,13 @@ from rankscope.theory.pure_attention import log_base, log_gamma
 BOUNDS = ("dong2021-2.3", "oscillation", "dobrushin")
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     name, tokens = ("bert-base", 128) if setup.full else ("bert-mini", 32)
-    law = setup.kept("law", lambda: _law(name, tokens))
+    law = setup.cached("law", lambda: _law(name, tokens))
     trained = setup.models[0] if setup.models else "minilm"
     count = 200 if setup.full else 30
-    paths = setup.kept("paths", lambda: _paths(trained, tokens, count, setup.device))
-    return Outcome(
+    paths = setup.cached("paths", lambda: _paths(trained, tokens, count, setup.device))
+    return StudyResult(
         {"rate": _figure(law, paths)},
         {"law": law, "paths": paths},
         _comparisons(law, paths),

@@ -7,7 +7,8 @@ does to tokens and to a short training, on the same weights and texts as all the
 
 from typing import NamedTuple
 
-from rankscope.studies.remedies.judged import (
+from rankscope.studies.remedies.measurements import RemedyMeasurements
+from rankscope.studies.remedies.verdicts import (
     Judge,
     deeper,
     higher,
@@ -18,7 +19,6 @@ from rankscope.studies.remedies.judged import (
     slower,
     spread_out,
 )
-from rankscope.studies.remedies.table import Tables
 from rankscope.studies.study import Comparison
 
 
@@ -181,7 +181,7 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def comparisons(tables: Tables) -> list[Comparison]:
+def comparisons(tables: RemedyMeasurements) -> list[Comparison]:
     """Those of the remedies that are in the tables."""
     known = {*tables.remedies, *tables.trained["remedy"].unique()}
     found = []

@@ -23,7 +23,7 @@ from rankscope.figures.matplotlib import Axes, Figure, ListedColormap, panels
 from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.profiles import measure
 from rankscope.shapes import Float
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.drawing import TEX, by_layer, powers_of_ten, title
 from rankscope.theory.equilibria import equilibrium, network, step
 
@@ -41,11 +41,11 @@ Pairs = Float[Tensor, "*start 2 2"]
 Angles = Float[Tensor, " start"]
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 720 if setup.full else 180
-    paths = setup.kept("trajectories", trajectories, w=W, layers=LAYERS)
-    basins = setup.kept("basins", lambda: basin_map(number, W), w=W, number=number, settled=SETTLED)
-    shares = setup.kept("shares", lambda: basin_shares(number), w=STRENGTHS, number=number, settled=SETTLED)
+    paths = setup.cached("trajectories", trajectories, w=W, layers=LAYERS)
+    basins = setup.cached("basins", lambda: basin_map(number, W), w=W, number=number, settled=SETTLED)
+    shares = setup.cached("shares", lambda: basin_shares(number), w=STRENGTHS, number=number, settled=SETTLED)
     share = float(basins["apart"].mean())  # type: ignore[arg-type]
     comparisons = [
         _collapse(paths),
@@ -70,7 +70,9 @@ def _run(setup: Setup) -> Outcome:
         f"({_beyond(basins):.1%} of the starts with token 1 between 90° and 180° end apart).",
     ]
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
-    return Outcome(figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes)
+    return StudyResult(
+        figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes
+    )
 
 
 def pairs(first: Angles, second: Angles) -> Pairs:

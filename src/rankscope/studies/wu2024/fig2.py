@@ -17,7 +17,7 @@ from rankscope.figures.matplotlib import Axes, Figure
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.drawing import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, MISSING, UNTRAINED, VARIANTS, last, powers
@@ -28,7 +28,7 @@ By = tuple[str, Collection[str]]
 """A column of the table, and what of it is drawn, in order."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 200 if setup.full else 2
     models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
@@ -40,7 +40,7 @@ def _run(setup: Setup) -> Outcome:
         MISSING,
         "Dropout off: deviation arithmetic, which resolves any mu. Dropout on: 0.1, float64, one fixed draw.",
     ]
-    return Outcome(figures, {"collapse": found}, comparisons, notes)
+    return StudyResult(figures, {"collapse": found}, comparisons, notes)
 
 
 def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:

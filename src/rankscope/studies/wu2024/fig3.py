@@ -14,7 +14,7 @@ from rankscope.figures.matplotlib import Figure
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.drawing import key
 from rankscope.studies.wu2024.fig2 import collapse_figure
@@ -24,7 +24,7 @@ DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
 """sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 50 if setup.full else 2
     models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
@@ -42,7 +42,7 @@ def _run(setup: Setup) -> Outcome:
         f"{networks.said_of(models)}",
         MISSING,
     ]
-    return Outcome(figures, {"divisor": found, "sharpness": sharp}, comparisons, notes)
+    return StudyResult(figures, {"divisor": found, "sharpness": sharp}, comparisons, notes)
 
 
 def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
@@ -51,7 +51,7 @@ def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFra
     tables = []
     for mask in MASKS:
         for label, divisor in DIVISORS.items():
-            found = setup.kept(
+            found = setup.cached(
                 networks.part(name, mask, f"{divisor:g}"),
                 lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
                 excerpts=number,
@@ -73,7 +73,7 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 
-    return networks.of_network(name, setup.kept(networks.part(name, "sharpness"), compute, excerpts=number))
+    return networks.of_network(name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=number))
 
 
 def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:

@@ -10,13 +10,13 @@ import polars as pl
 import torch
 
 from rankscope.figures.matplotlib import Figure, panels
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.drawing import looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import MISSING
 from rankscope.studies.wu2024.spectra import spectra
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 200 if setup.full else 4
     found = by_input(spectra(setup, number))
     names = found["network"].unique(maintain_order=True).to_list()
@@ -26,7 +26,7 @@ def _run(setup: Setup) -> Outcome:
         MISSING,
         "Those called untrained have random weights and a random embedding with positions.",
     ]
-    return Outcome({"fig4": _figure(found, names)}, {"ranks": found}, comparisons, notes)
+    return StudyResult({"fig4": _figure(found, names)}, {"ranks": found}, comparisons, notes)
 
 
 def by_input(values: pl.DataFrame) -> pl.DataFrame:

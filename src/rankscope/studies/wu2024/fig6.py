@@ -16,7 +16,7 @@ from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.fig2 import figure_of
 from rankscope.studies.wu2024.networks import MASKS, last, powers
@@ -26,7 +26,7 @@ EQUAL = -10.0
 """log10 of mu / ||X||_F from which tokens are said to be the same."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number, length, width = (4, 128, 768) if setup.full else (1, 64, 192)
     net = deep(width, setup.device)
     X = networks.tokens_of(net, networks.excerpts(number), length)
@@ -34,7 +34,7 @@ def _run(setup: Setup) -> Outcome:
     found = networks.swept(setup, net, X, **settings)
     single = pl.concat(
         [
-            setup.kept(
+            setup.cached(
                 networks.part("float32", mask),
                 lambda m=mask: networks.collapse(net, X, "SAN", m, arithmetic="float32"),
                 **settings,
@@ -59,7 +59,7 @@ def _run(setup: Setup) -> Outcome:
         "Nothing trained is needed. Text: Moby Dick in place of Wikipedia, under a random embedding.",
     ]
     tables = {"collapse": found, "float32": single}
-    return Outcome({"fig6": figure_of(found, "128 layers", lowest=-1e4)}, tables, comparisons, notes)
+    return StudyResult({"fig6": figure_of(found, "128 layers", lowest=-1e4)}, tables, comparisons, notes)
 
 
 def deep(width: int, device: str = "cpu") -> Transformer:

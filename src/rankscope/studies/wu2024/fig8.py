@@ -7,13 +7,13 @@ import numpy as np
 import polars as pl
 
 from rankscope.figures.matplotlib import Figure, Normalize, ScalarMappable, colormaps
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.drawing import grid, title
 from rankscope.studies.wu2024.networks import MISSING
 from rankscope.studies.wu2024.spectra import spectra
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 200 if setup.full else 4
     mean = (
         spectra(setup, number)
@@ -24,7 +24,7 @@ def _run(setup: Setup) -> Outcome:
     names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
     comparisons = [_compared(mean.filter(network=name), name) for name in names]
     notes = [f"{number} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
-    return Outcome({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
+    return StudyResult({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
 
 
 def curves(mean: pl.DataFrame) -> np.ndarray:

@@ -13,20 +13,20 @@ from rankscope.figures.matplotlib import Figure
 from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics.cosine import cosines
 from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.drawing import grid, title
 from rankscope.studies.wu2024.networks import MISSING, excerpts, part, said_of, tokens_of, trained
 
 BINS = np.linspace(-1, 1, 81)
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     number = 200 if setup.full else 20
     models = trained(setup)
     nets = {**models, "BERT untrained": fresh("bert-base", device=setup.device)}
     found = pl.concat(
         [
-            setup.kept(
+            setup.cached(
                 part(name), lambda net=net: angles(tokens_of(net, excerpts(number))), excerpts=number
             ).select(pl.lit(name).alias("network"), pl.all())
             for name, net in nets.items()
@@ -39,7 +39,7 @@ def _run(setup: Setup) -> Outcome:
         "The untrained embedding is word + position + segment, each drawn at random: the segment, common to "
         "all tokens, alone makes every cosine about a third.",
     ]
-    return Outcome({"fig9": _figure(found, list(nets))}, {"cosines": found}, comparisons, notes)
+    return StudyResult({"fig9": _figure(found, list(nets))}, {"cosines": found}, comparisons, notes)
 
 
 def angles(X: Tensor) -> pl.DataFrame:

@@ -120,7 +120,7 @@ def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: obj
     """Every variant under every mask, with and without dropout."""
     return pl.concat(
         [
-            setup.kept(
+            setup.cached(
                 part(*name, variant, mask, "dropout" if dropout else ""),
                 lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
                 **settings,

@@ -25,7 +25,7 @@ def spectra(setup: Setup, number: int) -> pl.DataFrame:
     found = []
     for name, net in networks(setup).items():
         X = tokens_of(net, excerpts(number))
-        table = setup.kept(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=number)
+        table = setup.cached(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=number)
         found.append(of_network(name, table))
     return pl.concat(found)
 

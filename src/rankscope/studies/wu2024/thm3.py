@@ -23,7 +23,7 @@ from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.shapes import Float
-from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.drawing import looks, title
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
 
@@ -36,12 +36,12 @@ NEUTRAL = 1e-6
 """A multiplier this near to one says nothing to first order."""
 
 
-def _run(setup: Setup) -> Outcome:
+def _run(setup: Setup) -> StudyResult:
     starts = 20_000 if setup.full else 1000
-    found = pl.concat([setup.kept(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
+    found = pl.concat([setup.cached(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
     drawn = {"starts": starts, "layers": LAYERS}
     ends = pl.concat(
-        [setup.kept(f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, **drawn) for n in SIZES]
+        [setup.cached(f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, **drawn) for n in SIZES]
     )
     by_size = shares(ends)
     comparisons = [_fixed(found), _anisotropy(found), _stability(found), _positive(by_size), _where(ends)]
@@ -52,7 +52,7 @@ def _run(setup: Setup) -> Outcome:
         "start has ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
         "equilibrium of rank two or more it is at least about 1/w).",
     ]
-    return Outcome(
+    return StudyResult(
         {"thm3": _figure(found, by_size)},
         {"equilibria": found, "starts": ends, "shares": by_size},
         comparisons,

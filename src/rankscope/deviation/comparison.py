@@ -1,0 +1,172 @@
+"""How far two passes over the same network are apart, and where rounding decided between them.
+
+`second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
+was rounded differently: by their states (`state_distance`, `direction_difference`), by their attention
+patterns (`attends_elsewhere`, `undecided`, which only matter where scores are steep), and by tokens that left
+float64's range (`tokens_lost`).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, spread
+from rankscope.deviation.state import State
+from rankscope.shapes import Bool, Float
+
+STEEP = math.log(1e4)
+"""The log of scores from which on their rounding may decide a softmax."""
+DIFFERENT = 1e-6
+"""The difference of entries of P from which on two passes attend to different tokens."""
+UNDECIDED = 1e-3
+"""The relative difference of entries of log P from which on rounding decided the order of scores."""
+SHORTEST = 1e-140
+"""The size of a token, beside the largest, below which a product of two like it may leave float64."""
+
+Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
+"""An attention pattern as a tensor, or a function that makes some rows of it."""
+AnyPattern = DeviationPattern | PatternByRows
+
+
+def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
+    """False for every sample."""
+    return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+
+
+def score_sizes(P: AnyPattern) -> tuple[LogScales, LogScales] | None:
+    """(the largest |ref|, the log of the largest |D|) of each head's scores `ref_j + D_ij`; None if P was not
+    made of scores."""
+    if isinstance(P, PatternByRows):
+        ref, D = P.shared.ref, P.largest
+    elif P.logits is None:
+        return None
+    else:
+        ref, D = P.logits.ref, P.logits.D.log_size()
+    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1), D
+
+
+def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
+    """True for samples with scores so large that their rounding may decide the softmax."""
+    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+        return _none(P)
+    ref, D = sizes
+    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
+
+
+def attends_elsewhere(P: AnyPattern, second: Pattern) -> Bool[Tensor, " batch"]:
+    """True for samples with steep scores where the second pass attends to other tokens than the first."""
+    return steep_scores(P) & (pattern_difference(P, second).amax(1) > DIFFERENT)
+
+
+def pattern_difference(P: AnyPattern, second: Pattern) -> Float[Tensor, "batch head"]:
+    """The largest |difference| of an entry of the pattern between two passes, by head."""
+    if isinstance(second, Tensor):
+        assert isinstance(P, DeviationPattern)
+        return (P.matrix() - second).abs().amax((-2, -1))
+    assert isinstance(P, PatternByRows)
+    return P.farthest(lambda rows: (P.matrix(rows) - second(rows)).abs())
+
+
+def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
+    """True for samples with steep scores where two passes disagree on log P: by how much one token is
+    attended to more than another. They may have attended to the same token by chance."""
+    if not must_compute("comparison.undecided", steep_scores(P).any()):
+        return _none(P)
+    if isinstance(P, PatternByRows):
+        assert isinstance(second, PatternByRows)
+        largest = P.farthest(lambda rows: _relative_difference(P.log_matrix(rows), second.log_matrix(rows)))
+        return steep_scores(P) & (largest.amax(1) > UNDECIDED)
+    if not isinstance(second, DeviationPattern) or P.logits is None or second.logits is None:
+        return _none(P)
+    a, b = (logits.log_softmax(P.visible) for logits in (P.logits, second.logits))
+    return steep_scores(P) & (_relative_difference(a, b).flatten(1).amax(1) > UNDECIDED)
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
+    """`|a - b| / max(|a|, |b|, 1)` entry by entry; 0 where both are infinite."""
+    return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
+
+
+def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:
+    """True for samples where a token that was not zero has become so short, beside the longest, that one
+    scale does not hold both."""
+
+    def size(state: State) -> Tensor:
+        return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
+
+    was = (size(before) > 0) | (before.x.log > LOWEST)[:, None]
+    short = (size(after) < SHORTEST * after.R.largest()[:, None]) | (size(after) == 0)
+    return (was & short & after.valid.mask).any(-1) & (after.x.log <= LOWEST)
+
+
+def state_distance(a: State, b: State, deep: bool = True) -> LogScales:
+    """The distance of two states, by sample: the largest of three numbers.
+
+    With the residuals e^t r and e^u q, r and q of norm one: ||r - q||, |t - u|, and how far the mean tokens
+    are apart, as a share of the size of tokens. Infinite where one residual is zero. With `deep`, and where
+    |t| is beyond 1000, as a share of |t| / 1000: each layer of pure attention triples an error, and the log
+    with it."""
+    (r, log_r), (q, log_q) = _direction(a), _direction(b)
+    difference = torch.maximum(torch.linalg.vector_norm(r - q, dim=(1, 2)), (log_r - log_q).abs())
+    difference = difference / (log_r.abs() / 1e3).clamp(min=1.0) if deep else difference
+    unit = torch.maximum(a.x.log_size(), a.R.log_size())
+    shift = torch.linalg.vector_norm(_mean(a).at(unit) - _mean(b).at(unit), dim=1)
+    shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
+    return torch.maximum(difference, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _mean(state: State) -> Scaled:
+    """The mean token of a state."""
+    return state.x + state.centred()[0]
+
+
+def _direction(state: State) -> tuple[Tensor, LogScales]:
+    """(the residual divided by its norm, the log of that norm)."""
+    R = state.residual
+    norm = torch.linalg.vector_norm(R.value, dim=(1, 2))
+    safe = norm.masked_fill(norm == 0, 1.0)
+    return R.value / safe[:, None, None], torch.where(norm == 0, R.log, R.log + safe.log())
+
+
+def direction_difference(a: State, b: State) -> LogScales:
+    """The largest `|u_i - v_i|`, u_i and v_i the tokens of two states scaled to length one."""
+
+    def units(state: State) -> Tensor:
+        X = state.scaled_tokens
+        size = X.abs().amax(-1, keepdim=True)
+        X = X / size.masked_fill(size == 0, 1.0)
+        return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)
+
+    return torch.linalg.vector_norm(units(a) - units(b), dim=-1).amax(-1).nan_to_num(nan=torch.inf)
+
+
+def pattern_distance(P: PatternByRows, Q: PatternByRows) -> Float[Tensor, "batch head"]:
+    """The distance of two patterns, as `state_distance` of Delta: about its mean row, by its direction and
+    the log of its norm. The reference row that Delta is written about may be another in each."""
+    valid, both = P.maker.valid, (P, Q)
+    means = [
+        sum(pattern.Delta(rows).sum(2) for rows in pattern.maker.blocks()) / valid.count[..., None]
+        for pattern in both
+    ]
+
+    def centred(which: int, rows: slice) -> Tensor:
+        tokens = valid.mask[:, None, rows, None]
+        return (both[which].Delta(rows) - means[which][:, :, None]).masked_fill(~tokens, 0.0)
+
+    def norm(of_rows: Callable[[slice], Tensor], pattern: PatternByRows) -> Tensor:
+        squares = [of_rows(rows).square().sum((-2, -1)) for rows in pattern.maker.blocks()]
+        return torch.stack(squares).sum(0).sqrt()
+
+    norms = [norm(partial(centred, which), pattern) for which, pattern in enumerate(both)]
+    safe = [spread(size.masked_fill(size == 0, 1.0), means[0][..., None]) for size in norms]
+    turn = norm(lambda rows: centred(0, rows) / safe[0] - centred(1, rows) / safe[1], P)
+    logs = [pattern.log + size.flatten(2)[..., 0].log() for pattern, size in zip(both, safe, strict=True)]
+    deep = (logs[0].abs() / 1e3).clamp(min=1.0)
+    difference = torch.maximum(turn, (logs[0] - logs[1]).abs()) / deep
+    return difference.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,26 @@
+"""Remedies against collapse, as published since 2021: changes that go onto any network.
+
+    net.with_remedy("attnscale", w=0.5)    by name, with its numbers (`catalogue.py`)
+    net.with_remedy(mine)                  an object of your own (`base.py` says what it must have)
+
+Everything about a remedy is in its file: formula, citation, the numbers at which it changes nothing, what
+theory says, the published claims, and its rules: plain, in deviation arithmetic, and frozen for paths. Rules
+get what they need through the `rules` that is passed to them (`nets/parts.py`), so that this room imports
+none of the arithmetics. To add a remedy, write its file and add one line to the list in `names.py`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.remedies.base import BuiltInRemedy, Claim, Remedy, TheoryNote
+    from rankscope.remedies.catalogue import REMEDIES, remedy
+
+__all__ = ["REMEDIES", "BuiltInRemedy", "Claim", "Remedy", "TheoryNote", "remedy"]
+
+
+def __getattr__(name: str) -> Any:
+    # Names of remedies are read without torch, by the command line: what needs it is imported when asked for.
+    if name not in __all__:
+        raise AttributeError(f"module 'rankscope.remedies' has no attribute {name!r}")
+    home = "catalogue" if name in ("REMEDIES", "remedy") else "base"
+    return getattr(import_module(f"rankscope.remedies.{home}"), name)

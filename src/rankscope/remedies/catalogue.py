@@ -1,0 +1,68 @@
+"""The built-in remedies by name."""
+
+import math
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+from rankscope.errors import ArchitectureError, one_of
+from rankscope.remedies.base import BuiltInRemedy
+from rankscope.remedies.differential import HeadNorm
+from rankscope.remedies.names import REMEDY_FILES
+
+
+def _class_of(name: str) -> type[BuiltInRemedy]:
+    module = import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")
+    return next(
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, BuiltInRemedy) and getattr(kind, "name", "") == name
+    )
+
+
+REMEDIES: dict[str, type[BuiltInRemedy]] = {name: _class_of(name) for name in REMEDY_FILES}
+PIECES: dict[str, type[BuiltInRemedy]] = {HeadNorm.name: HeadNorm}
+"""Parts that a remedy brings beside its own, which files of networks name as well."""
+
+
+def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
+    """Return the remedy of a line such as `contranorm:s=0.1`, or of a name and numbers.
+
+    >>> remedy("attnscale:w=0.5")
+    AttnScale(w=0.5)
+    """
+    name, _, written = spec.partition(":")
+    if name not in REMEDIES and name not in PIECES:
+        raise ArchitectureError(one_of("remedy", name, REMEDIES), subject="remedy")
+    kind = (REMEDIES | PIECES)[name]
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    values = dict(numbers)
+    for pair in filter(None, written.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or not _is_number(value):
+            raise ArchitectureError(
+                f"the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5; got {pair!r} in {spec!r}",
+                subject=name,
+            )
+        values[key] = float(value)
+    for key, value in values.items():
+        if key not in known:
+            raise ArchitectureError(
+                f"{name} has no number {key!r}; it has {', '.join(known) or 'none'}", subject=key
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArchitectureError(f"{key} of {name} must be a number; got {value!r}", subject=key)
+        number_type = type(known[key].default)
+        if not math.isfinite(value) or (number_type is int and value != int(value)):
+            expected = "a whole number" if number_type is int else "a finite number"
+            raise ArchitectureError(f"{key} of {name} must be {expected}; got {value!r}", subject=key)
+        values[key] = number_type(value)
+    return kind(**values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

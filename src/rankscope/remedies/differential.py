@@ -1,0 +1,197 @@
+"""Differential attention: `P_1 - lambda P_2`, P_2 of second queries and keys (Ye et al. 2024), and in a
+second version of second queries alone, with a lambda of each token. In the first
+
+    lambda = e^{a_1 . b_1} - e^{a_2 . b_2} + lambda_0,    lambda_0 = peak - drop e^{-0.3 index},
+
+a and b four vectors of a layer, index from 0; the output of a head then goes through an RMSNorm of its own
+and is multiplied by `1 - lambda_0`. Published networks have half the heads, each with values twice as wide,
+so that nothing is added; here every head of a network gets a second query and key beside its own. Paths take
+the pattern as it came out, and refuse the norm on heads."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.shapes import Float
+
+VECTORS = ("query_1", "key_1", "query_2", "key_2")
+"""a_1, b_1, a_2, b_2, as `lambda_` and these."""
+
+
+@dataclass(frozen=True)
+class HeadNorm(BuiltInRemedy):
+    """`RMSNorm(heads) (1 - peak + drop e^{-0.3 index})`, head by head, one gain for all heads of a layer."""
+
+    peak: float = 0.8
+    drop: float = 0.6
+    eps: float = 1e-5
+    name: ClassVar[str] = "head_norm"
+    place: ClassVar[str] = "heads"
+
+    def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
+        """Start with a gain of one."""
+        return {"gain": torch.ones(arch.value_width, dtype=torch.float64)}
+
+    def factor(self, index: int) -> float:
+        """Return `1 - lambda_0` of layer `index`."""
+        return 1 - start(self.peak, self.drop, index)
+
+    def plain(
+        self, x: Float[Tensor, "batch token head head_width"], block: Any, rules: Any, inside: Any
+    ) -> Float[Tensor, "batch token head head_width"]:
+        """Normalise the outputs of heads."""
+        normed = x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return normed * block.weights.parts[self.name]["gain"] * self.factor(block.index)
+
+    def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """The same of split head outputs."""
+        normed = rules.normalise_heads(outputs, block.weights.parts[self.name]["gain"], self.eps)
+        factor = self.factor(block.index)
+        return replace(normed, x=normed.x * factor, R=normed.R * factor)
+
+
+@dataclass(frozen=True)
+class Differential(BuiltInRemedy):
+    """Two attentions, one taken from the other (Ye et al. 2024). `spread` is the standard deviation that the
+    four vectors are drawn with, `norm` whether heads get a norm of their own."""
+
+    peak: float = 0.8
+    drop: float = 0.6
+    spread: float = 0.1
+    norm: int = 1
+    name: ClassVar[str] = "differential"
+    place: ClassVar[str] = "pattern"
+    formula: ClassVar[str] = "attention becomes P_1 - lambda P_2, and outputs of heads are normed"
+    citation: ClassVar[str] = "Ye et al. 2024"
+    family: ClassVar[Any] = "scores"
+    zero: ClassVar[dict[str, float]] = {"peak": 0.0, "drop": 0.0, "spread": 0.0, "norm": 0}
+    theory = TheoryNote(
+        3,
+        "Both attentions have rows that sum to one number and differ by r^2: so does what is left; "
+        "the norm of heads gives attention's branch a fixed size.",
+        "Ye et al. 2024; derived here",
+    )
+    claims = (Claim("a lower loss", "Ye et al. 2024", "lower", ("pre",), "loss"),)
+
+    def applied(self, arch: Any) -> Any:
+        """Return the architecture with this part, and the norm on heads, as its last."""
+        both = (self, HeadNorm(self.peak, self.drop)) if self.norm else (self,)
+        return arch.replace(parts=(*arch.parts, *both))
+
+    def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
+        """Draw queries and keys as torch starts a linear layer, uniform within `1 / sqrt(inputs)`; biases are
+        zero."""
+        tensors = {}
+        for name, inputs, heads, latent in (
+            ("query", arch.query_latent or arch.width, arch.heads, arch.query_latent),
+            ("key", arch.latent_width if arch.key_latent else arch.width, arch.key_heads, arch.key_latent),
+        ):
+            tensors[name] = _linear(inputs, generator, heads, arch.head_width)
+            if arch.has_bias(name) and not latent:
+                tensors[f"{name}_bias"] = torch.zeros(heads, arch.head_width, dtype=torch.float64)
+        for name in VECTORS:
+            drawn = torch.randn(arch.head_width, generator=generator, dtype=torch.float64)
+            tensors[f"lambda_{name}"] = self.spread * drawn
+        return tensors
+
+    def weight(self, block: Any) -> Tensor:
+        """Return lambda of a layer."""
+        w = block.weights.parts[self.name]
+        a, b, c, d = (w[f"lambda_{name}"] for name in VECTORS)
+        found: Tensor = torch.exp((a * b).sum()) - torch.exp((c * d).sum())
+        return found + start(self.peak, self.drop, block.index)
+
+    def second(self, block: Any) -> Any:
+        """Return the layer with the second queries and keys in the place of its own."""
+        w, attention = block.weights.parts[self.name], block.weights.attention
+        query, key = (
+            replace(getattr(attention, name), weight=w[name], bias=w.get(f"{name}_bias"))
+            for name in ("query", "key")
+        )
+        return block.with_weights(replace(block.weights, attention=replace(attention, query=query, key=key)))
+
+    def plain(
+        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
+    ) -> Float[Tensor, "batch head token token"]:
+        """`P - lambda P_2`."""
+        second: Tensor = rules.pattern(self.second(block), inside)
+        return P - self.weight(block) * second
+
+    def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """The same of split patterns."""
+        return rules.subtract_pattern(P, rules.pattern(self.second(block), inside), self.weight(block))
+
+
+@dataclass(frozen=True)
+class Differential2(BuiltInRemedy):
+    """Differential attention, second version (Ye et al. 2026): `P_1 - lambda_i P_2`, both of the same keys
+    and values, lambda_i a sigmoid of the token that asks, head by head, without bias, norm or schedule. Every
+    head of a network that is there gets a second query beside its own, which is the published pair of query
+    heads in one group. What is taken is multiplied by `weight`, published as 1."""
+
+    weight: float = 1.0
+    name: ClassVar[str] = "differential2"
+    place: ClassVar[str] = "pattern"
+    formula: ClassVar[str] = (
+        "attention becomes P_1 - lambda P_2, lambda = weight times a sigmoid of the token that asks"
+    )
+    citation: ClassVar[str] = "Ye et al. 2026"
+    family: ClassVar[Any] = "scores"
+    zero: ClassVar[dict[str, float]] = {"weight": 0.0}
+    theory = TheoryNote(
+        1,
+        "lambda is of the token itself, so rows sum to numbers that differ by r: as with gates the fall "
+        "without skips is exponential, not doubly so. About a half at the start, it halves attention's "
+        "branch.",
+        "derived here",
+        "1/2",
+        lambda depth: 0.5,
+    )
+
+    def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
+        """Draw queries and the sigmoid's matrix as torch starts a linear layer; biases of queries zero."""
+        inputs = arch.query_latent or arch.width
+        found = {
+            "query": _linear(inputs, generator, arch.heads, arch.head_width),
+            "share": _linear(arch.width, generator, arch.heads),
+        }
+        if arch.has_bias("query") and not arch.query_latent:
+            found["query_bias"] = torch.zeros(arch.heads, arch.head_width, dtype=torch.float64)
+        return found
+
+    def second(self, block: Any) -> Any:
+        """Return the layer with the second queries in the place of its own."""
+        w, attention = block.weights.parts[self.name], block.weights.attention
+        query = replace(attention.query, weight=w["query"], bias=w.get("query_bias"))
+        return block.with_weights(replace(block.weights, attention=replace(attention, query=query)))
+
+    def plain(
+        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
+    ) -> Float[Tensor, "batch head token token"]:
+        """`P - lambda_i P_2`."""
+        second: Tensor = rules.pattern(self.second(block), inside)
+        share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
+        return P - self.weight * share.mT[..., None] * second
+
+    def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """The same of split patterns: with `lambda_i = l + d_i`, l that of the common token, rows sum to
+        `total - l`, and each to `-d_i` beside."""
+        second = rules.pattern(self.second(block), inside)
+        common, own = rules.sigmoid_of(inside, block.weights.parts[self.name]["share"])
+        own = own.mapped(lambda t: t * -self.weight).normalised()  # [batch, head, token, 1]
+        return rules.subtract_pattern(P, second, self.weight * common.explicit(), own)
+
+
+def _linear(inputs: int, generator: Generator, *outputs: int) -> Tensor:
+    """Draw uniformly within `1 / sqrt(inputs)`."""
+    drawn = torch.rand(inputs, *outputs, generator=generator, dtype=torch.float64)
+    return (2 * drawn - 1) / math.sqrt(inputs)
+
+
+def start(peak: float, drop: float, index: int) -> float:
+    """Return lambda_0 of layer `index`."""
+    return peak - drop * math.exp(-0.3 * index)

@@ -1,0 +1,191 @@
+"""A run directory: tables under known names. What is there is read; what is not is left out of the report.
+
+    profile.parquet, summary.parquet   a metric by layer, of samples or of a corpus
+    cloud.parquet, spectrum.parquet    tokens on two axes, singular values
+    lengths.parquet, heads.parquet     paths
+    certificates*.parquet              bounds, a file for each variant
+    training/, alarms/                 a training run, as far as it is written
+    sweep.parquet, cells.parquet       a sweep
+    **/outcome.json                    studies of the papers
+    manifest.json                      what was run
+
+`measure`, `paths`, `bounds`, `sweep`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
+`rankscope.runs`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rankscope.cards import counted
+from rankscope.errors import FileError
+from rankscope.nets.origin import titled
+from rankscope.paths.views import HEAD
+from rankscope.profiles import Profile, Summary
+from rankscope.profiles.cloud import SCHEMA as CLOUD
+from rankscope.profiles.spectra import SCHEMA as SPECTRUM
+from rankscope.report import validate
+from rankscope.report.sweep import Swept, read_sweep
+from rankscope.runs import Manifest, Run, read
+from rankscope.runs.store import document
+from rankscope.runs.tables import read_parquet
+from rankscope.runs.training import TRAINING_TABLE as TRAINING
+from rankscope.runs.training import TrainingRun, read_training
+from rankscope.theory import Certificates
+
+LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
+TABLES: dict[str, tuple[str, ...]] = {
+    "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS,
+    "heads": ("sample", "layer", "head", *HEAD),
+}  # fmt: skip
+"""The columns that each table must have."""
+TITLE = 200
+"""Characters of a name in a heading at most."""
+PATHS = ("lengths", "heads")
+"""Tables that another command may have put beside measurements; the others are pictures of these."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """What a report shows of one run directory."""
+
+    folder: Path
+    manifest: Manifest
+    """Of what is measured, or else of what there is."""
+    measured: Profile | Summary | None = None
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    """cloud, spectrum, lengths, heads: those there are."""
+    certificates: dict[str, Certificates] = field(default_factory=dict)
+    """By variant."""
+    outcomes: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    """Studies, each with its folder."""
+    notes: list[str] = field(default_factory=list)
+    """What of the folder is not shown, and why."""
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    """Of each command that wrote into the folder."""
+    closure: float | None = None
+    """How nearly the paths add up to the output."""
+    training: TrainingRun | None = None
+    sweep: Swept | None = None
+
+    @property
+    def excerpts(self) -> int:
+        """The number of excerpts that were measured."""
+        if self.measured is None:
+            return 0
+        table = self.measured.table
+        return self.measured.excerpts if isinstance(self.measured, Summary) else table["sample"].n_unique()
+
+    @property
+    def title(self) -> str:
+        """What was run, for a heading."""
+        if self.outcomes and self.measured is None:
+            return self._studied()
+        if self.training is not None and self.measured is None:
+            return f"{self.training.name[:TITLE]}: a training run"
+        if self.sweep is not None and self.measured is None:
+            name = self.folder.resolve().name[:TITLE]
+            return f"{name}: a sweep of {counted(self.sweep.cells, 'cell')}"
+        origin = self.manifest.origin or {}
+        name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
+        given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
+        return self._kind(str(given)[:TITLE].strip() or self.folder.resolve().name)
+
+    def _studied(self) -> str:
+        if len(self.outcomes) > 1:
+            return "The papers, run again"
+        folder, outcome = self.outcomes[0]
+        if "paper" not in outcome and outcome.get("title"):
+            return str(outcome["title"])[:TITLE]
+        name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}"
+        return f"{name.strip()[:TITLE]}, run again"
+
+    def _kind(self, title: str) -> str:
+        """The title with what was done to the network, where that is not to measure it on a few texts."""
+        if isinstance(self.measured, Summary):
+            path = self.manifest.text.path if self.manifest.text is not None else ""
+            of = f" of {'stdin' if path == '-' else Path(path).name[:TITLE]}" if path else ""
+            return f"{title}: {counted(self.measured.excerpts, 'excerpt')}{of}"
+        if self.measured is not None:
+            return title
+        if self.certificates and not self.tables:
+            return f"{title}: bounds of {', '.join(self.certificates)[:TITLE]}"
+        return f"{title}: paths" if "lengths" in self.tables else title
+
+
+def read_run(folder: str | Path) -> ReportedRun:
+    """What there is in a run directory; a sentence where it is none."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileError(f"a report is made of run directories; there is none at {folder}")
+    stored = read(folder)
+    if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
+        return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])
+    notes: list[str] = []
+    measured = _measured(stored, notes)
+    tables: dict[str, pl.DataFrame] = {}
+    inside: list[Manifest] = [] if measured is None else [measured.manifest]
+    closure = None
+    for name in filter(stored.has, TABLES):
+        table, manifest = _table(stored, name)
+        if name not in PATHS and measured is not None and _created(manifest) not in ("", _created(inside[0])):
+            notes.append(f"{name}.parquet is of another run than the numbers here, and left out.")
+            continue
+        tables[name] = table
+        inside += [] if manifest is None else [manifest]
+        closure = manifest.closure if name == "lengths" and manifest is not None else closure
+    certificates = {}
+    for path in sorted(folder.glob("certificates*.parquet")):
+        certificate = validate.certificates(path, Certificates.read(stored.path(path.name)))
+        certificates[", ".join(network.variant for network in certificate.manifest.networks)] = certificate
+        inside.append(certificate.manifest)
+    training = read_training(folder) if TRAINING in stored.names else None
+    inside += [] if training is None else [training.manifest]
+    sweep = read_sweep(stored) if stored.has("sweep") else None
+    inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
+    outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
+    if not (measured is not None or tables or certificates or outcomes or training or sweep):
+        raise FileError(
+            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
+            "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
+        )
+    main = inside[0] if inside else Manifest()
+    manifests = stored.manifests or ({"": main} if inside else {})
+    return ReportedRun(
+        folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep
+    )
+
+
+def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
+    """The measurements; of two runs into one folder, those of the later."""
+    table: list[Profile | Summary] = []
+    for kind, name in ((Profile, "profile"), (Summary, "summary")):
+        if stored.has(name):
+            path = stored.path(f"{name}.parquet")
+            table.append(validate.measured(path, kind.read(path)))
+    if len(table) == 2:
+        table.sort(key=lambda certificate: _created(certificate.manifest))
+        shown = "profile.parquet" if isinstance(table[-1], Profile) else "summary.parquet"
+        notes.append(f"Two runs were written into this folder; shown is the later, {shown}.")
+    return table[-1] if table else None
+
+
+def _created(manifest: Manifest | None) -> str:
+    """When the run was made; nothing where it does not say."""
+    return "" if manifest is None else manifest.created
+
+
+def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
+    path = stored.path(f"{name}.parquet")
+    table, manifest = read_parquet(path)
+    table = validate.table(path, table, TABLES[name])
+    if name in PATHS and table.is_empty():
+        raise FileError(f"{path} must hold paths; it has no rows: run it again")
+    return validate.lengths(path, table) if name == "lengths" else table, manifest
+
+
+def _outcome(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = read(folder).path("outcome.json")
+    return folder, validate.outcome(path, document(path))

@@ -1,0 +1,89 @@
+"""Put cold on a trained model: what each remedy, at its published numbers, does to weights that were never
+trained with it. Residual and attention's entropy by layer, and how far the last layer's tokens moved."""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Transformer
+from rankscope.profiles import measure
+from rankscope.sources import bundled_excerpts, named_network
+from rankscope.studies.remedies.at_initialisation import METRIC, NONE
+from rankscope.studies.study import Setup
+
+TOKENS, SAMPLES = 32, 4
+ENTROPY = "entropy"
+SCHEMA = {
+    "remedy": pl.String, "sample": pl.Int64, "layer": pl.Int64, "quantity": pl.String, "value": pl.Float64,
+    "marked": pl.Boolean, "refused": pl.String,
+}  # fmt: skip
+QUANTITIES = {
+    "log10": "log10 of the relative residual after a layer",
+    "entropy": "of the rows of attention in nats, the mean over heads; none where weights are negative",
+    "moved": "|Y - Y_0| / |Y_0| of the last layer's tokens, Y_0 those without the remedy",
+    "cosine": "of a token of Y with the same of Y_0, the mean over tokens",
+}
+"""What each quantity is; `moved` and `cosine` are of the last layer."""
+SECONDS = 0.5
+"""A layer takes, roughly."""
+
+
+def part(setup: Setup, remedy: str, model: str) -> pl.DataFrame:
+    """What came of one remedy, or of none; `refused` says why it does not go onto the model."""
+    name = f"cold-{remedy.replace(':', '-').replace(',', '-')}"
+    return setup.cached(
+        name, lambda: measured(remedy, model, setup.device), remedy=remedy, size=(TOKENS, SAMPLES)
+    )
+
+
+def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
+    """What `part` keeps."""
+    net, X, padding = subject(model, device)
+    try:
+        mine = net if remedy == NONE else net.with_remedy(remedy)
+        profile = measure(mine, X, padding, [METRIC, ENTROPY])
+    except ArchitectureError as refused:
+        return pl.DataFrame([{"remedy": remedy, "refused": str(refused)}], schema=SCHEMA)
+    rows: list[dict[str, Any]] = [
+        {"sample": row["sample"], "layer": row["layer"], "quantity": "log10", "value": row["log10"],
+         "marked": row["below_floor"]}
+        for row in profile.table.filter(metric=METRIC).iter_rows(named=True)
+    ]  # fmt: skip
+    by_layer = profile.table.filter(metric=ENTROPY).group_by("sample", "layer", maintain_order=True)
+    rows += by_layer.agg(pl.col("value").mean(), pl.lit("entropy").alias("quantity")).to_dicts()
+    Y_0, Y = (each.run(X.to(each.dtype), padding).states[-1].double() for each in (net, mine))
+    for sample in range(len(X)):
+        real = slice(None) if padding is None else ~padding[sample]
+        for quantity, value in _moved(Y_0[sample][real], Y[sample][real]).items():
+            rows.append({"sample": sample, "layer": net.arch.layers, "quantity": quantity, "value": value})
+    return pl.DataFrame([{"remedy": remedy, **row} for row in rows], schema=SCHEMA)
+
+
+def _moved(Y_0: Tensor, Y: Tensor) -> dict[str, float]:
+    return {
+        "moved": float((Y - Y_0).norm() / Y_0.norm()),
+        "cosine": float(torch.cosine_similarity(Y, Y_0, dim=-1).mean()),
+    }
+
+
+@lru_cache(maxsize=1)
+def subject(model: str, device: str = "cpu") -> tuple[Transformer, Tensor, Tensor]:
+    """The model and what it reads."""
+    net = named_network(model, device=device)
+    X, padding = net.encode(bundled_excerpts(TOKENS)[:SAMPLES], TOKENS)
+    return net, X, padding
+
+
+def mean(table: pl.DataFrame, remedy: str, quantity: str, layer: int | None = None) -> float | None:
+    """Over samples at a layer, the last where none is named; None where it was refused, or is no number."""
+    rows = table.filter(remedy=remedy, quantity=quantity)
+    if rows.is_empty():
+        return None
+    at = rows.filter(layer=int(rows["layer"].max()) if layer is None else layer)  # type: ignore[arg-type]
+    found = at["value"].mean()
+    return found if isinstance(found, float) and not math.isnan(found) else None

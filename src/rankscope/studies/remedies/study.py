@@ -1,0 +1,270 @@
+"""The study of remedies: every remedy against collapse on one scale, to choose one by.
+
+In order: jobs are planned (`plan`) and done here or by worker processes (`at_initialisation.py`,
+`on_trained_model.py`, `theory_notes.py`; each is computed once and cached in the folder), networks are
+trained where that is asked for (`trainings.py`), and all of it is joined (`measurements.py`), drawn
+(`figures.py`), written as tables (`tables.py`) and held against published claims (`verdicts.py`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from rankscope.errors import StudyError
+from rankscope.files import write_text
+from rankscope.remedies import REMEDIES, remedy
+from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
+from rankscope.studies.remedies import training_results as results
+from rankscope.studies.remedies.at_initialisation import HEADS, INIT, NONE, WIDTH, depths
+from rankscope.studies.remedies.comparisons import comparisons
+from rankscope.studies.remedies.figures import figures
+from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements, rows
+from rankscope.studies.remedies.tables import page_tables
+from rankscope.studies.remedies.trainings import SLOWER, costs, gathered, recipes, trained
+from rankscope.studies.study import Setup, Study, StudyResult
+from rankscope.workers import run_pieces
+
+TRAINED_ONLY = ("sigmareparam",)
+"""A parametrisation: nothing of it is seen before training."""
+
+
+@dataclass(frozen=True)
+class RemedyOptions:
+    """What is to be in the table of remedies."""
+
+    remedies: tuple[str, ...] = tuple(REMEDIES)
+    """As `--remedy` has them."""
+    model: str = "minilm"
+    """The trained model that they are put on."""
+    seeds: int = 3
+    train: bool = False
+    depths: tuple[int, ...] | None = None
+    """Depths of networks that are trained; as the setup's size has it if left out."""
+    steps: int | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.remedies:
+            remedy(name)  # refused by its own sentence
+        if not self.remedies or len(set(self.remedies)) < len(self.remedies):
+            raise StudyError(
+                f"remedies must be different ones, at least one; got {', '.join(self.remedies)}",
+                subject="remedies",
+            )
+        for name, count in (("seeds", self.seeds), ("workers", self.workers)):
+            if count < 1:
+                raise StudyError(f"{name} must be at least 1; got {count}", subject=name)
+        if self.depths is not None and (not self.depths or min(self.depths) < 1):
+            raise StudyError(f"depths must be whole numbers from 1 on; got {self.depths}", subject="depths")
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Remedies that are trained; with all of them those too that only training shows."""
+        more = TRAINED_ONLY if set(REMEDIES) <= set(self.remedies) else ()
+        return (NONE, *self.remedies, *more)
+
+
+class Job(NamedTuple):
+    """One cached piece of the study, and roughly how many seconds it takes."""
+
+    kind: str
+    settings: dict[str, Any]
+    seconds: float
+
+    def __str__(self) -> str:
+        return ", ".join([self.kind, *map(str, self.settings.values())])
+
+
+def remedies_study(options: RemedyOptions) -> Study:
+    """The study of these remedies, to be run and written like any other."""
+    return Study("", "remedies", "Remedies side by side", partial(compare_remedies, options=options))
+
+
+def compare_remedies(setup: Setup, options: RemedyOptions) -> StudyResult:
+    """Measure and train, and say what came of it."""
+    result = result_of(setup, options, gather(setup, options))
+    write_text(setup.folder / "remedies.csv", result.tables["remedies"].write_csv())
+    return result
+
+
+def result_of(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements) -> StudyResult:
+    """Figures, tables, claims and sentences from what was measured."""
+    tables = {
+        "remedies": rows(measurements), "initial": measurements.initial, "cold": measurements.cold,
+        "theorems": measurements.theorems, "laws": measurements.laws,
+    }  # fmt: skip
+    for name in ("trained", "slower", "costs"):
+        tables |= {name: table} if len(table := getattr(measurements, name)) else {}
+    return StudyResult(
+        figures(measurements), tables, comparisons(measurements), notes(setup, options, measurements),
+        page_tables(measurements), summary(measurements),
+    )  # fmt: skip
+
+
+def plan(setup: Setup, options: RemedyOptions) -> list[Job]:
+    """All jobs but trainings, the network without a remedy first; the trained model is loaded for it, or
+    refused."""
+    layers = on_trained_model.subject(options.model, setup.device)[0].arch.layers
+    every = (NONE, *options.remedies)
+    jobs = [Job("theorems", {"remedy": name}, 2.5) for name in every]
+    seconds = on_trained_model.SECONDS * layers
+    jobs += [Job("cold", {"remedy": name, "model": options.model}, seconds) for name in every]
+    for depth in depths(setup.full):
+        seconds = at_initialisation.SECONDS * depth * len(at_initialisation.VARIANTS)
+        jobs += [
+            Job("initial", {"remedy": name, "place": place, "depth": depth, "seed": seed}, seconds)
+            for name in every for place in at_initialisation.PLACES for seed in range(options.seeds)
+        ]  # fmt: skip
+    deepest = depths(setup.full)[-1]
+    jobs += [
+        Job("variance", {"remedy": name, "depth": deepest, "seed": seed}, 0.3)
+        for name in every if name in theory_notes.ADDED for seed in range(options.seeds)
+    ]  # fmt: skip
+    return jobs
+
+
+def gather(setup: Setup, options: RemedyOptions) -> RemedyMeasurements:
+    """Do every job, or read what an earlier run has cached of it, and join them with what was trained."""
+    jobs, tables = plan(setup, options), dict[str, pl.DataFrame]()
+    for job, table in do_jobs(setup, jobs, options.workers):
+        tables[str(job)] = table
+        setup.say(str(job))
+        setup.progress(len(tables), len(jobs))
+    joined = {
+        kind: pl.concat([tables[str(job)] for job in jobs if job.kind == kind])
+        for kind in dict.fromkeys(job.kind for job in jobs)
+    }
+    learned, slower, timed = trainings(setup, options)
+    return RemedyMeasurements(
+        joined["initial"], joined["theorems"], joined["cold"], joined.get("variance"),
+        results.whole(learned), results.priced(timed), results.whole(slower),
+    )  # fmt: skip
+
+
+def do_jobs(setup: Setup, jobs: Sequence[Job], workers: int = 1) -> Iterator[tuple[Job, pl.DataFrame]]:
+    """Every job with its table, in the order in which they end; by worker processes where there are more than
+    one. Whoever stops listening, or Ctrl-C, ends them: what was cached stays."""
+    if workers < 2:
+        yield from ((job, do_job(setup, job)) for job in jobs)
+        return
+    silent = replace(setup, folder=setup.folder.resolve(), say=_silent, progress=_silent)
+    with closing(run_pieces(partial(do_job, silent), jobs, workers)) as done:
+        for result in done:
+            if result.value is None:
+                raise StudyError(
+                    f"{result.piece} could not be computed: {result.error}; the same command resumes from "
+                    "here, with fewer --workers where memory was short",
+                    subject=result.piece.kind,
+                )
+            yield result.piece, result.value
+
+
+def do_job(setup: Setup, job: Job) -> pl.DataFrame:
+    """The table of one job. Only jobs on the trained model depend on it."""
+    setup = setup if job.kind == "cold" else replace(setup, models=())
+    kinds: dict[str, Callable[..., pl.DataFrame]] = {
+        "theorems": theory_notes.refusals, "cold": on_trained_model.part, "initial": at_initialisation.part,
+        "variance": theory_notes.variances,
+    }  # fmt: skip
+    return kinds[job.kind](setup, **job.settings)
+
+
+def _silent(*_: object) -> None:
+    """Nobody hears what a worker says."""
+
+
+def trainings(
+    setup: Setup, options: RemedyOptions
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None, pl.DataFrame | None]:
+    """What trainings gave, what those with a smaller learning rate gave, and what steps cost: run where that
+    is asked for, else what the folder has of an earlier run, on whatever machine; None where there is
+    nothing."""
+    if not options.train:
+        earlier = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
+        earlier = [table.filter(pl.col("remedy").is_in(options.trained)) for table in earlier]
+        timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
+        found = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
+        table, again, price = (part if len(part) else None for part in found)
+        return table, again, price
+    train = partial(
+        trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers
+    )
+    table, again = train(depths=options.depths), None
+    if setup.full and options.depths is None:
+        again = train(settings=SLOWER.settings, depths=SLOWER.depths, sizes=SLOWER.sizes)
+    return table, again, costs(setup, options.trained)
+
+
+def summary(measurements: RemedyMeasurements) -> str:
+    """What one would tell somebody who must choose: of trained networks; where nothing was trained, of those
+    at initialisation."""
+    lines = [*_trained_summary(measurements)] or [*_start_summary(measurements)]
+    cold = measurements.cold.filter(quantity="moved")
+    idle = [
+        name for name in measurements.remedies[1:]
+        if all(measurements.at_start(name, place) == measurements.at_start(NONE, place) for place in PLACED)
+        and len(moved := cold.filter(remedy=name)["value"]) and (moved == 0).all()
+    ]  # fmt: skip
+    if idle:
+        lines.append(f"Before training {_listed(idle)} {'does' if len(idle) == 1 else 'do'} nothing.")
+    return " ".join(lines)
+
+
+def _trained_summary(measurements: RemedyMeasurements) -> Iterator[str]:
+    """Of settings in which a remedy decides: with which the deepest networks learn."""
+    table = measurements.trained
+    for setting, words in (("no skips", "without skips"), ("post", "with norms after their skips")):
+        reached = {name: results.learns(table, name, setting) for name in dict.fromkeys(table["remedy"])}
+        deepest = [name for name, depth in reached.items() if depth and depth.whole]
+        plain = reached.get(NONE)
+        if plain is not None and not plain.whole:
+            which = f"with {_listed(deepest)}" if deepest else "with none of them"
+            yield f"Networks of {results.depths(table, setting)[-1]} layers {words} learn {which}."
+
+
+def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
+    layers = measurements.deepest
+    for setting, words in (("no skips", "Without skips"), ("post", "In whole post-norm networks")):
+        apart = [
+            name for name in measurements.remedies
+            if (reached := measurements.at_start(name, setting)) and all(depth.whole for depth in reached)
+        ]  # fmt: skip
+        held = f"tokens stay apart for all {layers} layers with {_listed(apart)}"
+        none = f"none of them keeps tokens apart for all {layers} layers"
+        yield f"{words}, at initialisation, {held if apart else none}."
+
+
+def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements) -> list[str]:
+    """What it was run on, and what was not run."""
+    table = measurements.trained
+    lines = [
+        f"At initialisation: {options.seeds} networks ({INIT}) of {', '.join(map(str, depths(setup.full)))} "
+        f"layers, width {WIDTH}, {HEADS} heads, on excerpts of Moby Dick; the same weights for all remedies.",
+        f"Put cold on {options.model}: {on_trained_model.SAMPLES} excerpts of at most "
+        f"{on_trained_model.TOKENS} tokens.",
+    ]
+    if not setup.full:
+        lines.append("Networks of 128 layers were not run: rankscope remedies --full.")
+    if len(table):
+        lines += recipes(setup.folder)
+    else:
+        lines.append("Nothing was trained: rankscope remedies --train does it (hours on two cores).")
+    left = len(table.filter(pl.col("refused").str.starts_with("not run")))
+    if left:
+        lines.append(f"{left} trainings were not finished: the same command goes on with them.")
+    missing = [name for name in measurements.remedies if name not in set(table["remedy"])]
+    if len(table) and missing:
+        lines.append(f"Not trained: {', '.join(missing)}.")
+    if not len(measurements.costs):
+        lines.append(
+            "Time per step was not taken, so there is no figure of depth against price: --train takes it."
+        )
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,0 +1,215 @@
+"""Theory beside measurement: which theorems a remedy takes out, and laws whose numbers can be predicted.
+
+| law       | of              | predicted                                                                  |
+|-----------|-----------------|----------------------------------------------------------------------------|
+| order     | no skips        | m of `r' = k r^m` (`said.py`)                                              |
+| identity  | whole           | the residual after the last layer is that of the input                     |
+| fall      | whole, post     | decades a layer: `log10(1 + b^2 w^2) / 2`                                   |
+| variance  | whole, pre      | of the tokens after the last layer: `v_0 + sum_l w_l^2 v_l`                 |
+
+Of the fall: a post-norm layer divides by the length of `X + w B`; where tokens are nearly the same and what
+the branch B adds is common and of b times their length, deviations shrink by `sqrt(1 + b^2 w^2)`. b is taken
+from the network without a remedy, w is the branch's weight beside its skip. Of the variance: v_l is what
+layer l adds without a remedy. Both leave out that a remedy changes B itself: they are right to a factor.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import polars as pl
+
+from rankscope.errors import ArchitectureError, TheoremError
+from rankscope.nets import Transformer
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
+from rankscope.studies.remedies.at_initialisation import (
+    BARE,
+    NONE,
+    TOKENS,
+    WHOLE,
+    WIDTH,
+    Curves,
+    curves,
+    network,
+)
+from rankscope.studies.remedies.depth_reached import THRESHOLD
+from rankscope.studies.remedies.said import said_of
+from rankscope.studies.study import Setup
+from rankscope.theory import certify
+
+REFUSALS = {
+    "remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String,
+}  # fmt: skip
+LAWS = {
+    "remedy": pl.String, "law": pl.String, "predicted": pl.Float64, "measured": pl.Float64, "low": pl.Float64,
+    "high": pl.Float64, "said": pl.String,
+}  # fmt: skip
+NETWORKS = {"pure attention": "san", "with skips": "san+skip", "whole": "transformer"}
+"""On which theorems are asked: each of them holds on one of these at least, or on none that is random."""
+LAYERS, WORDS = 2, 6
+NEAR = -2.0
+"""log10 of a residual below which tokens are nearly the same, so that laws for small r apply."""
+WEIGHTS: dict[str, Callable[[int], float]] = {
+    "1": lambda L: 1.0,
+    "1/2": lambda L: 0.5,
+    "L^(-1/2)": lambda L: L**-0.5,
+    "(8L)^(-1/2) (2L)^(-1/4)": lambda L: (8 * L) ** -0.5 * (2 * L) ** -0.25,
+}
+ADDED: dict[str, Callable[[int, int], float]] = {
+    "none": lambda layer, L: 1.0,
+    "lnscale": lambda layer, L: layer**-0.5,
+    "sqrtl": lambda layer, L: L**-0.5,
+}
+"""w_l, by remedy."""
+
+
+def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
+    """Which theorems hold on small random networks with it, and the reason each refuses with."""
+    name = f"theorems-{remedy.replace(':', '-').replace(',', '-')}"
+    return setup.cached(name, lambda: pl.DataFrame(list(_refusals(remedy)), schema=REFUSALS), remedy=remedy)
+
+
+def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
+    X, padding = word_tokens(bundled_excerpts(WORDS)[:1], WIDTH, WORDS)
+    for place in ("post", "pre"):
+        try:
+            net = network(place, LAYERS, 0)
+            net = net if remedy == NONE else net.with_remedy(remedy)
+        except ArchitectureError:
+            continue
+        for name, variant in NETWORKS.items():
+            about = {"remedy": remedy, "network": f"{place}, {name}"}
+            try:
+                found = certify(net.variant(variant), 0.1 * X, padding)
+            except TheoremError as refused:
+                yield about | {"theorem": "all", "held": False, "why": str(refused)}
+                continue
+            for row in found.summary().iter_rows(named=True):
+                yield about | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]}
+
+
+def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
+    """(theorems that hold somewhere without the remedy and nowhere with it, the reason most of them give)."""
+    before = table.filter(remedy=NONE).filter("held")
+    mine = table.filter(remedy=remedy)
+    still = set(mine.filter("held")["theorem"])
+    lost = [name for name in before["theorem"].unique(maintain_order=True) if name not in still]
+    whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())[
+        "why"
+    ]
+    usual = {each for why in table.filter(remedy=NONE)["why"].drop_nulls() for each in why.split("; ")}
+    reasons = [each for why in whys for each in _reasons(why) if each not in usual]
+    return lost, statistics.mode(reasons) if reasons and lost else ""
+
+
+def _reasons(why: str) -> list[str]:
+    """One after the other; of a network that none is of, what it has."""
+    _, outside, has = why.partition("this network has ")
+    return [has.removesuffix(": measure it instead")] if outside else why.split("; ")
+
+
+def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
+    """The mean square of the tokens' entries after each layer, of a pre-norm network."""
+
+    def compute() -> pl.DataFrame:
+        net: Transformer = network("pre", depth, seed)
+        net = net if remedy == NONE else net.with_remedy(remedy)
+        X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
+        sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
+        about = {"remedy": remedy, "depth": depth, "seed": seed}
+        return pl.DataFrame({"layer": range(depth + 1), "variance": sizes}).with_columns(
+            **{name: pl.lit(value) for name, value in about.items()}
+        )
+
+    return setup.cached(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
+
+
+def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Every law that says something of a remedy, its number beside what was measured, by the deepest
+    networks; `low` and `high` are the range over seeds."""
+    depth = int(table["depth"].max())  # type: ignore[arg-type]
+    initial = curves(table)
+    rows: list[dict[str, Any]] = []
+    for remedy in table["remedy"].unique(maintain_order=True):
+        said = said_of(remedy)
+        if said is None or ":" in remedy:  # predictions are for the published numbers
+            continue
+        rows.append(_order(initial, remedy, said.order, depth))
+        rows += _identity(initial, remedy, depth) if said.order is None else []
+        rows += _fall(initial, remedy, said.branch, depth) if said.branch != "1" else []
+        rows += [] if sizes is None or remedy not in ADDED else _variance(sizes, remedy)
+    return pl.DataFrame(rows, schema=LAWS)
+
+
+def order_of(curve: list[float]) -> float | None:
+    """m: how the step of log r grows from layer to layer, the median over layers where tokens are nearly the
+    same; None of a curve that does not get there, or ends at once.
+
+    >>> order_of([0.0, -3.0, -9.0, -27.0, -81.0])
+    3.0
+    """
+    found = [
+        (c - b) / (b - a)
+        for a, b, c in zip(curve, curve[1:], curve[2:], strict=False)
+        if NEAR > b > c and b < a and math.isfinite(c)
+    ]
+    return statistics.median(found) if len(found) > 1 else None
+
+
+def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
+    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, BARE, depth), [])]
+    found = [m for each in given if (m := order_of(each)) is not None]
+    about = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
+    if not given:
+        return about | {"said": "every token is zero"}
+    if len(found) < len(given):
+        return about | {"said": "no fall to take it from"}
+    return about | _spread(found)
+
+
+def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
+    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, WHOLE, depth), [])]
+    if given:
+        yield {"remedy": remedy, "law": "identity", "predicted": 0.0,
+               **_spread([each[-1] - each[0] for each in given])}  # fmt: skip
+
+
+def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
+    plain, mine = (initial.get((each, "post", WHOLE, depth), []) for each in (NONE, remedy))
+    base = statistics.median(map(_slope, plain)) if plain else math.nan
+    if mine and base > 0:
+        b2 = 10 ** (2 * base) - 1
+        predicted = math.log10(1 + b2 * WEIGHTS[branch](depth) ** 2) / 2
+        found = _spread([*map(_slope, mine)])
+        apart = f"{found['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
+        near = all(each[-1] < math.log10(THRESHOLD) for each in mine)
+        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **found,
+               "said": None if near else apart}  # fmt: skip
+
+
+def _slope(curve: list[float]) -> float:
+    """Decades a layer by which the residual falls, over the second half."""
+    start = len(curve) // 2
+    return (curve[start] - curve[-1]) / (len(curve) - 1 - start)
+
+
+def _variance(sizes: pl.DataFrame, remedy: str) -> Iterator[dict[str, Any]]:
+    if remedy == NONE:
+        return
+    predicted, found = [], []
+    for _, each in sizes.filter(remedy=remedy).group_by("seed", "depth", maintain_order=True):
+        plain = sizes.filter(remedy=NONE, seed=each["seed"][0], depth=each["depth"][0]).sort("layer")
+        v, depth = plain["variance"].to_list(), len(plain) - 1
+        steps = [
+            ADDED[remedy](layer, depth) ** 2 * (v[layer] - v[layer - 1]) for layer in range(1, depth + 1)
+        ]
+        predicted.append(v[0] + sum(steps))
+        found.append(each.sort("layer")["variance"][-1])
+    if found:
+        yield {"remedy": remedy, "law": "variance", "predicted": statistics.median(predicted),
+               **_spread(found)}  # fmt: skip
+
+
+def _spread(found: list[float]) -> dict[str, Any]:
+    return {"measured": statistics.median(found), "low": min(found), "high": max(found)}
