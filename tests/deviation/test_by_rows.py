@@ -21,7 +21,7 @@ from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern
 from rankscope.nets import Architecture, Transformer, streaming
 from rankscope.profiles import propagation
-from rankscope.profiles.needs import by_rows
+from rankscope.profiles.pass_cost import by_rows
 from tests.builders import normal
 from tests.strategies import architectures
 

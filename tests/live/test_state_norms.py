@@ -7,7 +7,7 @@ from rankscope.live.plan import WatchPlan
 from rankscope.live.state_norms import PIECE
 from rankscope.metrics import metric
 from rankscope.profiles import DEFAULT_METRICS
-from rankscope.profiles.rows import readings
+from rankscope.profiles.readings import read_tensor
 from tests.live.test_state_readings import states_of
 
 DEFAULT = WatchPlan([metric(name) for name in DEFAULT_METRICS], [])
@@ -43,7 +43,7 @@ def _as_the_metrics_say(states: list[torch.Tensor], padded: bool) -> int:
     broken = {layer for layer, hole in call.broken if bool(hole)}
     for layer, state in enumerate(states):
         batch = call.batch
-        expected, holes = readings("tokens", state, batch.valid_for(state), DEFAULT.metrics, batch.unit)
+        expected, holes = read_tensor("tokens", state, batch.valid_for(state), DEFAULT.metrics, batch.unit)
         assert bool(holes.any()) == (layer in broken)
         for (one, mine), (other, theirs) in zip(found[layer], expected, strict=True):
             assert one is other

@@ -17,7 +17,7 @@ from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.metrics import Metric, metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, Summary, measure, measure_corpus
-from rankscope.profiles.corpus import gathering
+from rankscope.profiles.corpus import corpus_steps
 from rankscope.profiles.profile import SCHEMA
 from rankscope.runs import Store, read
 from rankscope.sources import bundled_excerpts
@@ -42,7 +42,7 @@ def stopping(texts: list[str], after: int) -> Iterator[str]:
 def steps(folder: Path) -> list[int]:
     """Excerpts after each step of a run that goes on in the folder."""
     with Store(folder) as store:
-        return [gathered.excerpts for gathered in gathering(NETS, TEXTS, store, **ASKED)]
+        return [gathered.excerpts for gathered in corpus_steps(NETS, TEXTS, store, **ASKED)]
 
 
 def test_statistics_are_those_of_measuring_every_excerpt() -> None:
@@ -88,7 +88,7 @@ def test_a_corpus_that_grew_goes_on(tmp_path: Path, once: Summary) -> None:
 def test_rows_are_written_along_the_way_and_kept(tmp_path: Path, once: Summary) -> None:
     """A run that is killed loses what came after its last chunk, and a chunk that it had not listed."""
     with Store(tmp_path) as store:
-        found = gathering(NETS, TEXTS, store, saved_every=0.0, **ASKED)
+        found = corpus_steps(NETS, TEXTS, store, saved_every=0.0, **ASKED)
         assert [len(store.run.chunks("rows")) for _ in found] == [0, 1, 2, 3, 4, 5, 6]
     kept = {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
     assert sorted(kept) == [f"{number:06}.parquet" for number in range(7)]

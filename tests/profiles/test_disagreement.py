@@ -2,7 +2,7 @@
 
 import math
 
-from rankscope.profiles.disagreement import disagreement
+from rankscope.profiles.verdict import disagreement
 
 
 def test_the_pair_and_both_metrics_are_named() -> None:

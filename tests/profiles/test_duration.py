@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rankscope import Architecture, Transformer
 from rankscope.nets import Experts
-from rankscope.profiles.duration import in_words, multiply_adds, rate, seconds
+from rankscope.profiles.pass_cost import in_words, multiply_adds, rate, seconds
 
 CPU = torch.device("cpu")
 

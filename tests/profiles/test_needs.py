@@ -10,7 +10,7 @@ from rankscope import Architecture, Transformer, measure
 from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
 from rankscope.nets.devices import free_memory
-from rankscope.profiles.needs import MATRICES, check_memory
+from rankscope.profiles.pass_cost import MATRICES, check_memory
 
 CPU = torch.device("cpu")
 WHOLE = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as npst
 
 from rankscope.errors import FileError, MetricError
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import Gathered, Profile, Summary, measure
-from rankscope.profiles.corpus_statistics import QUANTILES, statistics_of
+from rankscope.profiles import CorpusRows, Profile, Summary, measure
+from rankscope.profiles.summary import QUANTILES, statistics_of
 from rankscope.runs import Store
 
 NET = Transformer.random(Architecture(layers=3, width=16, heads=2), init="xavier")
@@ -45,7 +45,7 @@ def part(start: int, end: int) -> Profile:
 
 
 def chunked(cuts: Sequence[int], store: Store | None = None) -> Summary:
-    gathered = Gathered(store)
+    gathered = CorpusRows(store)
     for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts), 40])):
         gathered.add(part(start, stop))
         if number % 2:
@@ -57,7 +57,7 @@ WHOLE = chunked([])
 
 
 def summed(*profiles: Profile) -> Summary:
-    gathered = Gathered()
+    gathered = CorpusRows()
     for profile in profiles:
         gathered.add(profile)
     return gathered.summary()

@@ -33,7 +33,7 @@ def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
     hidden = ending(curve(0.0, -math.inf, noise=".o", floor=-1.2, arithmetic="bfloat16"))
     assert hidden.group == "hidden"
     beneath = ending(curve(0.0, -math.inf, noise=".o", floor=-15.0, arithmetic="float64"))
-    assert (beneath.group, beneath.there) == ("uniform", "float64's floor")
+    assert (beneath.group, beneath.value) == ("uniform", "float64's floor")
 
 
 @pytest.mark.parametrize(

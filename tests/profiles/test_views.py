@@ -11,7 +11,7 @@ from rankscope.cli.show import curves_table
 from rankscope.figures.page import page_figure
 from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import Gathered, Profile, measure
+from rankscope.profiles import CorpusRows, Profile, measure
 from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
@@ -54,7 +54,7 @@ def test_a_head_whose_median_is_zero_is_left_out_of_the_mean_over_heads() -> Non
         pl.when(none).then(0.0).otherwise("value").alias("value"),
         pl.when(none).then(-math.inf).otherwise("log10").alias("log10"),
     )
-    gathered = Gathered()
+    gathered = CorpusRows()
     gathered.add(Profile(table, profile.manifest))
     (view,) = gathered.summary().views()
     logs = profile.curve("dobrushin", "log10")[:, 2, 1]

@@ -13,7 +13,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud
-from rankscope.profiles.corpus_rows import Gathered
+from rankscope.profiles.corpus_rows import CorpusRows
 from rankscope.profiles.spectra import spectra
 from rankscope.report import write_run_directory
 from rankscope.theory import Certificates, certify
@@ -29,7 +29,7 @@ def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: s
 
 def summary_of(profile: Profile) -> Summary:
     """The same as a corpus."""
-    gathered = Gathered()
+    gathered = CorpusRows()
     gathered.add(profile)
     return gathered.summary()
 

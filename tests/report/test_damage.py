@@ -13,7 +13,7 @@ from PIL import Image
 
 from rankscope.errors import FileError, RankscopeError
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.corpus_rows import Gathered
+from rankscope.profiles.corpus_rows import CorpusRows
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.reported_run import TABLES as COLUMNS
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every file that there is."""
     folder = tmp_path_factory.mktemp("whole")
     whole_run(folder, of=few)
-    gathered = Gathered()
+    gathered = CorpusRows()
     profile = profile_of(("transformer", "san"), "float64")
     gathered.add(Profile(few(profile.table), profile.manifest))
     summary = gathered.summary()

@@ -126,7 +126,7 @@ def checkpoints(
 
 def metric_disagreement(run: "TrainingRun") -> str:
     """A sentence on two metrics that rank two checkpoints differently at the last layer; empty if none do."""
-    from rankscope.profiles.disagreement import disagreement
+    from rankscope.profiles.verdict import disagreement
 
     grids = [grid for grid in map(run.grid, run.metrics) if grid.layers]
     return disagreement({

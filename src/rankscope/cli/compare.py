@@ -47,8 +47,7 @@ def compare(
     from rankscope.cli.measure import MeasureTask, command_line, measure_all, raise_if_stopped
     from rankscope.cli.show import show_run
     from rankscope.metrics import is_share
-    from rankscope.profiles.disagreement import disagreement, ends_of
-    from rankscope.profiles.verdict import listing
+    from rankscope.profiles.verdict import disagreement, ends_of, listing
     from rankscope.report import write_run_directory
 
     task = MeasureTask.parse(metrics, arithmetic)

@@ -133,7 +133,7 @@ def compare_runs(runs: "list[TrainingRun]", things: list[str], metric: str | Non
 
 def _metric_disagreement(runs: "list[TrainingRun]", things: list[str], comparison: RunComparison) -> str:
     """A sentence on two metrics that rank the runs differently at the last step and layer that all have."""
-    from rankscope.profiles.disagreement import disagreement
+    from rankscope.profiles.verdict import disagreement
 
     metrics = [comparison.metric, *(name for name in runs[0].metrics if name != comparison.metric)]
     shared = [name for name in metrics if all(name in run.metrics for run in runs)]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Gathered
-    from rankscope.profiles.corpus import Spread
+    from rankscope.profiles import CorpusRows
+    from rankscope.profiles.corpus import BatchRunner
     from rankscope.runs import Store, Text
     from rankscope.runs.tables import SavedTable
     from rankscope.sources import Excerpts
@@ -61,8 +61,8 @@ def measure_text(
     nets = {name: net.variant(name) for name in variants}
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
-    spread = None if on is None else _cluster_job(on, printing.silent)
-    gathered, end = _gather(nets, texts, _remember(texts, first), corpus, task, rows, printing.silent, spread)
+    runner = None if on is None else _cluster_job(on, printing.silent)
+    gathered, end = _gather(nets, texts, _remember(texts, first), corpus, task, rows, printing.silent, runner)
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(
             f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text"
@@ -94,17 +94,17 @@ def _gather(
     task: MeasureTask,
     store: "Store",
     quiet: bool,
-    spread: "Spread | None",
-) -> tuple["Gathered | None", BaseException | None]:
+    runner: "BatchRunner | None",
+) -> tuple["CorpusRows | None", BaseException | None]:
     """The statistics that were gathered, and the error or Ctrl-C that ended them early, if any."""
-    from rankscope.profiles.corpus import gathering
+    from rankscope.profiles.corpus import corpus_steps
 
     gathered = None
     try:
-        steps = gathering(
+        steps = corpus_steps(
             nets, islice(read, corpus.samples), store, metrics=task.metrics, arithmetic=task.arithmetics,
             tokens=corpus.tokens, batch=corpus.batch, compile=task.checks.get("compile", False),
-            spread=spread,
+            runner=runner,
         )  # fmt: skip
         with _bar(texts, corpus.samples, quiet) as tell, closing(steps):
             for gathered in steps:
@@ -114,7 +114,7 @@ def _gather(
     return gathered, None
 
 
-def _cluster_job(on: str, quiet: bool) -> "Spread":
+def _cluster_job(on: str, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine.cluster import cluster
     from rankscope.engine.ray_jobs import CorpusJob

@@ -175,7 +175,7 @@ def measure_all(
     from rankscope.cli.exits import complain
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile, measure_together
-    from rankscope.profiles.duration import in_words
+    from rankscope.profiles.pass_cost import in_words
     from rankscope.runs import Stopped
 
     profiles = list(saved or [])
@@ -232,7 +232,7 @@ def where_written(output: Path | None) -> str:
 def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str, bool]) -> float:
     """The expected seconds of a pass."""
     from rankscope.profiles import ARITHMETICS
-    from rankscope.profiles.duration import seconds
+    from rankscope.profiles.pass_cost import seconds
 
     kind = "float"
     if arithmetic == "deviation":

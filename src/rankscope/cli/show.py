@@ -257,13 +257,13 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
     """
     from rankscope.figures.text import power
     from rankscope.metrics import is_share, symbol_of
-    from rankscope.profiles.views import zeros_said
+    from rankscope.profiles.views import zeros_note
 
     metric, several = curves[0].metric, len({curve.arithmetic for curve in curves}) > 1
     median = all(len(curve.log10_bands) > 1 for curve in curves)
     threshold = threshold if is_share(metric) else None
     depths = len({curve.depth for curve in curves}) > 1
-    notes = ["Beneath each median the quartiles." if median else "", zeros_said(curves)]
+    notes = ["Beneath each median the quartiles." if median else "", zeros_note(curves)]
     notes += [] if threshold is None else [f"uniform: below {threshold:g} from that layer on"]
     title = f"{metric}: {symbol_of(metric)}, {curves[0].statistic}"
     table = titled(title, "\n".join(filter(None, notes)))

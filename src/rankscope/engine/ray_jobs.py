@@ -1,6 +1,6 @@
 """A corpus, and the studies of papers, on a Ray cluster: the numbers of one process, exactly.
 
-`measure --text --on ray` passes a `CorpusJob` to `profiles.corpus.gathering`; `reproduce --on ray` calls
+`measure --text --on ray` passes a `CorpusJob` to `profiles.corpus.corpus_steps`; `reproduce --on ray` calls
 `reproduce_on_cluster`. Both submit their tasks (`_measure_batch`, `_run_study`) through `cluster.Cluster`.
 """
 
@@ -20,13 +20,13 @@ from rankscope.engine.zero_copy_pickle import ZeroCopyPickle, dump
 from rankscope.errors import SweepError
 from rankscope.metrics import METRICS, chosen_metrics
 from rankscope.profiles import Profile
-from rankscope.profiles.corpus import Batches
+from rankscope.profiles.corpus import BatchMeasurement
 from rankscope.studies import Setup, Study, StudyResult, chosen, reproduce
 from rankscope.studies.reproduce import home
 
 
 class CorpusJob:
-    """Measures the batches of a corpus on a cluster; the `spread` argument of `profiles.corpus.gathering`.
+    """Measures the batches of a corpus on a cluster; the `runner` argument of `profiles.corpus.corpus_steps`.
 
     Free workers take the next batch, and results come back in the order of the batches. Weights, embedding
     and tokenizer go to each node once.
@@ -36,7 +36,7 @@ class CorpusJob:
         self.cluster = cluster
 
     def __call__(
-        self, batches: Batches, chunks: Iterator[list[str]]
+        self, batches: BatchMeasurement, chunks: Iterator[list[str]]
     ) -> Iterator[tuple[list[str], Profile | None]]:
         """Measure each chunk of texts; it comes back with its profile."""
         for net in batches.nets.values():
@@ -58,7 +58,7 @@ class CorpusJob:
             yield next(returned), profile
 
 
-_loaded_batches: tuple[str, Batches] | None = None
+_loaded_batches: tuple[str, BatchMeasurement] | None = None
 """The job that this process, one of Ray's workers, has loaded last, and its networks."""
 
 

@@ -26,7 +26,7 @@ from rankscope.paths.figures import lengths_chart
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
 from rankscope.profiles import Profile
-from rankscope.profiles.cloud import placed
+from rankscope.profiles.cloud import cloud_rows
 from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
@@ -175,7 +175,7 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
             for name in names
             for shape in measured[name].shapes
         ]
-        tables.append(placed(shapes, 0, positions, first.words))
+        tables.append(cloud_rows(shapes, 0, positions, first.words))
     table = pl.concat(tables)
     return {
         "plain": _in_one_row(cloud_chart(table)),

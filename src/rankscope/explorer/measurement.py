@@ -14,8 +14,8 @@ from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
-from rankscope.profiles.rows import table
-from rankscope.profiles.shapes import Shape
+from rankscope.profiles.readings import table
+from rankscope.profiles.residual_shapes import ResidualShape
 from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")
@@ -34,7 +34,7 @@ class PageMeasurement:
     rows: pl.DataFrame
     """As `Profile.table` has them, of a variant without a name."""
     arithmetic: str
-    shapes: list[Shape]
+    shapes: list[ResidualShape]
 
     def profile(self, name: str) -> Profile:
         """The readings as a profile whose variant has this name."""

@@ -16,7 +16,7 @@ from rankscope.live.output_projection import OutputProjectionFinder
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics.tokens import unit_of
-from rankscope.profiles.rows import Found, readings, row_sum_defect
+from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
 
 UNSEEN = (
     "attention is seen in Hugging Face models, nn.MultiheadAttention, torch's own functions and a softmax "
@@ -36,7 +36,7 @@ class AttentionReadings:
         self,
         plan: WatchPlan,
         batch: TokenBatch,
-        readings: list[tuple[int, Found]],
+        readings: list[tuple[int, Readings]],
         projections: OutputProjectionFinder,
         mask: str | None,
     ) -> None:
@@ -79,7 +79,7 @@ class AttentionReadings:
     def read_heads(self, layer: int, contributions: Tensor) -> None:
         """Measure what each head of a layer adds, `[batch, head, token, width]` in float64."""
         valid = self.batch.valid_for(contributions)
-        measured, _ = readings("heads", contributions, valid, self.plan.metrics, self._unit)
+        measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
 
     def check_padding(self, mask: Tensor | None, name: str) -> None:
@@ -179,7 +179,7 @@ class AttentionReadings:
                 self.float32_inside = True
                 self._unit = max(self._unit, unit_of(torch.float32))
             if any(metric.of == "attention" for metric in self.plan.metrics):
-                measured, _ = readings("attention", wide, valid, self.plan.metrics, self._unit)
+                measured, _ = read_tensor("attention", wide, valid, self.plan.metrics, self._unit)
                 self.readings.append((layer, measured))
         if "attention" in self.plan.keep:
             self.kept.append((layer, pattern.to("cpu", copy=True)))

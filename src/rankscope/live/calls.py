@@ -17,7 +17,7 @@ from rankscope.live.routing import RoutingReadings
 from rankscope.live.state_norms import StateNorms
 from rankscope.live.state_readings import StateReadings, TokenBatch
 from rankscope.metrics import Metric
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 
 WAITING = 2**20
 """Entries of small states of calls that ended, some megabytes, up to which they wait to be read together."""
@@ -83,14 +83,14 @@ class WatchTotals:
             "states": defaultdict(list),
             "attention": defaultdict(list),
         }
-        self._readings: list[tuple[int, int, Found]] = []
+        self._readings: list[tuple[int, int, Readings]] = []
         self._broken: list[tuple[int, Tensor]] = []
         # With the first sample of their call: states, and norms, from which nothing was read yet.
         self._ended: list[tuple[int, StateReadings]] = []
         self._norms: list[tuple[int, StateNorms]] = []
 
     @property
-    def readings(self) -> list[tuple[int, int, Found]]:
+    def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
         self._flush()
         norms, self._norms = self._norms, []

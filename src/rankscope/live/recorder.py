@@ -30,7 +30,7 @@ from rankscope.live.padding import arguments_of, continues_from_cache, find_padd
 from rankscope.live.plan import WatchPlan
 from rankscope.live.routing import RoutingReadings
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
@@ -208,7 +208,7 @@ class Recorder:
         totals.modes.add("train" if training else "eval")
         if training:
             totals.dropout = max(totals.dropout, *map(dropout_of, plan.blocks))
-        rows: list[tuple[int, Found]] = []
+        rows: list[tuple[int, Readings]] = []
         return CallReadings(
             batch,
             StateReadings(plan, batch, rows),

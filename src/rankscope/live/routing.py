@@ -21,7 +21,7 @@ from rankscope.errors import WatchError
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TokenBatch
-from rankscope.profiles.rows import Found, readings
+from rankscope.profiles.readings import Readings, read_tensor
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
 class RoutingReadings:
     """Reads the metrics of routing in one call; `readings` takes what is read."""
 
-    def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Found]]) -> None:
+    def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]]) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings
         self.layers: set[int] = set()
         """Layers whose routing was seen."""
@@ -82,7 +82,7 @@ class RoutingReadings:
             else:
                 shares = shares.reshape(batch, token, -1)
             valid = self.batch.valid_for(shares)
-            measured, _ = readings(
+            measured, _ = read_tensor(
                 "routing", to_float64_device(shares), valid, self.plan.metrics, self.batch.unit
             )
         self.readings.append((layer, measured))

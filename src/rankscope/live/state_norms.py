@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rankscope.metrics import METRICS, Metric, Reading
 from rankscope.metrics.tokens import Tokens, unit_of
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 
 PIECE = 2**16
 """Entries whose norms are taken together: the buffer for them takes a megabyte."""
@@ -108,10 +108,10 @@ class StateNorms:
         both.abs_()
         return [norms, both.sum(-2).amax(-1), both.sum(-1).amax(-1)]
 
-    def readings(self, metrics: Sequence[Metric]) -> list[tuple[int, Found]]:
+    def readings(self, metrics: Sequence[Metric]) -> list[tuple[int, Readings]]:
         """(layer, readings) of every state, computed by the metrics from its norms."""
         of_tokens = [metric for metric in metrics if metric.of == "tokens"]
-        by_layer: list[tuple[int, Found]] = []
+        by_layer: list[tuple[int, Readings]] = []
         for layers, shape, dtype, sizes in self.taken:
             norms, columns, rows = (size.flatten(1) for size in sizes)
             composite = columns.sqrt() * rows.sqrt()

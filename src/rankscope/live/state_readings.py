@@ -3,7 +3,7 @@
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
 wait, since reading several together is faster; `flush` reads them. On a CPU, metrics that need norms alone
-are read by `state_norms.py`; all others, and other devices, by `profiles.rows.readings`.
+are read by `state_norms.py`; all others, and other devices, by `profiles.readings.read_tensor`.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_norms import LARGEST_SAMPLE, PIECE, StateNorms
-from rankscope.metrics.tokens import real_tokens, unit_of
-from rankscope.profiles.rows import Found, readings
+from rankscope.metrics.tokens import unit_of, valid_tokens
+from rankscope.profiles.readings import Readings, read_tensor
 
 TOGETHER = 2**24
 """Entries of states that wait on an accelerator, which is done with a layer before its next call is made."""
@@ -40,7 +40,7 @@ class TokenBatch:
     def of(cls, hidden: Tensor, padding: Tensor | None, arithmetic: torch.dtype) -> "TokenBatch":
         """The batch whose first block takes `hidden` `[batch, token, width]`, in a model of this dtype."""
         shape = hidden.shape[:2]
-        valid = {hidden.device: real_tokens(shape, padding, hidden.device)}
+        valid = {hidden.device: valid_tokens(shape, padding, hidden.device)}
         return cls(shape, valid, padding is None, unit_of(arithmetic))
 
     def valid_for(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class StateReadings:
     """Reads the metrics of tokens off the hidden states of one call; `readings` takes what is read."""
 
     def __init__(
-        self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Found]] | None = None
+        self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]] | None = None
     ) -> None:
         self.plan, self.batch = plan, batch
         self.readings = [] if readings is None else readings
@@ -108,7 +108,7 @@ class StateReadings:
         for _, alike in groupby(waiting, key=lambda pair: (pair[1].shape, pair[1].dtype, pair[1].device)):
             self._read_alike(list(alike))
 
-    def all_readings(self) -> list[tuple[int, Found]]:
+    def all_readings(self) -> list[tuple[int, Readings]]:
         """(layer, readings) of all states so far, those included that wait."""
         self.flush()
         return self.readings + ([] if self.norms is None else self.norms.readings(self.plan.metrics))
@@ -138,7 +138,7 @@ class StateReadings:
         with isolated(first.device):
             valid = self.batch.valid_for(first)
             hidden = torch.cat([first, *rest]) if rest else first
-            measured, broken = readings(
+            measured, broken = read_tensor(
                 "tokens", to_float64_device(hidden), valid.repeat(len(layers), 1) if rest else valid,
                 self.plan.metrics, self.batch.unit, self.batch.all_valid,
             )  # fmt: skip

@@ -34,7 +34,7 @@ from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.routing import reported_outputs
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.rows import Entry, Found, table
+from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
 _observed: WeakSet[nn.Module] = WeakSet()
@@ -178,7 +178,7 @@ class Watch:
         assert totals.arithmetic is not None
         arithmetic = dtype_name(totals.arithmetic)
         order = {metric.name: k for k, metric in enumerate(self.plan.metrics)}
-        entries = [Entry(layer, start, *pair) for layer, start, rows in totals.readings for pair in rows]
+        entries = [ReadingRow(layer, start, *pair) for layer, start, rows in totals.readings for pair in rows]
         entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
         description = describe_model(self.model)
         device = ", ".join(description["model"]["devices"])
@@ -189,7 +189,7 @@ class Watch:
         )
 
     @property
-    def readings(self) -> list[tuple[int, Found]]:
+    def readings(self) -> list[tuple[int, Readings]]:
         """(layer, readings of its metrics), call by call."""
         return [(layer, rows) for layer, _, rows in self._recorder.totals.readings]
 

@@ -12,7 +12,7 @@ from rankscope.metrics import contraction, singular
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.rows import PatternRows
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Bool, Float
 
 HeadValues = Float[Tensor, "*batch head"]
@@ -33,7 +33,7 @@ def _ready(
         raise TokensError(f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}")
     if not P.is_floating_point():
         raise TokensError(f"attention must be of a floating dtype; received {P.dtype}")
-    real = real_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
+    real = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
     P = P.to(torch.float64).masked_fill(~(real[..., :, None] & real[..., None, :]), 0.0)
     if not bool(P.isfinite().all()):
         raise TokensError("attention must be finite; received NaN or infinity: compute it in a wider dtype")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics.metric import Meaning, Metric
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Float
 
 Values = Float[Tensor, "*batch"]
@@ -22,7 +22,7 @@ def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch exp
         raise TokensError(
             f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}"
         )
-    real = real_tokens(p.shape[:-1], padding, p.device)
+    real = valid_tokens(p.shape[:-1], padding, p.device)
     taken = ((p > 0) & real[..., None]).sum(-2).to(torch.float64)
     return taken / real.sum(-1, keepdim=True)
 

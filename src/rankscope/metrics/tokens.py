@@ -72,7 +72,7 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
         )
     if not X.is_floating_point():
         raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
-    real = real_tokens(X.shape[:-1], padding, X.device)
+    real = valid_tokens(X.shape[:-1], padding, X.device)
     unit = unit_of(X.dtype)
     X = X.to(torch.float64)
     whole = padding is None or bool(real.all())
@@ -125,7 +125,7 @@ def norm_in_range(ready: Tokens) -> Values:
     return ready.once("vector norm", lambda: torch.linalg.vector_norm(ready.X, dim=(-2, -1)))
 
 
-def real_tokens(
+def valid_tokens(
     shape: torch.Size, padding: Tensor | None, device: torch.device
 ) -> Bool[Tensor, "*batch token"]:
     """True where a token counts; the padding is checked against the tokens' shape."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Bool, Float
 
 
@@ -31,7 +31,7 @@ class Memory:
                 f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}"
             )
         M = M.to(like)
-        valid = real_tokens(M.shape[:-1], padding, M.device)
+        valid = valid_tokens(M.shape[:-1], padding, M.device)
         if not bool(valid.any(-1).all()):
             raise TokensError("every sample of a memory must have a real token; one has none: leave it out")
         return cls(M.masked_fill(~valid[..., None], 0.0), valid)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.memory import Memory
 from rankscope.shapes import Bool, Float, Int, Shaped
@@ -140,7 +140,7 @@ def check_tokens(
             f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it",
             subject="rotary_reach",
         )
-    return real_tokens(X.shape[:-1], padding, X.device)
+    return valid_tokens(X.shape[:-1], padding, X.device)
 
 
 def prepare_tokens(

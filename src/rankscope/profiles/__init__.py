@@ -1,7 +1,7 @@
 """Measuring networks layer by layer, and what comes of it."""
 
 from rankscope.profiles.corpus import measure_corpus
-from rankscope.profiles.corpus_rows import Gathered
+from rankscope.profiles.corpus_rows import CorpusRows
 from rankscope.profiles.measure import DEFAULT_METRICS, measure, measure_together
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, one_pass
@@ -11,7 +11,7 @@ from rankscope.profiles.summary import Summary
 __all__ = [
     "ARITHMETICS",
     "DEFAULT_METRICS",
-    "Gathered",
+    "CorpusRows",
     "Profile",
     "Reader",
     "Summary",

@@ -1,11 +1,16 @@
-"""Whether a second pass agrees with the first, reading by reading.
+"""Compares the readings of two passes, and marks those that rounding decided.
 
-A reading holds to as many digits as two passes that rounded otherwise agree on. The second is float64's where
-it can see (`deviation/second_pass.py`): what it contradicts is marked, unless the two differ by less than
-float64's own floor; then, and where float64 cannot see, deviation arithmetic is asked again, shaken.
+Called by `steps.py` for each layer: `checked` where a second pass ran beside the first (`check=True`),
+`confirmed` where doubled precision did. A reading holds to as many digits as both passes agree on. The second
+pass (`deviation/second_pass.py`) runs by plain float64 rules where float64 can **resolve** what tokens differ
+by: what it contradicts is marked, unless the two differ by less than float64's own floor. Then, and where
+float64 resolves nothing, the layer is run once more by **perturbed** rules of deviation arithmetic, and read
+again (`deviation/readings.py`). Numbers that agree by chance are found by comparing what they are read off:
+tokens, patterns, and what else a metric is `sensitive_to`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +34,7 @@ from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
 from rankscope.nets.streaming import Numbers
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 AGREED = 1e-9
@@ -43,97 +48,106 @@ Errors = Float[Tensor, "..."]
 
 
 @runtime_checkable
-class Second(Protocol):
-    """The second pass of one layer (`SecondPassLayer`), or of several side by side (`together.py`)."""
+class SecondPassStep(Protocol):
+    """The second pass of one layer (`SecondPassLayer`), or of several side by side (`layer_stack.py`)."""
 
     @property
     def resolved(self) -> Tensor:
-        """Of which samples float64 can see what the tokens differ by."""
+        """Samples of which float64 resolves what the tokens differ by."""
 
     @property
     def lost(self) -> Tensor:
-        """Of which samples nothing is known."""
+        """Samples of which nothing is known."""
 
     @property
     def before(self) -> State:
-        """Its tokens before the layer, or before one of them."""
+        """Tokens before the layer, or before one of several."""
 
     @property
     def plain(self) -> Step | None:
-        """By plain rules; None where float64 sees no sample."""
+        """The layer by plain float64 rules; None where that resolves no sample."""
 
     @property
     def restored_numbers(self) -> Numbers | None:
-        """Of attention by plain rules, where it is by rows."""
+        """Numbers of attention by plain rules, where the pattern is read by rows."""
 
     def perturbed_for(self, where: Tensor) -> DeviationStep:
-        """By shaken rules of deviation arithmetic, for the samples for which that is asked."""
+        """The layer by perturbed rules of deviation arithmetic, right for the samples in `where`."""
 
     def perturbed_again_for(self, where: Tensor) -> DeviationStep:
-        """The same, shaken otherwise."""
+        """The layer by perturbed rules once more, perturbed in another way."""
 
 
-def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Second) -> Found:
-    """Readings with their digits, and marked where a second pass does not agree. `plain` are the witness's by
-    plain rules, where it took them."""
-    states = _states(step.state, seen)
-    weights = _weights(step, seen) if any(each.of == "attention" for each, _ in found) else None
-    others = [None] * len(found) if plain is None else [reading for _, reading in plain]
-    apart = {"tokens": states, "attention": weights, "heads": None, "routing": None}
+def checked(
+    readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep
+) -> Readings:
+    """Readings with their digits, marked where the second pass does not agree; `plain` are its readings by
+    plain rules, where it has them."""
+    patterns = any(metric.of == "attention" for metric, _ in readings)
+    inputs = {
+        "tokens": _states(step.state, second),
+        "attention": _patterns(step, second) if patterns else None,
+    }
+    references = [None] * len(readings) if plain is None else [reading for _, reading in plain]
     return [
-        (each, _marked(reading, _error(each, reading, other, apart[each.of], step, seen)))
-        for (each, reading), other in zip(found, others, strict=True)
+        (metric, _marked(reading, _error(metric, reading, reference, inputs.get(metric.of), step, second)))
+        for (metric, reading), reference in zip(readings, references, strict=True)
     ]
 
 
-def confirmed(found: Found, single: Found, here: Confirmation) -> Found:
+def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
     """Readings of doubled precision, with the digits that float64's have of them; marked where neither
     float64 nor a second doubled pass agrees."""
-    states = state_distance(here.doubled.state, here.single.state)
+    doubled = confirmation.doubled.state
+    states = state_distance(doubled, confirmation.single.state)
     if bool((states > AGREED).any()):
-        states = torch.where(
-            states > AGREED, state_distance(here.doubled.state, here.perturbed.state), states
-        )
-    done = []
-    for (each, reading), (_, other) in zip(found, single, strict=True):
-        agreed = difference(reading, other)
+        states = torch.where(states > AGREED, state_distance(doubled, confirmation.perturbed.state), states)
+    marked = []
+    for (metric, reading), (_, reference) in zip(readings, single, strict=True):
+        agreed = difference(reading, reference)
         error = agreed
         if bool((error > AGREED).any()):
-            again = read(each, here.perturbed)
+            again = read(metric, confirmation.perturbed)
             assert again is not None
             error = torch.where(error > AGREED, difference(reading, again), error)
-        error = torch.maximum(error, _spread(states, error)) if each.of == "tokens" else error
-        error = error.masked_fill(_spread(here.lost, error), torch.inf)
-        done.append((each, replace(_marked(reading, error), digits=_digits(reading, agreed))))
-    return done
+        error = torch.maximum(error, _spread(states, error)) if metric.of == "tokens" else error
+        error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
+        marked.append((metric, replace(_marked(reading, error), digits=_digits(reading, agreed))))
+    return marked
 
 
 def _error(
-    each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, step: DeviationStep, seen: Second
+    metric: Metric,
+    reading: Reading,
+    plain: Reading | None,
+    inputs: Errors | None,
+    step: DeviationStep,
+    second: SecondPassStep,
 ) -> Errors:
-    """The relative error of a reading, as far as a second pass can tell; `apart` is how far what it is read
-    off is from the second pass's."""
-    error = torch.full_like(one.value, torch.nan)
-    again = torch.ones_like(one.value, dtype=torch.bool)
+    """The relative error of a reading, as far as a second pass can tell; `inputs` is the error of what it is
+    read off."""
+    error = torch.full_like(reading.value, torch.nan)
+    unsettled = torch.ones_like(reading.value, dtype=torch.bool)
     if plain is not None:
-        error = difference(one, plain)
-        floor = plain.floor * _steepness(step) if each.of in ("attention", "heads") else plain.floor
-        told = (one.value - plain.value).abs() > BLIND * floor
-        told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
-        again = ~_spread(seen.resolved, error) | ~told
-    if bool(again.any()):
-        found = _against(each, one, step, seen.perturbed_for(again))
-        if plain is not None and each.of != "tokens" and bool((found <= AGREED).any()):
+        error = difference(reading, plain)
+        floor = plain.floor * _steepness(step) if metric.of in ("attention", "heads") else plain.floor
+        settled = (reading.value - plain.value).abs() > BLIND * floor
+        settled = settled | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
+        unsettled = ~_spread(second.resolved, error) | ~settled
+    if bool(unsettled.any()):
+        perturbed = _error_against(metric, reading, step, second.perturbed_for(unsettled))
+        if plain is not None and metric.of != "tokens" and bool((perturbed <= AGREED).any()):
             # What float64 is blind to beside what it sees may be a unit in the last place: asked twice.
-            found = torch.maximum(found, _against(each, one, step, seen.perturbed_again_for(again)))
-        error = torch.where(again, found, error)
-    error = error if apart is None else torch.maximum(error, _spread(apart, error))
-    if each.sensitive_to == "directions" and each.of == "tokens":
-        error = torch.maximum(error, _turned(step.state, seen))
-    if each.count and each.of == "tokens":  # what is rounding may count where it is above the tolerance
-        noisy = _states(step.state, seen, deep=False) > NOISY * max(seen.before.R.value.shape[1:])
+            again = _error_against(metric, reading, step, second.perturbed_again_for(unsettled))
+            perturbed = torch.maximum(perturbed, again)
+        error = torch.where(unsettled, perturbed, error)
+    error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
+    if metric.sensitive_to == "directions" and metric.of == "tokens":
+        error = torch.maximum(error, _directions(step.state, second))
+    if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
+        noisy = _states(step.state, second, deep=False) > NOISY * max(second.before.R.value.shape[1:])
         error = error.masked_fill(_spread(noisy, error), torch.inf)
-    return error.masked_fill(_spread(seen.lost, error), torch.inf)
+    return error.masked_fill(_spread(second.lost, error), torch.inf)
 
 
 def _steepness(step: DeviationStep) -> Errors:
@@ -146,91 +160,110 @@ def _steepness(step: DeviationStep) -> Errors:
     return 1 + torch.maximum(ref, D.clamp(max=100.0).exp())
 
 
-def _against(each: Metric, one: Reading, step: DeviationStep, other: DeviationStep) -> Errors:
-    """How far a reading, and what it is read off, are from another pass's."""
-    found = read(each, other)
-    assert found is not None
-    return torch.maximum(difference(one, found), _inside(each, step, other))
+def _error_against(metric: Metric, reading: Reading, step: DeviationStep, perturbed: DeviationStep) -> Errors:
+    """How far a reading, and what it is read off, are from a perturbed pass's."""
+    reference = read(metric, perturbed)
+    assert reference is not None
+    return torch.maximum(difference(reading, reference), _input_distance(metric, step, perturbed))
 
 
-def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors:
-    """How far what a reading below float64's sight is read off is from another pass's: numbers that are a
+def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationStep) -> Errors:
+    """How far what a reading below float64's sight is read off is from a perturbed pass's: numbers that are a
     unit in the last place or two are often the same by chance, matrices are not."""
-    one, other = step.attention, another.attention
-    differences = each.of == "attention" and each.sensitive_to == "row differences"
-    if differences and one is not None and other is not None:
-        rows = [_differences(P, step.state.valid) for P in (one, other)]
-    elif differences and step.rows is not None:
-        assert another.rows is not None
-        return pattern_distance(step.rows, another.rows)
-    elif each.of == "heads" and step.heads is not None and another.heads is not None:
-        rows = [spoken.contributions(step.state.valid) for spoken in (step.heads, another.heads)]
+    valid = step.state.valid
+    if metric.of == "attention" and metric.sensitive_to == "row differences":
+        if step.rows is not None and step.attention is None:
+            assert perturbed.rows is not None
+            return pattern_distance(step.rows, perturbed.rows)
+        patterns = [P for P in (step.attention, perturbed.attention) if P is not None]
+        pairs = [_row_differences(P, valid) for P in patterns]
+    elif metric.of == "heads":
+        pairs = [own.contributions(valid) for own in (step.heads, perturbed.heads) if own is not None]
     else:
+        pairs = []
+    if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return state_distance(rows[0], rows[1]).view(len(step.state.valid.mask), -1)
+    return state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
 
 
-def _differences(P: DeviationPattern, valid: ValidTokens) -> State:
+def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
     """What rows of P differ by, about their mean: the row that they are written about may be another."""
     rows = State.of_heads(P.by_head, valid)
     return replace(rows, R=rows.centred()[1])
 
 
-def _turned(state: State, seen: Second) -> Errors:
+def _compared(
+    second: SecondPassStep, plain: Callable[[Step], Errors], perturbed: Callable[[DeviationStep], Errors]
+) -> Errors:
+    """Errors against the plain second pass where float64 resolves a sample, else against the perturbed."""
+    if second.plain is None:
+        return perturbed(second.perturbed_for(~second.resolved))
+    errors = plain(second.plain)
+    if bool(second.resolved.all()):
+        return errors
+    others = perturbed(second.perturbed_for(~second.resolved))
+    return torch.where(_spread(second.resolved, errors), errors, others)
+
+
+def _directions(state: State, second: SecondPassStep) -> Errors:
     """The largest difference of a token's direction: of one that is short beside the others, rounding may
     have decided no more than its sign."""
-    if seen.plain is None:
-        return direction_difference(state, seen.perturbed_for(~seen.resolved).state)
-    found = direction_difference(state, State.of(seen.plain.state, state.valid.mask))
-    if bool(seen.resolved.all()):
-        return found
-    return torch.where(
-        seen.resolved, found, direction_difference(state, seen.perturbed_for(~seen.resolved).state)
+    valid = state.valid.mask
+    return _compared(
+        second,
+        lambda plain: direction_difference(state, State.of(plain.state, valid)),
+        lambda perturbed: direction_difference(state, perturbed.state),
     )
 
 
-def _states(state: State, seen: Second, deep: bool = True) -> Errors:
+def _states(state: State, second: SecondPassStep, deep: bool = True) -> Errors:
     """How far the deviations of the two passes are apart."""
-    if seen.plain is None:
-        return state_distance(state, seen.perturbed_for(~seen.resolved).state, deep)
-    apart = state_distance(state, State.of(seen.plain.state, state.valid.mask), deep)
-    if bool(seen.resolved.all()):
-        return apart
-    return torch.where(
-        seen.resolved, apart, state_distance(state, seen.perturbed_for(~seen.resolved).state, deep)
+    valid = state.valid.mask
+    return _compared(
+        second,
+        lambda plain: state_distance(state, State.of(plain.state, valid), deep),
+        lambda perturbed: state_distance(state, perturbed.state, deep),
     )
 
 
-def _weights(step: DeviationStep, seen: Second) -> Errors | None:
+def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
     if step.rows is not None:
-        assert isinstance(seen, SecondPassLayer)
-        found = None if seen.plain_step is None else pattern_difference(step.rows, seen.plain_rows)
-        if found is None or not bool(seen.resolved.all()):
-            assert seen.perturbed.rows is not None
-            shaken = pattern_difference(step.rows, seen.perturbed.rows.matrix)
-            found = shaken if found is None else torch.where(_spread(seen.resolved, found), found, shaken)
-        return found.nan_to_num(nan=torch.inf)
+        assert isinstance(second, SecondPassLayer)
+        error = None if second.plain_step is None else pattern_difference(step.rows, second.plain_rows)
+        if error is None or not bool(second.resolved.all()):
+            assert second.perturbed.rows is not None
+            perturbed = pattern_difference(step.rows, second.perturbed.rows.matrix)
+            error = (
+                perturbed if error is None else torch.where(_spread(second.resolved, error), error, perturbed)
+            )
+        return error.nan_to_num(nan=torch.inf)
     if step.attention is None:
         return None
     P = step.attention.matrix()
-    plain = None if seen.plain is None else seen.plain.attention
-    if plain is None or not bool(seen.resolved.all()):
-        again = seen.perturbed_for(~seen.resolved).attention
-        assert again is not None
-        fine = again.matrix()
-        plain = fine if plain is None else torch.where(_spread(seen.resolved, P), plain, fine)
-    return (P - plain).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
+
+    def largest(pattern: Tensor) -> Errors:
+        return (P - pattern).abs().amax((-2, -1))
+
+    def of_plain(plain: Step) -> Errors:
+        assert plain.attention is not None
+        return largest(plain.attention)
+
+    def of_perturbed(perturbed: DeviationStep) -> Errors:
+        assert perturbed.attention is not None
+        return largest(perturbed.attention.matrix())
+
+    return _compared(second, of_plain, of_perturbed).nan_to_num(nan=torch.inf)
 
 
-def difference(one: Reading, other: Reading) -> Errors:
+def difference(reading: Reading, reference: Reading) -> Errors:
     """`|a - b| / |a|`, at any scale; 0 where both are zero or neither is a number. Of logs beyond 1000, their
     difference as a share of a thousandth of them."""
-    logs = (one.log10 - other.log10).abs() * math.log(10) / (one.log10.abs() / 1e3).clamp(min=1.0)
-    same = (one.log10 == other.log10) | (one.log10.isnan() & other.log10.isnan())
+    logs = (reading.log10 - reference.log10).abs() * math.log(10) / (reading.log10.abs() / 1e3).clamp(min=1.0)
+    same = (reading.log10 == reference.log10) | (reading.log10.isnan() & reference.log10.isnan())
     logs = logs.masked_fill(same, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return logs.masked_fill(one.value * other.value < 0, torch.inf)
+    return logs.masked_fill(reading.value * reference.value < 0, torch.inf)
 
 
 def _marked(reading: Reading, error: Errors) -> Reading:

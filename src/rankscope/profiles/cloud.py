@@ -1,5 +1,8 @@
 """The tokens of every layer as points of a plane: one plane for all layers.
 
+The command line and the explorer run a `ShapeReader` in a pass of theirs and call `cloud_table` or
+`cloud_rows`; `cloud` runs the pass as well.
+
 The axes are the two leading principal directions of the residuals of all layers of all variants together, as
 shares of their tokens' norm: where variants begin with the same tokens, they begin with the same picture. One
 row per variant, sample, layer and token:
@@ -18,11 +21,12 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.padding import padding_from
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.shapes import Shape
+from rankscope.profiles.residual_shapes import ResidualShape
 from rankscope.shapes import Bool
 
 TOKENS = 128
@@ -46,58 +50,69 @@ def cloud(
     padding: Tensor | None = None,
     words: Sequence[Sequence[str]] | None = None,
     *,
+    attention_mask: Tensor | None = None,
     samples: int = 1,
     most: int = TOKENS,
 ) -> pl.DataFrame:
-    """The cloud of the first `samples` samples in each of the networks (variants by name).
+    """The cloud of the first samples in each of several networks.
 
-    `words` are the tokens of each sample as text (`net.words`); left out, their numbers.
+    Args:
+        nets: Networks (variants) by name.
+        X: Tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padded tokens.
+        words: The tokens of each sample as text (`net.words`); left out, their indices.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding.
+        samples: How many samples are drawn.
+        most: The most tokens of a sample that are kept.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     >>> cloud({"transformer": net}, torch.randn(1, 5, 8)).height
     15
     """
+    padding = padding_from(padding, attention_mask)
     X, padding = X[:samples], None if padding is None else padding[:samples]
-    found = {}
+    shapes = {}
     for variant, net in nets.items():
         reader = ShapeReader(samples)
         one_pass(net, X, padding, [reader], batch=max(len(X), 1))
-        found[variant] = reader.result()
-    return cloud_table(found, real_tokens(X.shape[:-1], padding, X.device), words, most)
+        shapes[variant] = reader.result()
+    return cloud_table(shapes, valid_tokens(X.shape[:-1], padding, X.device), words, most)
 
 
 def cloud_table(
-    found: Mapping[str, Sequence[Shape]],
-    real: Bool[Tensor, "sample token"],
+    shapes: Mapping[str, Sequence[ResidualShape]],
+    valid: Bool[Tensor, "sample token"],
     words: Sequence[Sequence[str]] | None = None,
     most: int = TOKENS,
 ) -> pl.DataFrame:
-    """The cloud of what a `ShapeReader` found in each variant; `real` says which tokens count."""
-    every = [(variant, shape) for variant, shapes in found.items() for shape in shapes]
+    """The cloud of the shapes that a `ShapeReader` kept of each variant; `valid` is False at padding."""
+    pairs = [(variant, shape) for variant, of_variant in shapes.items() for shape in of_variant]
     frames = [pl.DataFrame(schema=SCHEMA)]
-    for sample in range(len(real)) if every else []:
-        here = real[sample].nonzero()[:, 0].cpu()
-        texts = [str(token) for token in here.tolist()] if words is None else list(words[sample])
-        frames.append(placed(every, sample, here, texts[:most]))
+    for sample in range(len(valid)) if pairs else []:
+        tokens = valid[sample].nonzero()[:, 0].cpu()
+        texts = [str(token) for token in tokens.tolist()] if words is None else list(words[sample])
+        frames.append(cloud_rows(pairs, sample, tokens, texts[:most]))
     return pl.concat(frames)
 
 
-def placed(found: list[tuple[str, Shape]], sample: int, here: Tensor, texts: list[str]) -> pl.DataFrame:
-    """One sample of these (variant, shape) in their common plane. `here` are the numbers of its tokens, and
+def cloud_rows(
+    shapes: list[tuple[str, ResidualShape]], sample: int, tokens: Tensor, texts: list[str]
+) -> pl.DataFrame:
+    """One sample of these (variant, shape) in their common plane. `tokens` are the indices of its tokens, and
     `texts` what the first of them read."""
-    axes = _axes([shape for _, shape in found], sample)
-    return pl.concat([_rows(shape, variant, sample, here, texts, axes) for variant, shape in found])
+    axes = _axes([shape for _, shape in shapes], sample)
+    return pl.concat([_rows(shape, variant, sample, tokens, texts, axes) for variant, shape in shapes])
 
 
-def _axes(found: list[Shape], sample: int) -> Tensor:
+def _axes(shapes: list[ResidualShape], sample: int) -> Tensor:
     """[width, 2]: the leading eigenvectors of the sum of all covariances. An axis has no direction of its
     own; its largest entry is positive, so that it does not follow the machine."""
-    width = found[0].R.shape[-1]
+    width = shapes[0].R.shape[-1]
     total = torch.zeros(width, width, dtype=torch.float64)
-    for each in found:
-        weight = 10.0 ** (2 * float(each.log10[sample].nan_to_num(-math.inf)))
-        total += weight * each.R[sample].T @ each.R[sample]
+    for shape in shapes:
+        weight = 10.0 ** (2 * float(shape.log10[sample].nan_to_num(-math.inf)))
+        total += weight * shape.R[sample].T @ shape.R[sample]
     axes = torch.linalg.eigh(total).eigenvectors[:, -2:].flip(-1)
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
     axes = torch.where(largest < 0, -axes, axes)
@@ -105,22 +120,22 @@ def _axes(found: list[Shape], sample: int) -> Tensor:
 
 
 def _rows(
-    shape: Shape, variant: str, sample: int, here: Tensor, texts: list[str], axes: Tensor
+    shape: ResidualShape, variant: str, sample: int, tokens: Tensor, texts: list[str], axes: Tensor
 ) -> pl.DataFrame:
-    flat = shape.R[sample, here] @ axes
-    points = flat[: len(texts)] * len(here) ** 0.5
-    number = len(points)
+    flat = shape.R[sample, tokens] @ axes
+    points = flat[: len(texts)] * len(tokens) ** 0.5
+    count = len(points)
     return pl.DataFrame(
         {
-            "variant": [variant] * number,
-            "sample": [sample] * number,
-            "layer": [shape.layer] * number,
-            "token": here[:number].tolist(),
-            "text": texts[:number],
+            "variant": [variant] * count,
+            "sample": [sample] * count,
+            "layer": [shape.layer] * count,
+            "token": tokens[:count].tolist(),
+            "text": texts[:count],
             "x": points[:, 0].tolist(),
             "y": points[:, 1].tolist(),
-            "log10_scale": [float(shape.log10[sample])] * number,
-            "shown": [float(flat.square().sum())] * number,
+            "log10_scale": [float(shape.log10[sample])] * count,
+            "shown": [float(flat.square().sum())] * count,
         },
         schema=SCHEMA,
     )

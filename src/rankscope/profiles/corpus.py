@@ -1,8 +1,11 @@
-"""Measuring a corpus: excerpts by the batch, their rows kept as they come, nothing lost when it stops.
+"""`measure_corpus`: excerpts by the batch, their rows written as they come, nothing lost when it stops.
 
-Rows are written every so often, and whenever the run ends, for whatever reason. The same run goes on from
-them: it reads past the excerpts that were measured, makes sure they are the same, and gives, bit for bit,
-what it would have given in one go. A longer corpus that begins the same way goes on from them, too.
+Called by users, and step by step (`corpus_steps`) by the command line. In order: `BatchMeasurement` encodes a
+batch of texts and measures every variant in every arithmetic, here or on a cluster (`BatchRunner`);
+`CorpusRows` takes the rows in, writes them every so often and whenever the run ends, and makes the `Summary`.
+The same run resumes from the rows on disk: it reads past the excerpts that were measured, makes sure they are
+the same, and gives, bit for bit, what it would have given in one go. So does a longer corpus that begins the
+same way.
 """
 
 import tempfile
@@ -20,7 +23,7 @@ from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
-from rankscope.profiles.corpus_rows import MOST, NAME, Gathered
+from rankscope.profiles.corpus_rows import MOST, NAME, CorpusRows
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import Summary
@@ -43,12 +46,25 @@ def measure_corpus(
     folder: str | Path | Store | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
-    """Statistics over the excerpts of a corpus, at every layer of every variant.
+    """Measure the excerpts of a corpus, at every layer of every variant, for statistics over them.
 
-    `nets` are the variants by name, `texts` any number of excerpts (`sources.excerpts` reads them off files),
-    each cut to so many `tokens`. `batch` excerpts are encoded and run together. With `folder` the rows of
-    every excerpt are kept there (`rankscope.read(folder).table("rows")`), and an interrupted run goes on
-    where it stopped. `progress` is called with the number of excerpts done.
+    Args:
+        nets: Networks (variants) by name.
+        texts: Any number of excerpts; `sources.excerpts` reads them off files.
+        metrics: As of `measure`.
+        arithmetic: One or several of `ARITHMETICS`.
+        tokens: The most tokens of an excerpt.
+        batch: Excerpts that are encoded and run together.
+        folder: Where the rows of every excerpt are written (`rankscope.read(folder).table("rows")`), so that
+            an interrupted run resumes where it stopped; None keeps them for this call alone.
+        progress: Called with the number of excerpts done.
+
+    Returns:
+        A `Summary`, with exact quantiles over all excerpts.
+
+    Raises:
+        TokensError: if no excerpt holds a token.
+        FileError: if the folder holds rows of another run, or other excerpts come than before.
 
     >>> from rankscope import fresh
     >>> net = fresh("bert-tiny")
@@ -59,19 +75,21 @@ def measure_corpus(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if folder is None else folder
         store = folder if isinstance(folder, Store) else stack.enter_context(Store(folder))
-        steps = gathering(
+        steps = corpus_steps(
             nets, texts, store, metrics=metrics, arithmetic=arithmetic, tokens=tokens, batch=batch
         )
-        gathered = None
-        for gathered in stack.enter_context(closing(steps)):
+        rows = None
+        for rows in stack.enter_context(closing(steps)):
             if progress is not None:
-                progress(gathered.excerpts)
-        if gathered is None or not gathered.excerpts:
-            raise TokensError("a corpus must hold at least one excerpt with a token; it holds none")
-        return gathered.summary()
+                progress(rows.excerpts)
+        if rows is None or not rows.excerpts:
+            raise TokensError(
+                "a corpus must hold at least one excerpt with a token; it holds none", subject="texts"
+            )
+        return rows.summary()
 
 
-def gathering(
+def corpus_steps(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
     store: Store,
@@ -82,52 +100,64 @@ def gathering(
     batch: int = 16,
     compile: bool = False,
     saved_every: float = SAVED_EVERY,
-    spread: "Spread | None" = None,
-) -> Generator[Gathered]:
-    """`measure_corpus` step by step: what has been gathered after each batch, and first what the folder
-    held. It is one object, and whole whenever it is seen: also after an interruption. `spread` measures
-    batches elsewhere, and hands them back in their order."""
+    runner: "BatchRunner | None" = None,
+) -> Generator[CorpusRows]:
+    """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the
+    folder held. They are one object, complete whenever it is yielded, also after an interruption.
+
+    Args:
+        nets: As of `measure_corpus`.
+        texts: Excerpts.
+        store: The run that rows are written to.
+        metrics: As of `measure`.
+        arithmetic: One or several.
+        tokens: The most tokens of an excerpt.
+        batch: Excerpts that run together.
+        compile: Whether deviation arithmetic is compiled.
+        saved_every: Seconds between chunks of rows on disk.
+        runner: Measures batches elsewhere, and hands them back in their order.
+    """
     if not nets:
-        raise MetricError("a corpus must be measured on at least one network; received none")
+        raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
     if batch < 1:
-        raise TokensError(f"batch must be at least 1 excerpt; got {batch}")
+        raise TokensError(f"batch must be at least 1 excerpt; got {batch}", subject="batch")
     chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
     key = key_of(
-        nets, metrics=[each.name for each in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch
+        nets, metrics=[metric.name for metric in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch
     )
     stream, digest = iter(texts), blake2b(digest_size=16)
-    before = _kept(store, key, batch)
-    gathered, read = Gathered(store, before, key), 0
+    before = _earlier_chunks(store, key, batch)
+    rows, read = CorpusRows(store, before, key), 0
     if before:
         read = before[-1].more["read"]
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
-        yield gathered
+        yield rows
     at = time.monotonic()
-    work = Batches(nets, chosen, arithmetics, tokens, compile)
+    work = BatchMeasurement(nets, chosen, arithmetics, tokens, compile)
     chunks = iter(lambda: list(islice(stream, batch)), [])
-    measured = ((chunk, work(chunk)) for chunk in chunks) if spread is None else spread(work, chunks)
+    measured = ((chunk, work(chunk)) for chunk in chunks) if runner is None else runner(work, chunks)
     try:
-        for chunk, found in measured:
-            late = gathered.waiting > MOST or time.monotonic() - at > saved_every
+        for chunk, profile in measured:
+            late = rows.waiting > MOST or time.monotonic() - at > saved_every
             if len(chunk) < batch or late:
                 # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
-                gathered.flush(read=read, digest=digest.hexdigest())
+                rows.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
             with undisturbed():
-                if found is not None:
-                    gathered.add(found)
+                if profile is not None:
+                    rows.add(profile)
                 for text in chunk:
                     _digest(digest, text)
                 read += len(chunk)
-            yield gathered
+            yield rows
     finally:
         with undisturbed():
-            gathered.flush(read=read, digest=digest.hexdigest())
+            rows.flush(read=read, digest=digest.hexdigest())
 
 
-def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
-    """What the chunks in the folder say of themselves; one that is not of whole batches is taken away."""
+def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
+    """The manifests of the chunks in the folder; one that is not of whole batches is taken away."""
     rows = store.folder / NAME
     chunks = store.run.chunks(NAME)
     if not rows.is_dir():
@@ -135,17 +165,19 @@ def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
             store.drop(file)
         return []
     anew = f"give another folder, or delete {rows} to start anew"
-    found = [manifest_in(store.run.path(file, anew)) for file in chunks]
-    if found and (other := difference(found[0].key or {}, key)):
-        raise FileError(f"{rows} must be of this run; it is of one with other {other}: {anew}")
-    if found and found[-1].more["read"] % batch:
+    manifests = [manifest_in(store.run.path(file, anew)) for file in chunks]
+    if manifests and (other := difference(manifests[0].key or {}, key)):
+        raise FileError(
+            f"{rows} must be of this run; it is of one with other {other}: {anew}", subject=str(rows)
+        )
+    if manifests and manifests[-1].more["read"] % batch:
         store.drop(chunks[-1])
-        found.pop()
-    return found
+        manifests.pop()
+    return manifests
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchMeasurement:
     """Measures a batch of texts: every variant in every arithmetic."""
 
     nets: Mapping[str, Transformer]
@@ -155,19 +187,19 @@ class Batches:
     compile: bool = False
 
     def __call__(self, texts: list[str]) -> Profile | None:
-        """None where no text has a token."""
+        """Measure these texts; None where no text has a token."""
         profiles = []
         encoded: dict[int, Encoded] = {}
         for name, net in self.nets.items():
             if id(net.origin) not in encoded:  # variants share where they came from
                 X, padding = net.encode(texts, self.tokens)
-                there = ~padding.all(1)
-                encoded[id(net.origin)] = Encoded(X[there], padding[there])
+                nonempty = ~padding.all(1)
+                encoded[id(net.origin)] = Encoded(X[nonempty], padding[nonempty])
             X, padding = encoded[id(net.origin)]
             if not len(X):
                 return None
             for arithmetic in self.arithmetics:
-                found = measure(
+                profile = measure(
                     net,
                     X,
                     padding,
@@ -178,26 +210,27 @@ class Batches:
                     compile=self.compile,
                 )
                 # What fell back to float64 may have been asked for as well.
-                if found.arithmetics == [arithmetic] or found.arithmetics[0] not in self.arithmetics:
-                    profiles.append(found)
+                if profile.arithmetics == [arithmetic] or profile.arithmetics[0] not in self.arithmetics:
+                    profiles.append(profile)
         return Profile.join(profiles)
 
 
-Spread = Callable[[Batches, Iterator[list[str]]], Iterator[tuple[list[str], Profile | None]]]
+BatchRunner = Callable[[BatchMeasurement, Iterator[list[str]]], Iterator[tuple[list[str], Profile | None]]]
 """Hands back each batch with what was measured of it, first to last."""
 
 
-def _skip(texts: Iterator[str], digest: Any, number: int, expected: str, path: Path) -> None:
-    """Read past what was counted, and make sure that it is the same text."""
+def _skip(texts: Iterator[str], digest: Any, count: int, expected: str, path: Path) -> None:
+    """Read past the excerpts that were measured before, and make sure that they are the same."""
     skipped = 0
-    for text in islice(texts, number):
+    for text in islice(texts, count):
         _digest(digest, text)
         skipped += 1
-    if skipped < number or digest.hexdigest() != expected:
-        came = f"only {skipped} came" if skipped < number else "others came"
+    if skipped < count or digest.hexdigest() != expected:
+        came = f"only {skipped} came" if skipped < count else "others came"
         raise FileError(
-            f"{path} has counted {number} excerpts, and the same must come again for the run to go on; "
-            f"{came}: give another folder, or delete it to start anew"
+            f"{path} has counted {count} excerpts, and the same must come again for the run to go on; "
+            f"{came}: give another folder, or delete it to start anew",
+            subject=str(path),
         )
 
 

@@ -1,4 +1,6 @@
-"""The rows of many excerpts, kept chunk by chunk in a run folder, and the `Summary` that they make.
+"""The rows of many excerpts, written chunk by chunk into a run folder, and the `Summary` that they make.
+
+Filled by `corpus.py`, a profile at a time; `summary.py` has the statistics.
 
 A chunk holds whole excerpts, ordered by what a row is of (variant, arithmetic, layer, head, metric) and then
 by excerpt: one kind of row stands together. What is waiting to be written is in memory, the rest on disk.
@@ -12,10 +14,9 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import MetricError
-from rankscope.profiles.corpus_statistics import Numbers, statistics_of
 from rankscope.profiles.profile import NUMBERS, Profile
 from rankscope.profiles.profile import SCHEMA as RAW
-from rankscope.profiles.summary import ROW, SCHEMA, Summary
+from rankscope.profiles.summary import ROW, SCHEMA, Numbers, Summary, statistics_of
 from rankscope.runs import Manifest, Network, Store
 
 ENTRY, NAME = "corpus", "rows"
@@ -25,14 +26,14 @@ MOST = 2**18
 """Rows that wait in memory at most."""
 
 
-class Gathered:
-    """Excerpts so far.
+class CorpusRows:
+    """The rows of all excerpts so far, those of earlier runs included.
 
     >>> import torch
     >>> from rankscope.nets import Architecture, Transformer
     >>> from rankscope.profiles import measure
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> gathered = Gathered()
+    >>> gathered = CorpusRows()
     >>> for _ in range(3):
     ...     gathered.add(measure(net, torch.randn(4, 5, 8), metrics="mu"))
     >>> gathered.summary().curve("mu", "count").tolist()
@@ -45,15 +46,15 @@ class Gathered:
         """Without a store all rows are kept in memory. `before` are the manifests of the chunks that the
         store holds already."""
         self.store, self.key = store, key
-        self.excerpts = sum(each.samples or 0 for each in before)
+        self.excerpts = sum(manifest.samples or 0 for manifest in before)
         self.manifest: Manifest | None = None
         self.kinds = pl.DataFrame(schema={name: SCHEMA[name] for name in ROW})
         """What there is a row of for each excerpt."""
         self._waiting: list[pl.DataFrame] = []
         self._checked: Manifest | None = None
         """What those that wait found about themselves."""
-        for each in before:
-            self.manifest = with_checks(self.manifest, replace(each, samples=None, key=None, more={}))
+        for manifest in before:
+            self.manifest = with_checks(self.manifest, replace(manifest, samples=None, key=None, more={}))
         if store is not None and before:
             first = store.folder / store.run.chunks(NAME)[0]
             self.kinds = pl.read_parquet(first, columns=ROW).unique(maintain_order=True)
@@ -88,14 +89,14 @@ class Gathered:
         if self.manifest is None:
             raise MetricError("a summary must be of at least one excerpt; none was added")
         parts = []
-        some = max(1, CELLS // self.excerpts)
-        for first in range(0, len(self.kinds), some):
-            value, log10, floor, noise = self._matrices(first, min(first + some, len(self.kinds)))
-            known, logs = statistics_of(value), statistics_of(log10, logs=True)
-            columns = {**known, **{f"log10_{name}": column for name, column in logs.items()}}
+        step = max(1, CELLS // self.excerpts)
+        for first in range(0, len(self.kinds), step):
+            value, log10, floor, noise = self._matrices(first, min(first + step, len(self.kinds)))
+            of_values, logs = statistics_of(value), statistics_of(log10, logs=True)
+            columns = {**of_values, **{f"log10_{name}": column for name, column in logs.items()}}
             columns["zeros"] = np.isneginf(log10).sum(1)
-            columns["not_finite"] = self.excerpts - known["count"]
-            columns["below_floor"] = (noise > 0).sum(1) / np.maximum(known["count"], 1)
+            columns["not_finite"] = self.excerpts - of_values["count"]
+            columns["below_floor"] = (noise > 0).sum(1) / np.maximum(of_values["count"], 1)
             columns["floor"] = statistics_of(floor)["mean"]
             parts.append(pl.DataFrame({name: column.astype(float) for name, column in columns.items()}))
         table = self.kinds.hstack(pl.concat(parts)).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
@@ -103,15 +104,15 @@ class Gathered:
 
     def _matrices(self, first: int, last: int) -> list[Numbers]:
         """value, log10, floor and below_floor of these kinds, [kind, excerpt]."""
-        found = [np.empty((last - first, self.excerpts)) for _ in NUMBERS]
-        done = 0
+        matrices = [np.empty((last - first, self.excerpts)) for _ in NUMBERS]
+        start = 0
         for chunk in self._chunks():
-            number = len(chunk) // len(self.kinds)
-            for column, matrix in zip(NUMBERS, found, strict=True):
-                numbers = chunk[column].cast(pl.Float64).to_numpy().reshape(len(self.kinds), number)
-                matrix[:, done : done + number] = numbers[first:last]
-            done += number
-        return found
+            count = len(chunk) // len(self.kinds)
+            for column, matrix in zip(NUMBERS, matrices, strict=True):
+                numbers = chunk[column].cast(pl.Float64).to_numpy().reshape(len(self.kinds), count)
+                matrix[:, start : start + count] = numbers[first:last]
+            start += count
+        return matrices
 
     def _chunks(self) -> Iterator[pl.DataFrame]:
         if self.store is not None:
@@ -121,20 +122,20 @@ class Gathered:
 
     def _placed(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rows with their kind, by kind and then by sample, numbered on from those that came before."""
-        placed = table.join(self.kinds.with_row_index("kind"), on=ROW, how="left", nulls_equal=True)
-        placed = placed.with_columns(pl.col("sample").rank("dense").cast(pl.Int64) - 1 + self.excerpts)
-        placed = placed.sort("kind", "sample", maintain_order=True)
-        number = placed["sample"].n_unique()
-        if placed["kind"].null_count() or not placed["kind"].equals(_repeated(len(self.kinds), number)):
+        rows = table.join(self.kinds.with_row_index("kind"), on=ROW, how="left", nulls_equal=True)
+        rows = rows.with_columns(pl.col("sample").rank("dense").cast(pl.Int64) - 1 + self.excerpts)
+        rows = rows.sort("kind", "sample", maintain_order=True)
+        count = rows["sample"].n_unique()
+        if rows["kind"].null_count() or not rows["kind"].equals(_repeated(len(self.kinds), count)):
             raise MetricError(
                 f"a profile to add must have the {len(self.kinds)} rows of the first (variant, arithmetic, "
                 "layer, head, metric) for each sample; this one has others: measure the same networks"
             )
-        return placed
+        return rows
 
 
-def _repeated(kinds: int, number: int) -> pl.Series:
-    return pl.Series("kind", np.repeat(np.arange(kinds, dtype=np.uint32), number))
+def _repeated(kinds: int, count: int) -> pl.Series:
+    return pl.Series("kind", np.repeat(np.arange(kinds, dtype=np.uint32), count))
 
 
 def with_checks(before: Manifest | None, now: Manifest) -> Manifest:
@@ -146,7 +147,7 @@ def with_checks(before: Manifest | None, now: Manifest) -> Manifest:
 
 
 def _both(first: dict[str, Any], then: dict[str, Any], network: Network) -> Network:
-    broken = [each["first_layer_not_finite"] for each in (first, then)]
+    broken = [manifest["first_layer_not_finite"] for manifest in (first, then)]
     checks = {
         **first,
         "padded_tokens": first["padded_tokens"] + then["padded_tokens"],

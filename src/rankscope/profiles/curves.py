@@ -1,43 +1,50 @@
-"""What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic."""
+"""What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic.
+
+`profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for
+both: which metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes,
+steps, a column for each) there are, how one is chosen, how it is drawn (`figures.py`), and the card that a
+notebook shows.
+"""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rankscope.cards import card, counted, lines
 from rankscope.errors import MetricError, one_of
-from rankscope.profiles.factors import line_names
-from rankscope.profiles.views import CurveView
+from rankscope.figures.text import power
+from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.runs.tables import SavedTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DRAWN = 8
+"""Lines of a figure at most: there are as many colours."""
+FACTOR_TYPES = (str, int, float, bool)
+
 
 class Curves(SavedTable):
     """A table with a variant, an arithmetic, a layer and a metric in every row."""
 
     def __repr__(self) -> str:
-        from rankscope.profiles.card import curves_repr
-
-        return curves_repr(type(self).__name__, self._many, self.views())
+        return _repr(type(self).__name__, self._many, self.views())
 
     def _repr_html_(self) -> str:
         """For notebooks: the first metric as a figure and a table."""
-        from rankscope.profiles.card import curves_card
-
-        return curves_card(type(self).__name__, self._many, self.views(), len(self.metrics))
+        return _card(type(self).__name__, self._many, self.views(), len(self.metrics))
 
     @property
     @abstractmethod
     def _many(self) -> tuple[int, str]:
-        """Of how many, and of what."""
+        """How many things were measured, and what they are: samples, or excerpts."""
 
     @abstractmethod
     def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
-        """What one line says, under its name and label; `chosen` is its variant, arithmetic and factors."""
+        """One line under its name and label; `chosen` is its variant, arithmetic and factors."""
 
     @property
     def variants(self) -> list[str]:
@@ -47,9 +54,9 @@ class Curves(SavedTable):
     @property
     def metrics(self) -> list[str]:
         """The metrics in the table, in the order they were asked for."""
-        found = self.table["metric"].unique(maintain_order=True).to_list()
-        asked = [name for network in self.manifest.networks for name in network.metrics]
-        return sorted(found, key=lambda name: asked.index(name) if name in asked else len(asked))
+        names = self.table["metric"].unique(maintain_order=True).to_list()
+        order = [name for network in self.manifest.networks for name in network.metrics]
+        return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
     @property
     def arithmetics(self) -> list[str]:
@@ -71,7 +78,8 @@ class Curves(SavedTable):
         for name in factors:
             if name not in known:
                 raise MetricError(
-                    one_of("a factor", name, known) if known else f"this profile has no factors; got {name}="
+                    one_of("a factor", name, known) if known else f"this profile has no factors; got {name}=",
+                    subject=name,
                 )
         return self.table.filter(
             metric=_only("metric", metric, self.metrics),
@@ -93,11 +101,11 @@ class Curves(SavedTable):
         shown = _only("metric", metric or self.metrics[0], self.metrics)
         columns = ["variant", "arithmetic", *self.factors]
         chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
-        named = line_names(chosen, list(self.factors))
-        one = len(self.arithmetics) == 1
+        names = line_names(chosen, list(self.factors))
+        alone = len(self.arithmetics) == 1
         return [
-            self._view(shown, name, name if one else f"{name}, {each['arithmetic']}", each)
-            for name, each in zip(named, chosen, strict=True)
+            self._view(shown, name, name if alone else f"{name}, {line['arithmetic']}", line)
+            for name, line in zip(names, chosen, strict=True)
         ]
 
     def plot(
@@ -118,14 +126,115 @@ class Curves(SavedTable):
         return plot(curves_chart(curves, log), ax=ax, figsize=figsize)
 
 
-def _only(what: str, asked: Any, known: list[Any]) -> Any:
-    """The one asked for, which may go unnamed where there is no other."""
+def _only(what: str, wanted: Any, known: list[Any]) -> Any:
+    """The value asked for, which may go unnamed where there is no other."""
     if not known:
-        raise MetricError("this profile has no rows: it was measured on no sample")
-    if asked is None and len(known) == 1:
+        raise MetricError("this profile has no rows: it was measured on no sample", subject="table")
+    if wanted is None and len(known) == 1:
         return known[0]
-    if asked is None:
-        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(map(str, known))}")
-    if asked not in known:
-        raise MetricError(one_of(what, asked, map(str, known)))
-    return asked
+    if wanted is None:
+        raise MetricError(
+            f"this profile holds several {what}s: name one of {', '.join(map(str, known))}", subject=what
+        )
+    if wanted not in known:
+        raise MetricError(one_of(what, wanted, map(str, known)), subject=what)
+    return wanted
+
+
+def with_factors(
+    tables: Sequence[pl.DataFrame], factors: Mapping[str, Sequence[Any]], schema: Mapping[str, Any]
+) -> list[pl.DataFrame]:
+    """The tables, each with its value of every factor."""
+    for name, values in factors.items():
+        if name in schema:
+            raise MetricError(
+                f"a factor must have a name of its own; {name!r} is a column of every profile", subject=name
+            )
+        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(tables):
+            got = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)
+            raise MetricError(
+                f"a factor must have a value for each of the {len(tables)} profiles, as in "
+                f"{name}={list(range(len(tables)))[:3]}; got {got}",
+                subject=name,
+            )
+        if len({type(value) for value in values}) > 1 or not all(
+            isinstance(value, FACTOR_TYPES) for value in values
+        ):
+            raise MetricError(
+                f"values of a factor must be of one kind, numbers or words; got {name}={values!r}",
+                subject=name,
+            )
+    extended = [
+        table.with_columns(pl.lit(values[index]).alias(name) for name, values in factors.items())
+        for index, table in enumerate(tables)
+    ]
+    columns = {tuple(sorted(set(table.columns) - set(schema))) for table in extended}
+    if len(columns) > 1:
+        listed = " and ".join(", ".join(names) or "none" for names in sorted(columns))
+        raise MetricError(
+            f"profiles to join must have the same factors; received {listed}", subject="factors"
+        )
+    return [table.select(*schema, *sorted(set(table.columns) - set(schema))) for table in extended]
+
+
+def line_names(lines: Sequence[Mapping[str, Any]], factors: Sequence[str]) -> list[str]:
+    """What each line is called: its variant, and the factors in which lines differ.
+
+    >>> both = [{"variant": "san", "seed": 0, "width": 8}, {"variant": "san", "seed": 1, "width": 8}]
+    >>> line_names(both, ["seed", "width"])
+    ['seed 0', 'seed 1']
+    """
+    differ = [name for name in factors if len({line[name] for line in lines}) > 1]
+    alone = bool(differ) and len({line["variant"] for line in lines}) == 1
+    return [
+        ", ".join([line["variant"]] * (not alone) + [f"{name} {line[name]}" for name in differ])
+        for line in lines
+    ]
+
+
+def _repr(kind: str, many: tuple[int, str], curves: Sequence[CurveView]) -> str:
+    """The size of a profile or summary, and the ends of each line; `many` counts samples, or excerpts."""
+    rows = [
+        [curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves
+    ]
+    return lines(f"{kind}: {_counts(many, curves)}", rows)
+
+
+def _card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], metrics: int) -> str:
+    """The first of so many metrics: its figure, and the ends of each line."""
+    title = f"{kind}: {_counts(many, curves)}"
+    if not curves:
+        return card(title, None, (), ())
+    also = f" And {counted(metrics - 1, 'other metric')}: plot(metric), table." if metrics > 1 else ""
+    notes = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also}", zeros_note(curves)]
+    if len(curves) > DRAWN:
+        notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
+
+    def draw() -> "Figure":
+        from rankscope.figures.plot import plot
+        from rankscope.profiles.figures import curves_chart
+
+        return plot(curves_chart(curves[:DRAWN]))
+
+    return card(title, draw, *_table(curves), [note for note in notes if note])
+
+
+def _counts(many: tuple[int, str], curves: Sequence[CurveView]) -> str:
+    if not curves:
+        return "no rows"
+    networks = counted(len({curve.variant for curve in curves}), "network")
+    layers = counted(max(curve.depth for curve in curves), "layer")
+    arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
+    return f"{networks}, {counted(*many)}, {layers}, {arithmetics}"
+
+
+def _table(curves: Sequence[CurveView]) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines; the floor is spoken of only where a line ends at it."""
+    headings, rows = (
+        ["", "first", "middle", "last"],
+        [[curve.label, *map(power, curve.ends)] for curve in curves],
+    )
+    if all(curve.floor_from is None for curve in curves):
+        return headings, rows
+    floors = ["" if curve.floor_from is None else f"from layer {curve.floor_from}" for curve in curves]
+    return [*headings, "at floor"], [[*row, floor] for row, floor in zip(rows, floors, strict=True)]

@@ -22,9 +22,9 @@ from torch import Tensor
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.propagation import Progress, passing, side_by_side
+from rankscope.profiles.propagation import Progress, layer_pass, run_side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
-from rankscope.profiles.rows import table
+from rankscope.profiles.readings import table
 from rankscope.runs import manifest_of
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -91,7 +91,7 @@ def measure(
     torch.Size([3, 3])
     """
     net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
-    (profile,) = side_by_side([
+    (profile,) = run_side_by_side([
         _measuring(
             net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
             device=device, readers=readers, check=check, confirm=confirm, compile=compile,
@@ -136,7 +136,7 @@ def measure_together(
 
         return report
 
-    return side_by_side([
+    return run_side_by_side([
         _measuring(
             *inputs, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
             progress=progress_of(index), sharing=len(networks), **options,
@@ -160,7 +160,7 @@ def _measuring(
 ) -> Generator[None, None, Profile]:
     """`measure` as a generator: it yields after each layer, and returns the profile."""
     readings, checks = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
-    ran = yield from passing(
+    ran = yield from layer_pass(
         net, X, padding, [readings, checks, *readers], arithmetic, check=check, confirm=confirm, **options
     )
     notes: dict[str, Any] = {

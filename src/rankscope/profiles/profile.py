@@ -1,5 +1,7 @@
 """`Profile`: what was measured, as one tidy table and the manifest of the run that made it.
 
+Made by `measure` and `watch` (of the table of `readings.py`), by `Profile.join` and by reading a run.
+
 One row per variant, arithmetic, sample, layer, metric (and head, for metrics of attention):
 
     variant · arithmetic · sample · layer · head · metric · value · log10 · floor · below_floor · digits
@@ -19,8 +21,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.profiles.curves import Curves
-from rankscope.profiles.factors import with_factors
+from rankscope.profiles.curves import Curves, with_factors
 from rankscope.profiles.views import CurveView, of_samples
 from rankscope.runs import joined
 from rankscope.shapes import Bool, Float
@@ -67,15 +68,16 @@ class Profile(Curves):
         >>> [view.label for view in both.views()], both.curve("mu", seed=1).shape
         (['seed 0', 'seed 1'], torch.Size([1, 3]))
         """
-        given = profiles if isinstance(profiles, list | tuple) else [profiles]
-        strange = [type(each).__name__ for each in given if not isinstance(each, Profile)]
-        if strange or given is not profiles:
+        listed = profiles if isinstance(profiles, list | tuple) else [profiles]
+        strange = [type(profile).__name__ for profile in listed if not isinstance(profile, Profile)]
+        if strange or listed is not profiles:
             what = "one profile alone" if not strange else f"{strange[0]} in the place of a profile"
             raise MetricError(
-                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}"
+                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}",
+                subject="profiles",
             )
         if not profiles:
-            raise MetricError("join must be given at least one profile; received none")
+            raise MetricError("join must be given at least one profile; received none", subject="profiles")
         tables = with_factors([profile.table for profile in profiles], factors, SCHEMA)
         table = pl.concat(tables, how="vertical_relaxed")
         names = [name for name in table.columns if name not in SCHEMA]
@@ -85,7 +87,8 @@ class Profile(Curves):
             raise MetricError(
                 f"profiles to join must differ in variant, arithmetic or a factor; {row['variant']!r} in "
                 f"{row['arithmetic']} comes twice: name them with measure(..., variant=), or say in what "
-                "they differ, as in join(profiles, seed=[0, 1])"
+                "they differ, as in join(profiles, seed=[0, 1])",
+                subject="profiles",
             )
         manifest = joined([profile.manifest for profile in profiles])
         return cls(table, manifest.adding(factors=names) if names else manifest)
@@ -104,18 +107,18 @@ class Profile(Curves):
         `column` may be value, log10, floor, below_floor or digits. `factors` choose among those of `join`.
         """
         if column not in (*NUMBERS, "digits"):
-            raise MetricError(one_of("column", column, [*NUMBERS, "digits"]))
+            raise MetricError(one_of("column", column, [*NUMBERS, "digits"]), subject="column")
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic, **factors)
         heads = rows["head"].drop_nulls()
         shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])
         curve = torch.full(shape, torch.nan, dtype=torch.float64)
-        places = ["sample", "layer"] + (["head"] if len(heads) else [])
-        index = tuple(torch.from_numpy(rows[place].to_numpy().copy()) for place in places)
+        axes = ["sample", "layer"] + (["head"] if len(heads) else [])
+        index = tuple(torch.from_numpy(rows[axis].to_numpy().copy()) for axis in axes)
         curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).fill_null(math.nan).to_numpy().copy())
         return curve
 
     def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
-        columns = {each: self.curve(metric, each, **chosen).numpy() for each in ("log10", "value", "floor")}
+        columns = {name: self.curve(metric, name, **chosen).numpy() for name in ("log10", "value", "floor")}
         noise = self.at_floor(metric, **chosen).numpy()
         return of_samples(metric, name, chosen["arithmetic"], label, columns, noise)
 
@@ -125,9 +128,9 @@ class Profile(Curves):
         """By layer: whether every sample (and head) that has a value lies at its floor."""
         value = self.curve(metric, variant=variant, arithmetic=arithmetic, **factors)
         noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic, **factors) == 1
-        there = ~value.isnan()
+        known = ~value.isnan()
         over = [axis for axis in range(value.ndim) if axis != 1]
-        return (noise | ~there).all(dim=over) & there.any(dim=over)
+        return (noise | ~known).all(dim=over) & known.any(dim=over)
 
 
 def _size(column: pl.Series) -> int:

@@ -1,4 +1,11 @@
-"""One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress."""
+"""One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress.
+
+Called by `measure` (`layer_pass`, by way of `run_side_by_side`) and by whoever has readers of their own
+(`one_pass`). In order: what readers need is asked; the network is brought into its arithmetic and onto its
+device; memory is checked (`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`: plain rules,
+deviation arithmetic alone, with its second pass, or in doubled precision), and every reader is shown every
+step.
+"""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -15,16 +22,17 @@ from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.metric import Of
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
+from rankscope.nets.padding import padding_from
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
-from rankscope.profiles.needs import MATRICES, batches_beside, check_memory
+from rankscope.profiles.layer_stack import LayerStack
+from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
-from rankscope.profiles.rows import WHOLE
+from rankscope.profiles.readings import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
-from rankscope.profiles.together import Together
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
@@ -33,12 +41,12 @@ ARITHMETICS: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
-Gave = TypeVar("Gave")
+Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with (done, in all), here after each layer; what it raises ends the work."""
 
 
-class Ran(NamedTuple):
+class PassRecord(NamedTuple):
     """How a pass was run."""
 
     arithmetic: str
@@ -52,42 +60,57 @@ def one_pass(
     readers: Sequence[Reader] = (),
     arithmetic: str = "deviation",
     *,
+    attention_mask: Tensor | None = None,
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
     check: bool = False,
     confirm: bool = False,
     compile: bool = False,
-) -> Ran:
-    """Propagate a network once, and let every reader take what it needs from each layer.
+) -> PassRecord:
+    """Run a network once, and let every reader take what it needs from each layer.
 
-    Options are those of `measure`. A network without a rule in deviation arithmetic runs in float64.
+    A network without a rule in deviation arithmetic runs in float64.
+
+    Args:
+        net: The network.
+        X: Tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padded tokens.
+        readers: Objects that are shown every layer of every batch (`readers.py`).
+        arithmetic: One of `ARITHMETICS`.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        batch: Samples that run together at most.
+        progress: Called as `progress(done, total)` after each layer.
+        device: Where to run; where the network is, if left out.
+        check: Whether a second pass, rounded differently, runs beside deviation arithmetic.
+        confirm: Whether doubled precision runs beside it.
+        compile: Whether deviation arithmetic is compiled.
     """
-    (ran,) = side_by_side([
-        passing(
-            net, X, padding, readers, arithmetic, batch=batch, progress=progress, device=device,
-            check=check, confirm=confirm, compile=compile,
+    (record,) = run_side_by_side([
+        layer_pass(
+            net, X, padding_from(padding, attention_mask), readers, arithmetic, batch=batch,
+            progress=progress, device=device, check=check, confirm=confirm, compile=compile,
         )
     ])  # fmt: skip
-    return ran
+    return record
 
 
-def side_by_side(passes: Sequence[Generator[None, None, Gave]]) -> list[Gave]:
-    """What each of these gives in the end, a layer of one after a layer of the other: networks whose layers
-    are read from the same files read each once for all."""
-    found: dict[int, Gave] = {}
+def run_side_by_side(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
+    """The result of each pass; they take turns layer by layer: networks whose layers are read from the same
+    files read each once for all."""
+    results: dict[int, Result] = {}
     with torch.no_grad():
-        while len(found) < len(passes):
-            for number, each in enumerate(passes):
-                if number not in found:
+        while len(results) < len(passes):
+            for index, generator in enumerate(passes):
+                if index not in results:
                     try:
-                        next(each)
+                        next(generator)
                     except StopIteration as end:
-                        found[number] = end.value
-    return [found[number] for number in range(len(passes))]
+                        results[index] = end.value
+    return [results[index] for index in range(len(passes))]
 
 
-def passing(
+def layer_pass(
     net: Transformer,
     X: Tensor,
     padding: Tensor | None,
@@ -101,101 +124,121 @@ def passing(
     confirm: bool = False,
     compile: bool = False,
     sharing: int = 1,
-) -> Generator[None, None, Ran]:
-    """`one_pass` as it goes on, layer by layer; to be followed without gradients. So many passes, `sharing`,
-    go side by side, and share memory."""
+) -> Generator[None, None, PassRecord]:
+    """`one_pass` as a generator, to be run without gradients: it yields after each layer.
+
+    Args:
+        net: As of `one_pass`, like all others but the last.
+        X: Tokens.
+        padding: True at padded tokens.
+        readers: Who is shown every layer.
+        arithmetic: One of `ARITHMETICS`.
+        batch: Samples that run together.
+        progress: Called after each layer.
+        device: Where to run.
+        check: Whether a second pass runs.
+        confirm: Whether doubled precision runs.
+        compile: Whether deviation arithmetic is compiled.
+        sharing: Passes that run side by side, and share memory.
+    """
     if arithmetic not in ARITHMETICS:
-        raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS))
+        raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS), subject="arithmetic")
     if batch < 1:
-        raise TokensError(f"batch must be at least 1 sample; got {batch}")
+        raise TokensError(f"batch must be at least 1 sample; got {batch}", subject="batch")
     if not isinstance(X, Tensor) or not X.is_floating_point():
         raise TokensError(
             "tokens must be a floating tensor [batch, token, width]; received "
-            f"{X.dtype if isinstance(X, Tensor) else type(X).__name__}"
+            f"{X.dtype if isinstance(X, Tensor) else type(X).__name__}",
+            subject="X",
         )
     needs = frozenset[Of]().union(*(reader.needs for reader in readers))
     for need in needs - set(get_args(Of)):
-        raise MetricError(one_of("what a reader needs", need, get_args(Of)))
+        raise MetricError(one_of("what a reader needs", need, get_args(Of)), subject="needs")
     if "routing" in needs and not any(map(net.arch.mixes, range(net.arch.layers))):
         raise MetricError(
             "expert_load, expert_entropy and their like are of a mixture of experts; this network has none: "
-            "leave them out"
+            "leave them out",
+            subject="metrics",
         )
     if arithmetic == "deviation" and not applies(net):
         arithmetic = "float64"
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
-    real = real_tokens(X.shape[:-1], padding, X.device)
+    valid = valid_tokens(X.shape[:-1], padding, X.device)
     kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
-    asked = _asked(net, readers, kind)
-    by_rows = X.ndim == 3 and kind == "deviation" and asked is not None and _large(net, X[:batch], kind)
-    held = "rows" if by_rows else kind
-    if X.ndim == 3 and (kind != "float" or asked is None):
+    request = _row_request(net, readers, kind)
+    by_rows = X.ndim == 3 and kind == "deviation" and request is not None and _large(net, X[:batch], kind)
+    memory_kind = "rows" if by_rows else kind
+    if X.ndim == 3 and (kind != "float" or request is None):
         check_memory(
-            net.arch, len(X), X.shape[1], batch, held, net.device,
-            streams=asked is not None, heads="heads" in needs,
+            net.arch, len(X), X.shape[1], batch, memory_kind, net.device,
+            streams=request is not None, heads="heads" in needs,
         )  # fmt: skip
     layers, starts = net.arch.layers, range(0, len(X), batch)
-    without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
+    not_needed: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
 
-    def steps_of(start: int) -> Iterator[LayerStep]:
-        part, kept = X[start : start + batch], real[start : start + batch]
-        here = net.for_samples(start, start + batch)
-        rows = asked if _large(net, part, kind) else None
-        return _steps(here, part, kept, start, arithmetic, check, confirm, compile, rows)
+    def steps_from(start: int) -> Iterator[LayerStep]:
+        samples = slice(start, start + batch)
+        rows = request if _large(net, X[samples], kind) else None
+        of_samples = net.for_samples(start, start + batch)
+        return _layer_steps(
+            of_samples, X[samples], valid[samples], start, arithmetic, check, confirm, compile, rows
+        )
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
-    together = net.streamed and X.ndim == 3
-    beside = batches_beside(net.arch, X.shape[1], batch, held, net.device) if together else 1
+    side_by_side = net.streamed and X.ndim == 3
+    beside = batches_beside(net.arch, X.shape[1], batch, memory_kind, net.device) if side_by_side else 1
     beside = max(1, beside // sharing)
     for first in range(0, len(starts), beside):
-        several = starts[first : first + beside]
-        for steps in zip(*map(steps_of, several), strict=True):
-            for number, step in enumerate(steps):
-                taken = step.step._replace(**without)
-                if isinstance(taken, DeviationStep) and "attention" in without:
-                    taken = taken._replace(rows=None)
-                step = replace(step, step=taken)
+        group = starts[first : first + beside]
+        for steps in zip(*map(steps_from, group), strict=True):
+            for index, step in enumerate(steps):
+                content = step.step._replace(**not_needed)
+                if isinstance(content, DeviationStep) and "attention" in not_needed:
+                    content = content._replace(rows=None)
+                step = replace(step, step=content)
                 for reader in readers:
                     reader.read(step)
                 if progress is not None:
-                    done = (step.layer - 1) * len(several) + number + 1 if step.layer else 0
+                    done = (step.layer - 1) * len(group) + index + 1 if step.layer else 0
                     progress(first * layers + done, len(starts) * layers)
-            del steps, step, taken  # while others go on
+            del steps, step, content  # their memory is free while other passes take their turn
             yield
-    return Ran(arithmetic, str(net.device))
+    return PassRecord(arithmetic, str(net.device))
 
 
-def _steps(
+def _layer_steps(
     net: Transformer,
     X: Tensor,
-    real: Tensor,
+    valid: Tensor,
     start: int,
     arithmetic: str,
     check: bool,
     confirm: bool,
     compile: bool,
-    asked: Asked | None,
+    request: Asked | None,
 ) -> Iterator[LayerStep]:
-    """The layers of one batch, with what a second pass says of each where one was asked for."""
-    if asked is not None and arithmetic != "deviation":
-        for step, rows in streamed(net, X, ~real, asked):
-            yield LayerStep(net, start, real, step, rows=rows)
+    """The layers of one batch, with the second pass of each where one was asked for."""
+    padding = ~valid
+    if request is not None and arithmetic != "deviation":
+        for step, rows in streamed(net, X, padding, request):
+            yield LayerStep(net, start, valid, step, rows=rows)
     elif arithmetic != "deviation":
-        yield from (LayerStep(net, start, real, each) for each in net.steps(X, ~real))
+        yield from (LayerStep(net, start, valid, step) for step in net.steps(X, padding))
     elif confirm and X.shape[1]:
-        for here in confirmations(net, X, ~real):
-            yield LayerStep(net, start, real, here.doubled, confirmation=here)
+        for confirmation in confirmations(net, X, padding):
+            yield LayerStep(net, start, valid, confirmation.doubled, confirmation=confirmation)
     else:
-        given = PassInputs.of(net, X, ~real, by_rows=asked is not None)
+        inputs = PassInputs.of(net, X, padding, by_rows=request is not None)
         if check and X.shape[1]:
-            steps = (LayerStep(net, start, real, *each) for each in with_second_pass(given, asked, compile))
+            both = with_second_pass(inputs, request, compile)
+            steps = (LayerStep(net, start, valid, *pair) for pair in both)
         else:
-            steps = (LayerStep(net, start, real, each) for each in layers(given, compile))
-        if net.device.type != "cpu" and at_once(given, compile):
+            steps = (LayerStep(net, start, valid, step) for step in layers(inputs, compile))
+        if net.device.type != "cpu" and at_once(inputs, compile):
             held = list(steps)
-            together = Together(held)
-            steps = (replace(step, among=together.readings) for step in held)
+            stack = LayerStack(held)
+            steps = (replace(step, stacked=stack.readings) for step in held)
         yield from steps
 
 
@@ -209,17 +252,21 @@ def _large(net: Transformer, X: Tensor, kind: str) -> bool:
     return kind != "confirm" and size > WHOLE
 
 
-def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | None:
+def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | None:
     """What is to be taken of attention where P is too large; None where it must be whole."""
-    metrics = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
-    if not streams(net.arch) or any(each is None for each in metrics):
+    wanted = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
+    if not streams(net.arch) or any(metrics is None for metrics in wanted):
         return None
-    chosen = {each.name: each for some in metrics for each in some or ()}.values()
+    chosen = {metric.name: metric for metrics in wanted for metric in metrics or ()}
     kernel = kernel_of(net.arch.kernel)
-    if kind == "deviation" and (not kernel.deviation_by_row or not all(map(reads_rows, chosen))):
+    if kind == "deviation" and (not kernel.deviation_by_row or not all(map(reads_rows, chosen.values()))):
         return None
-    by_row = {each.name: each.by_row for each in chosen if each.by_row is not None}
-    by_head = {each.name: each.by_head for each in chosen if each.by_row is None and each.by_head is not None}
+    by_row = {name: metric.by_row for name, metric in chosen.items() if metric.by_row is not None}
+    by_head = {
+        name: metric.by_head
+        for name, metric in chosen.items()
+        if metric.by_row is None and metric.by_head is not None
+    }
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
     # be one.
     if chosen or not kernel.averages:

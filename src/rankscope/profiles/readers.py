@@ -1,9 +1,10 @@
-"""Readers: what is taken from each layer while a network is propagated once.
+"""Readers: what is taken from each layer while a network is run once.
 
-A reader says what it needs and what that costs, takes it from one layer at a time, and has a result at the
-end. `measure` is the reader of metrics and the reader of checks, and takes others along; one of your own is
-any object with the four names of `Reader`. One that needs attention and can do with numbers of its rows
-says of which metrics in `by_row`; else P is held whole.
+`propagation.py` shows every `LayerStep` to every reader, and the caller asks each for its result. A reader
+says what it needs and what that costs, takes it from one layer at a time, and has a result at the end.
+`measure` runs the reader of metrics and the reader of checks, and takes others along; one of your own is any
+object with the four names of `Reader`. One that needs attention and can do with numbers of its rows says of
+which metrics in `by_row`; else P is held whole.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import ROUNDING, Of
-from rankscope.profiles.rows import Entry
-from rankscope.profiles.shapes import Shape, explored
+from rankscope.profiles.readings import ReadingRow
+from rankscope.profiles.residual_shapes import ResidualShape, sampled_layers
 from rankscope.profiles.steps import LayerStep
 
 
@@ -29,35 +30,35 @@ class Reader(Protocol):
 
     @property
     def cost(self) -> str:
-        """What it adds to the pass, in words: time at each layer, and what it keeps."""
+        """The cost of this reader in words: time at each layer, and what it keeps."""
 
     def read(self, step: LayerStep) -> None:
         """Look at one layer of one batch: layers in order, batch after batch; of a network whose layers are
         read from files, several batches at a layer before any at the next."""
 
     def result(self) -> Any:
-        """What was found, when the pass has ended."""
+        """The result, when the pass has ended."""
 
 
 class MetricReader:
-    """Metrics of every layer, as entries of a table."""
+    """Reads metrics at every layer, for the rows of a table."""
 
-    def __init__(self, chosen: Sequence[Metric]) -> None:
-        self.metrics = chosen
-        self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
-        asked = [each for each in chosen if each.of == "attention"]
-        self.by_row = asked if all(each.streams for each in asked) else None
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = metrics
+        self.needs: frozenset[Of] = frozenset(metric.of for metric in metrics)
+        of_attention = [metric for metric in metrics if metric.of == "attention"]
+        self.by_row = of_attention if all(metric.streams for metric in of_attention) else None
         """Metrics that can be read off rows of attention; None where one cannot."""
-        self.cost = f"{len(chosen)} metrics at each layer; keeps three numbers a sample of each"
-        self._found: list[Entry] = []
+        self.cost = f"{len(metrics)} metrics at each layer; keeps three numbers a sample of each"
+        self._rows: list[ReadingRow] = []
 
     def read(self, step: LayerStep) -> None:
         """Read each metric that the layer has."""
-        self._found += [Entry(step.layer, step.start, *pair) for pair in step.readings(self.metrics)]
+        self._rows += [ReadingRow(step.layer, step.start, *pair) for pair in step.readings(self.metrics)]
 
-    def result(self) -> list[Entry]:
-        """In the order of batches, layers, and metrics as asked."""
-        return sorted(self._found, key=lambda each: (each.start, each.layer))
+    def result(self) -> list[ReadingRow]:
+        """Rows in the order of batches, layers, and metrics as asked."""
+        return sorted(self._rows, key=lambda row: (row.start, row.layer))
 
 
 class CheckReader:
@@ -76,10 +77,10 @@ class CheckReader:
     def read(self, step: LayerStep) -> None:
         """Look at one layer; numbers stay on its device until the end."""
         if step.layer == 0:
-            self._padded += int((~step.real).sum())
+            self._padded += int((~step.valid).sum())
             rounding = ROUNDING * step.unit
             self._rounding = max(
-                rounding, min(1e-9, rounding * step.real.shape[1])
+                rounding, min(1e-9, rounding * step.valid.shape[1])
             )  # a row is a sum of so many
         defect = step.row_sum_defect
         if defect is not None:
@@ -87,9 +88,9 @@ class CheckReader:
         self._finite.append((step.layer, step.finite))
 
     def result(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The checks, as the manifest has them."""
         # Where attention is fused nobody sees its rows, which a softmax makes to sum to one.
-        defect = max((float(each) for each in self._defects), default=0.0)
+        defect = max((float(defect) for defect in self._defects), default=0.0)
         return {
             "padded_tokens": self._padded,
             "largest_row_sum_defect": defect,
@@ -101,27 +102,27 @@ class CheckReader:
 
 
 class ShapeReader:
-    """The residual of the first samples as a shape and a scale, at `looked_at` layers: for the cloud."""
+    """The residual of the first samples as a shape and a scale, at `sampled_layers` layers: for the cloud."""
 
     needs: frozenset[Of] = frozenset(("tokens",))
     cost = "a norm at each layer; keeps the first samples' tokens of up to 33 layers"
 
     def __init__(self, samples: int = 1) -> None:
         self.samples = samples
-        self._found: list[Shape] = []
+        self._shapes: list[ResidualShape] = []
 
     def read(self, step: LayerStep) -> None:
         """Keep the residual, on the CPU."""
-        number = self.samples - step.start
-        if number > 0 and step.layer in explored(step.net.arch.layers):
+        count = self.samples - step.start
+        if count > 0 and step.layer in sampled_layers(step.net.arch.layers):
             layer, R, log10 = step.residual
-            self._found.append(Shape(layer, R[:number].cpu().nan_to_num(0.0), log10[:number]))
+            self._shapes.append(ResidualShape(layer, R[:count].cpu().nan_to_num(0.0), log10[:count]))
 
-    def result(self) -> list[Shape]:
-        """By layer, all samples of a layer together."""
-        layers = dict.fromkeys(each.layer for each in self._found)
-        parts = [[each for each in self._found if each.layer == layer] for layer in layers]
+    def result(self) -> list[ResidualShape]:
+        """Shapes by layer, all samples of a layer together."""
+        layers = dict.fromkeys(shape.layer for shape in self._shapes)
+        parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
         return [
-            Shape(part[0].layer, torch.cat([e.R for e in part]), torch.cat([e.log10 for e in part]))
+            ResidualShape(part[0].layer, torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part]))
             for part in parts
         ]

@@ -3,7 +3,8 @@
     variant · sample · layer · index · log10
 
 `log10` is that of the singular value over the tokens' norm, `sigma_k(res X) / |X|_F`; `index` counts from 1.
-Values that lie below float64's rounding of the largest are noise, and left out.
+Values that lie below float64's rounding of the largest are noise, and left out. The command line runs a
+`SpectrumReader` in a pass of its own; `spectra` runs the pass as well.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from rankscope.metrics.metric import Of
 from rankscope.nets import Transformer
+from rankscope.nets.padding import padding_from
 from rankscope.profiles.propagation import one_pass
-from rankscope.profiles.shapes import explored
+from rankscope.profiles.residual_shapes import sampled_layers
 from rankscope.profiles.steps import LayerStep
 
 MOST = 64
@@ -34,16 +36,26 @@ def spectra(
     X: Tensor,
     padding: Tensor | None = None,
     *,
+    attention_mask: Tensor | None = None,
     samples: int = 4,
     most: int = MOST,
 ) -> pl.DataFrame:
-    """Of the first `samples` samples in each of the networks (variants by name).
+    """Singular values of the residual of the first samples in each of several networks.
+
+    Args:
+        nets: Networks (variants) by name.
+        X: Tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padded tokens.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding.
+        samples: How many samples are read.
+        most: The most singular values of a layer, the largest.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     >>> spectra({"transformer": net}, torch.randn(1, 5, 8)).group_by("layer").len()["len"].to_list()
     [4, 4, 4]
     """
+    padding = padding_from(padding, attention_mask)
     X, padding = X[:samples], None if padding is None else padding[:samples]
     frames = []
     for variant, net in nets.items():
@@ -54,26 +66,26 @@ def spectra(
 
 
 class SpectrumReader:
-    """Singular values of the residual of the first samples, at `looked_at` layers."""
+    """Singular values of the residual of the first samples, at `sampled_layers` layers."""
 
     needs: frozenset[Of] = frozenset(("tokens",))
     cost = "singular values of the first samples at up to 33 layers; keeps these"
 
     def __init__(self, variant: str, samples: int = 4, most: int = MOST) -> None:
         self.variant, self.samples, self.most = variant, samples, most
-        self._found = [pl.DataFrame(schema=SCHEMA)]
+        self._frames = [pl.DataFrame(schema=SCHEMA)]
 
     def read(self, step: LayerStep) -> None:
         """Take the singular values where the tokens are."""
-        number = self.samples - step.start
-        if number <= 0 or step.layer not in explored(step.net.arch.layers):
+        count = self.samples - step.start
+        if count <= 0 or step.layer not in sampled_layers(step.net.arch.layers):
             return
-        R, log10 = step.residual.R[:number], step.residual.log10[:number]
+        R, log10 = step.residual.R[:count], step.residual.log10[:count]
         values = torch.linalg.svdvals(R.nan_to_num(0.0)).cpu()[:, : self.most]
         least = values[:, :1] * max(R.shape[1:]) * torch.finfo(torch.float64).eps
-        there = (values > least) & log10.isfinite()[:, None]
-        sample, index = there.nonzero(as_tuple=True)
-        logs = values[there].log10() + log10[sample]
+        kept = (values > least) & log10.isfinite()[:, None]
+        sample, index = kept.nonzero(as_tuple=True)
+        logs = values[kept].log10() + log10[sample]
         columns = {
             "variant": [self.variant] * len(logs),
             "sample": (step.start + sample).tolist(),
@@ -81,8 +93,8 @@ class SpectrumReader:
             "index": (index + 1).tolist(),
             "log10": logs.tolist(),
         }
-        self._found.append(pl.DataFrame(columns, schema=SCHEMA))
+        self._frames.append(pl.DataFrame(columns, schema=SCHEMA))
 
     def result(self) -> pl.DataFrame:
-        """As `spectra` has them, of this variant."""
-        return pl.concat(self._found)
+        """The singular values of this variant, as `spectra` has them."""
+        return pl.concat(self._frames)

@@ -1,6 +1,9 @@
 """One layer of a pass as readers see it, in floating point or in deviation arithmetic.
 
-What several readers need is computed once, what none asks for never.
+Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the
+network ran on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then
+`agreement.py` compares them with the second pass. What several readers need is computed once, what none asks
+for never.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +20,21 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.metrics import Metric
+from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import Numbers
-from rankscope.profiles.agreement import Second, checked, confirmed
-from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
-from rankscope.profiles.shapes import Shape, shape_of
+from rankscope.profiles.agreement import SecondPassStep, checked, confirmed
+from rankscope.profiles.readings import (
+    Readings,
+    in_order,
+    nan_where_broken,
+    read_tensor,
+    read_tokens,
+    row_sum_defect,
+)
+from rankscope.profiles.residual_shapes import ResidualShape, residual_shape
 from rankscope.shapes import Bool, Float
 
 DEFECT = "row_sum_defect"
@@ -36,27 +47,27 @@ class LayerStep:
     net: Transformer
     """As it runs: in its arithmetic, on its device."""
     start: int
-    """The number of the batch's first sample."""
-    real: Bool[Tensor, "batch token"]
-    """Which tokens count."""
+    """The index of the batch's first sample."""
+    valid: Bool[Tensor, "batch token"]
+    """True at tokens, False at padding."""
     step: Step | DeviationStep
-    seen: Second | None = None
-    """The same layer of a second pass, rounded otherwise; None where there is none."""
+    second: SecondPassStep | None = None
+    """The same layer of a second pass, rounded differently; None where there is none."""
     rows: Numbers | None = None
     """Numbers of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
-    among: Callable[[int, Sequence[Metric]], Found] | None = None
-    """Readings of a layer of this batch, by its number, where all layers are read together."""
+    stacked: Callable[[int, Sequence[Metric]], Readings] | None = None
+    """Readings of a layer of this batch, by its index, where all layers are read together."""
 
     @property
     def layer(self) -> int:
-        """Its number."""
+        """The layer's index, 0 for the input."""
         return self.step.layer
 
     @property
     def unit(self) -> float:
-        """The eps of the arithmetic."""
+        """The eps of the arithmetic that the network runs in."""
         return unit_of(self.net.dtype)
 
     @property
@@ -71,57 +82,60 @@ class LayerStep:
         P = self.step.attention
         return P if P is None or isinstance(P, Tensor) else P.matrix()
 
-    def readings(self, chosen: Sequence[Metric]) -> Found:
-        """Those metrics that this layer has, in the order asked."""
-        if self.among is not None:
-            return self.among(self.layer, chosen)
+    def readings(self, metrics: Sequence[Metric]) -> Readings:
+        """Readings of those metrics that this layer has, in the order asked."""
+        if self.stacked is not None:
+            return self.stacked(self.layer, metrics)
         if isinstance(self.step, DeviationStep):
-            found = _read(chosen, self.step)
+            readings = _read(metrics, self.step)
             if self.confirmation is not None:
-                chosen = [each for each, _ in found]
-                return confirmed(found, _read(chosen, self.confirmation.single), self.confirmation)
-            return found if self.seen is None else self._witnessed(found, self.step, self.seen)
-        there = read_tokens(*self._ready, chosen, self.unit)
+                single = _read([metric for metric, _ in readings], self.confirmation.single)
+                return confirmed(readings, single, self.confirmation)
+            return readings if self.second is None else self._checked(readings, self.step, self.second)
+        readings = read_tokens(*self._ready, metrics, self.unit)
         if self.attention is not None:
-            there += readings("attention", self.attention, self.real, chosen, self.unit)[0]
+            readings += self._read("attention", self.attention, metrics)
         if self.rows is not None:
-            there += self._of_rows(chosen, self.rows)
+            readings += self._read_rows(metrics, self.rows)
         if self.step.heads is not None:
             added = contributions(self.net.weights.layers[self.layer - 1], self.step.heads)
-            there += readings("heads", added, self.real, chosen, self.unit)[0]
+            readings += self._read("heads", added, metrics)
         if self.step.routing is not None:
-            there += readings("routing", self.step.routing, self.real, chosen, self.unit)[0]
-        order = [each.name for each in chosen]
-        return sorted(there, key=lambda pair: order.index(pair[0].name))
+            readings += self._read("routing", self.step.routing, metrics)
+        return in_order(readings, metrics)
 
-    def _of_rows(self, chosen: Sequence[Metric], rows: Numbers) -> Found:
-        """Metrics of attention off what was found of its rows."""
-        every = [
-            (each, each.from_rows(rows.of_rows[each.name], self.real, self.unit))
-            for each in chosen
-            if each.name in rows.of_rows
+    def _read(self, of: Of, x: Tensor, metrics: Sequence[Metric]) -> Readings:
+        return read_tensor(of, x, self.valid, metrics, self.unit)[0]
+
+    def _read_rows(self, metrics: Sequence[Metric], rows: Numbers) -> Readings:
+        """Metrics of attention from the numbers of its rows."""
+        readings = [
+            (metric, metric.from_rows(rows.of_rows[metric.name], self.valid, self.unit))
+            for metric in metrics
+            if metric.name in rows.of_rows
         ]
-        every += [
-            (each, each.from_heads(rows.of_heads[each.name], self.unit))
-            for each in chosen
-            if each.name in rows.of_heads
+        readings += [
+            (metric, metric.from_heads(rows.of_heads[metric.name], self.unit))
+            for metric in metrics
+            if metric.name in rows.of_heads
         ]
         sums = rows.of_rows.get(DEFECT)
-        if not every or sums is None:
-            return every
-        return with_holes(every, (sums.isnan() & self.real[:, None]).any(-1).any(-1))
+        if not readings or sums is None:
+            return readings
+        return nan_where_broken(readings, (sums.isnan() & self.valid[:, None]).any(-1).any(-1))
 
-    def _witnessed(self, found: Found, step: DeviationStep, seen: Second) -> Found:
-        chosen = [each for each, _ in found]
+    def _checked(self, readings: Readings, step: DeviationStep, second: SecondPassStep) -> Readings:
+        """Readings compared with those of the second pass by plain rules, where it has them."""
         plain = None
-        if seen.plain is not None:  # as much of it as there is of the first pass
-            attention = None if step.attention is None else seen.plain.attention
-            heads = None if step.heads is None else seen.plain.heads
-            routing = None if step.routing is None else seen.plain.routing
-            there = seen.plain._replace(attention=attention, heads=heads, routing=routing)
-            rows = None if step.rows is None else seen.restored_numbers
-            plain = replace(self, step=there, seen=None, rows=rows).readings(chosen)
-        return checked(found, plain, step, seen)
+        if second.plain is not None:  # as much of it as there is of the first pass
+            attention = None if step.attention is None else second.plain.attention
+            heads = None if step.heads is None else second.plain.heads
+            routing = None if step.routing is None else second.plain.routing
+            as_much = second.plain._replace(attention=attention, heads=heads, routing=routing)
+            rows = None if step.rows is None else second.restored_numbers
+            of_plain = replace(self, step=as_much, second=None, rows=rows)
+            plain = of_plain.readings([metric for metric, _ in readings])
+        return checked(readings, plain, step, second)
 
     @property
     def finite(self) -> Bool[Tensor, ""]:
@@ -139,34 +153,34 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             P = P or self.step.rows
         if self.rows is not None:
-            each = self.rows.of_rows.get(DEFECT)
-            return None if each is None else (each * self.real[:, None]).nan_to_num(0.0).max()
+            defect = self.rows.of_rows.get(DEFECT)
+            return None if defect is None else (defect * self.valid[:, None]).nan_to_num(0.0).max()
         if isinstance(P, DeviationPattern | PatternByRows):
-            there = self.real.any(-1)[:, None]
-            return ((P.p.sum(-1) - 1).abs() * there).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
-        return None if self.attention is None else row_sum_defect(self.attention, self.real)
+            nonempty = self.valid.any(-1)[:, None]
+            return ((P.p.sum(-1) - 1).abs() * nonempty).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
+        return None if self.attention is None else row_sum_defect(self.attention, self.valid)
 
     @cached_property
-    def residual(self) -> Shape:
+    def residual(self) -> ResidualShape:
         """The residual as a shape and a scale."""
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             _, R = state.centred()
-            whole = torch.linalg.vector_norm(state.scaled_tokens, dim=(1, 2)).log()
-            return shape_of(self.layer, R.value, R.log, whole + state.log)
-        kept = self.real[..., None]
+            norm = torch.linalg.vector_norm(state.scaled_tokens, dim=(1, 2)).log()
+            return residual_shape(self.layer, R.value, R.log, norm + state.log)
+        kept = self.valid[..., None]
         X = self.step.state.double() * kept
-        mean = X.sum(1, keepdim=True) / self.real.sum(-1).clamp(min=1)[:, None, None]
-        whole = torch.linalg.vector_norm(X, dim=(1, 2)).log()
-        return shape_of(self.layer, (X - mean) * kept, torch.zeros_like(whole), whole)
+        mean = X.sum(1, keepdim=True) / self.valid.sum(-1).clamp(min=1)[:, None, None]
+        norm = torch.linalg.vector_norm(X, dim=(1, 2)).log()
+        return residual_shape(self.layer, (X - mean) * kept, torch.zeros_like(norm), norm)
 
     @cached_property
     def _ready(self) -> tuple[Tokens, Tensor]:
         """Ordinary tokens ready to be measured, and which samples are broken."""
-        return tokens_of(self.tokens, self.real)
+        return tokens_of(self.tokens, self.valid)
 
 
-def _read(chosen: Sequence[Metric], step: DeviationStep) -> Found:
-    """Those that the layer has."""
-    every = [(each, read(each, step)) for each in chosen]
-    return [(each, reading) for each, reading in every if reading is not None]
+def _read(metrics: Sequence[Metric], step: DeviationStep) -> Readings:
+    """Readings in deviation arithmetic of those metrics that the layer has."""
+    readings = [(metric, read(metric, step)) for metric in metrics]
+    return [(metric, reading) for metric, reading in readings if reading is not None]

@@ -1,16 +1,18 @@
 """What becomes of the tokens, in words: the curve of a residual as a sentence, and several side by side.
 
-Terminal, report and explorer say it from here, so that they cannot disagree.
+Called by the terminal, the report and the explorer, so that they cannot disagree: `sentence` of one curve,
+`listing` and `disagreement` of several, `agreement` of a second pass. All start from `views.py`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import polars as pl
 
 from rankscope.figures.text import power
-from rankscope.metrics import is_share
+from rankscope.metrics import direction_of, is_share
 from rankscope.profiles.views import CurveView, digits_lost, since
 
 APART, UNIFORM = 0.05, 1e-3
@@ -26,6 +28,12 @@ LISTED = {
     "broken": "there is no number, for an overflow or a NaN,",
 }
 
+MARGIN = 0.02
+"""Decades by which two values must differ for one to be larger: five per cent."""
+
+Ends = Mapping[str, Mapping[str, float]]
+"""Of each metric, log10 at the end of each network by name."""
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -35,7 +43,7 @@ class Ending:
     """apart, closing, uniform; hidden: below a floor that lies above the threshold; broken: no number."""
     layer: int
     """uniform: the layer from which on it is below the threshold; broken: the first without a number."""
-    there: str
+    value: str
     """The number at that layer, or the floor that it lies beneath."""
     end: str
     """The number at the last layer, or from where on it is noise."""
@@ -47,19 +55,19 @@ class Ending:
     def uniform(self) -> str:
         """How uniform, and by which layer."""
         if self.layer == self.depth:
-            return f"uniform to {self.there} at layer {self.depth}"
+            return f"uniform to {self.value} at layer {self.depth}"
         if self.end.endswith(f" from layer {self.layer}"):
-            return f"uniform to {self.there} from layer {self.layer}"
-        return f"uniform to {self.there} by layer {self.layer} and {self.at_end}"
+            return f"uniform to {self.value} from layer {self.layer}"
+        return f"uniform to {self.value} by layer {self.layer} and {self.at_end}"
 
     @property
     def at_end(self) -> str:
-        """What it comes to, to follow "uniform"."""
+        """The number at the end, in words that follow "uniform"."""
         return self.end if "from layer" in self.end else f"to {self.end} at layer {self.depth}"
 
     @property
-    def said(self) -> str:
-        """A sentence, but for its full stop."""
+    def sentence(self) -> str:
+        """The ending in a sentence, but for its full stop."""
         if self.group == "broken":
             return f"There is no number from layer {self.layer} on: an overflow, or a NaN in what was given"
         if self.group == "hidden":
@@ -78,32 +86,32 @@ def ending(curve: CurveView, threshold: float = UNIFORM) -> Ending:
     """What a curve of a relative residual comes to."""
     logs, depth, last, low = curve.log10, curve.depth, float(curve.log10[-1]), math.log10(threshold)
 
-    def found(group: str, layer: int, there: str, end: str) -> Ending:
-        return Ending(group, layer, there, end, depth, curve.arithmetic)
+    def of(group: str, layer: int, value: str, end: str) -> Ending:
+        return Ending(group, layer, value, end, depth, curve.arithmetic)
 
     if math.isnan(last):
         broken = since(logs != logs) or 0
-        return found("broken", broken, "–", f"no number from layer {broken}")
+        return of("broken", broken, "–", f"no number from layer {broken}")
     end = power(last)
     if curve.floor_from is not None:
         what = "rounding noise" if curve.arithmetic == "deviation" else f"at {curve.arithmetic}'s floor"
         end = f"{what} from layer {curve.floor_from}"
         if curve.floor[-1] > low:
-            return found("hidden", depth, end, end)
+            return of("hidden", depth, end, end)
     below = curve.uniform_from(threshold)
     if below is None:
-        return found("apart" if last > math.log10(APART) else "closing", depth, end, end)
-    there = f"{curve.arithmetic}'s floor" if curve.noise[below] else power(float(logs[below]))
-    return found("uniform", below, there, end)
+        return of("apart" if last > math.log10(APART) else "closing", depth, end, end)
+    value = f"{curve.arithmetic}'s floor" if curve.noise[below] else power(float(logs[below]))
+    return of("uniform", below, value, end)
 
 
 def sentence(curve: CurveView) -> str:
     """What becomes of the tokens of one network; where each layer cubes the difference, that too."""
-    found = ending(curve)
+    end = ending(curve)
     lost, ratios = digits_lost(curve)
     last = ratios[(lost > 1) & ~curve.noise & (ratios == ratios)][-2:]
-    cubes = found.group == "uniform" and len(last) and ((last > 2.6) & (last < 3.6)).all()
-    return f"{found.said}{': each layer cubes the difference' if cubes else ''}."
+    cubes = end.group == "uniform" and len(last) and ((last > 2.6) & (last < 3.6)).all()
+    return f"{end.sentence}{': each layer cubes the difference' if cubes else ''}."
 
 
 def listing(curves: Sequence[CurveView], threshold: float = UNIFORM) -> str:
@@ -113,21 +121,21 @@ def listing(curves: Sequence[CurveView], threshold: float = UNIFORM) -> str:
         return _largest(curves)
     depths = {curve.depth for curve in curves}
     groups: dict[str, dict[str, list[str]]] = {group: {} for group in LISTED}
-    for curve in sorted(curves, key=lambda each: (-(each.uniform_from(threshold) or 0), -each.log10[-1])):
-        found = ending(curve, threshold)
-        below = f"below {threshold:g} from layer {found.layer}, " if found.group == "uniform" else ""
-        of = f" at layer {found.depth}" if len(depths) > 1 and "from layer" not in found.end else ""
-        groups[found.group].setdefault(f"{below}{found.end}{of}", []).append(curve.name)
-    listed = "; ".join(f"{LISTED[group]} in {_named(found)}" for group, found in groups.items() if found)
+    for curve in sorted(curves, key=lambda c: (-(c.uniform_from(threshold) or 0), -c.log10[-1])):
+        end = ending(curve, threshold)
+        below = f"below {threshold:g} from layer {end.layer}, " if end.group == "uniform" else ""
+        where = f" at layer {end.depth}" if len(depths) > 1 and "from layer" not in end.end else ""
+        groups[end.group].setdefault(f"{below}{end.end}{where}", []).append(curve.name)
+    listed = "; ".join(f"{LISTED[group]} in {_named(ends)}" for group, ends in groups.items() if ends)
     return f"{f'At layer {depths.pop()}' if len(depths) == 1 else 'At the last layer of each'} {listed}."
 
 
-def _named(found: Mapping[str, Sequence[str]]) -> str:
-    """Which networks, each with what is said of it; of many the first and the last."""
-    number, (first, *_, last) = sum(map(len, found.values())), [*found.items(), *found.items()]
-    if number <= NAMED:
-        return ", ".join(f"{', '.join(names)} ({said})" for said, names in found.items())
-    return f"{number} networks, from {first[1][0]} ({first[0]}) to {last[1][-1]} ({last[0]})"
+def _named(ends: Mapping[str, Sequence[str]]) -> str:
+    """Networks by how they end, each with its ending; of many the first and the last."""
+    count, (first, *_, last) = sum(map(len, ends.values())), [*ends.items(), *ends.items()]
+    if count <= NAMED:
+        return ", ".join(f"{', '.join(names)} ({end})" for end, names in ends.items())
+    return f"{count} networks, from {first[1][0]} ({first[0]}) to {last[1][-1]} ({last[0]})"
 
 
 def _largest(curves: Sequence[CurveView]) -> str:
@@ -139,29 +147,72 @@ def _largest(curves: Sequence[CurveView]) -> str:
     if not known:
         return broken.strip()
     (low, least), (high, most) = known[0], known[-1]
-    said = f"At the last layer {curves[0].metric} is {power(high)} in {most}"
+    note = f"At the last layer {curves[0].metric} is {power(high)} in {most}"
     if len(known) > 1:
-        said = f"At the last layer {curves[0].metric} is largest in {most} ({power(high)}) and smallest in "
-        said += f"{least} ({power(low)})"
-    return f"{said}.{broken}"
+        note = f"At the last layer {curves[0].metric} is largest in {most} ({power(high)}) and smallest in "
+        note += f"{least} ({power(low)})"
+    return f"{note}.{broken}"
 
 
 def agreement(table: pl.DataFrame, confirm: bool = False) -> list[str]:
-    """What a second pass said of the readings, in a sentence; nothing where all is well and nobody asked."""
-    seen = table.drop_nulls("digits")
-    marked, least = int(seen["below_floor"].sum()), seen["digits"].min()
-    if not len(seen) or not isinstance(least, float):
+    """A sentence on how far a second pass agrees with the readings; none where all is well."""
+    checked = table.drop_nulls("digits")
+    marked, least = int(checked["below_floor"].sum()), checked["digits"].min()
+    if not len(checked) or not isinstance(least, float):
         return []
-    of_all = f"{marked} of {len(seen)} readings {'is' if marked == 1 else 'are'} marked"
+    of_all = f"{marked} of {len(checked)} readings {'is' if marked == 1 else 'are'} marked"
     if confirm:
-        enough = int((seen["digits"] >= 9).sum())
+        enough = int((checked["digits"] >= 9).sum())
         rest = f"; {of_all}, since 32 digits are not enough for them" if marked else ""
         return [
-            f"In doubled precision {enough} of {len(seen)} readings agree with float64's to nine digits or "
-            f"more, the least to {least:.0f}; those of doubled precision are shown{rest}."
+            f"In doubled precision {enough} of {len(checked)} readings agree with float64's to nine digits "
+            f"or more, the least to {least:.0f}; those of doubled precision are shown{rest}."
         ]
     if not marked:
         return []
     return [
         f"{of_all}: a second pass, rounded otherwise, does not agree on them; --confirm may resolve them."
     ]
+
+
+def disagreement(ends: Ends) -> str:
+    """A sentence on two metrics that rank two networks differently, so that nobody reads one number alone;
+    empty where all agree. The first metric goes before others, and shares before sizes.
+
+    >>> ends = {"relative_mu": {"a": -1.0, "b": -2.0}, "mu": {"a": 0.0, "b": 1.0}}
+    >>> disagreement(ends)  # doctest: +ELLIPSIS
+    'Metrics rank them differently: by relative_mu tokens are further apart in a (0.1) than in b (0.01), ...'
+    """
+    known = [metric for metric in ends if direction_of(metric)]
+    conflicts = []
+    for metric, rival in combinations(known, 2):
+        for a, b in combinations([name for name in ends[metric] if name in ends[rival]], 2):
+            gaps = [direction_of(name) * (ends[name][a] - ends[name][b]) for name in (metric, rival)]
+            sure = min(map(abs, gaps))
+            if gaps[0] * gaps[1] < 0 and MARGIN < sure < math.inf:
+                order = (metric == known[0], is_share(metric) and is_share(rival), sure)
+                conflicts.append((order, metric, rival, (a, b) if gaps[0] > 0 else (b, a)))
+    if not conflicts:
+        return ""
+    _, metric, rival, (far, near) = max(conflicts)
+    first, second = ([power(ends[name][network]) for network in (far, near)] for name in (metric, rival))
+    why = ""
+    if is_share(metric) != is_share(rival):
+        size = rival if is_share(metric) else metric
+        why = f": {size} grows with the size of the tokens, which a share leaves out"
+    return (
+        f"Metrics rank them differently: by {metric} tokens are further apart in {far} ({first[0]}) than in "
+        f"{near} ({first[1]}), by {rival} in {near} ({second[1]} against {second[0]}){why}."
+    )
+
+
+def ends_of(curves: Mapping[str, Sequence[CurveView]]) -> dict[str, dict[str, float]]:
+    """The log10 at which each curve ends, by metric and network, but for what ends in rounding noise."""
+    return {
+        metric: {
+            curve.name: float(curve.log10[-1])
+            for curve in of_metric
+            if curve.floor_from is None and math.isfinite(curve.log10[-1]) and curve.value[-1] > 0
+        }
+        for metric, of_metric in curves.items()
+    }

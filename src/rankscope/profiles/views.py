@@ -1,4 +1,7 @@
-"""What a curve says: one variant in one arithmetic by layer, as every output shows it.
+"""`CurveView`: one variant in one arithmetic by layer, as every output shows it.
+
+Made by `Profile` (`of_samples`) and `Summary` (`of_quantiles`); `verdict.py` puts it into words, and
+`figures.py` and the terminal draw it.
 
 The centre of a profile is the mean over samples and heads, of logs the geometric mean; of a corpus it is the
 median. A value of exactly zero has no log: it is left out of the geometric mean, and `left_out` counts it;
@@ -45,12 +48,12 @@ class CurveView:
 
     @property
     def name(self) -> str:
-        """The same in a sentence."""
+        """The variant as a sentence names it, with its arithmetic where there are several."""
         return self.variant if self.label == self.variant else f"{self.variant} in {self.arithmetic}"
 
     @property
     def depth(self) -> int:
-        """The last layer."""
+        """The index of the last layer."""
         return len(self.log10) - 1
 
     @property
@@ -87,8 +90,17 @@ class CurveView:
 def of_samples(
     metric: str, variant: str, arithmetic: str, label: str, columns: Mapping[str, np.ndarray], noise: Layers
 ) -> CurveView:
-    """From `log10`, `value` and `floor`, each `[sample, layer]` or `[sample, layer, head]`."""
-    flat = {name: np.moveaxis(each, 1, 0).reshape(each.shape[1], -1) for name, each in columns.items()}
+    """The view of a profile's line.
+
+    Args:
+        metric: The metric's name.
+        variant: The network's name.
+        arithmetic: What it ran in.
+        label: The name of the line.
+        columns: `log10`, `value` and `floor`, each `[sample, layer]` or `[sample, layer, head]`.
+        noise: By layer, whether all values are rounding noise.
+    """
+    flat = {name: np.moveaxis(values, 1, 0).reshape(values.shape[1], -1) for name, values in columns.items()}
     logs, values, floor = flat["log10"], flat["value"], flat["floor"]
     zero = np.isneginf(logs)
     with np.errstate(divide="ignore"):
@@ -111,7 +123,17 @@ def of_quantiles(
     noise: Layers,
     excerpts: int,
 ) -> CurveView:
-    """From the quantiles of a corpus, of values and of their logs (zeros are -inf), and `floor`."""
+    """The view of a summary's line.
+
+    Args:
+        metric: The metric's name.
+        variant: The network's name.
+        arithmetic: What it ran in.
+        label: The name of the line.
+        columns: Quantiles of values and of their logs (zeros are -inf), and `floor`.
+        noise: By layer, whether the median is rounding noise.
+        excerpts: How many there are.
+    """
     log10_bands, value_bands = (
         [(columns[f"{of}q05"], columns[f"{of}q95"]), (columns[f"{of}q25"], columns[f"{of}q75"])]
         for of in ("log10_", "")
@@ -127,22 +149,22 @@ def of_quantiles(
 def geometric(logs: np.ndarray) -> Layers:
     """The mean over the last axis of the logs there are; -inf where all values are zero, NaN without any."""
     zero = np.isneginf(logs)
-    found = mean(np.where(zero, np.nan, logs))
-    return np.where(np.isnan(found) & zero.any(-1), -np.inf, found)
+    centre = mean(np.where(zero, np.nan, logs))
+    return np.where(np.isnan(centre) & zero.any(-1), -np.inf, centre)
 
 
 def mean(values: np.ndarray) -> Layers:
     """Over the last axis, of those that are numbers; NaN where none is."""
-    there = ~np.isnan(values)
-    total = np.where(there, values, 0.0).sum(-1)
-    return np.divide(total, there.sum(-1), out=np.full(total.shape, np.nan), where=there.any(-1))
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0.0).sum(-1)
+    return np.divide(total, known.sum(-1), out=np.full(total.shape, np.nan), where=known.any(-1))
 
 
 def extent(values: np.ndarray) -> Band:
     """The least and the largest finite value over the last axis."""
-    there = np.isfinite(values)
-    low, high = np.where(there, values, np.inf).min(-1), np.where(there, values, -np.inf).max(-1)
-    return np.where(there.any(-1), low, np.nan), np.where(there.any(-1), high, np.nan)
+    finite = np.isfinite(values)
+    low, high = np.where(finite, values, np.inf).min(-1), np.where(finite, values, -np.inf).max(-1)
+    return np.where(finite.any(-1), low, np.nan), np.where(finite.any(-1), high, np.nan)
 
 
 def since(true: Sequence[bool] | np.ndarray) -> int | None:
@@ -176,15 +198,15 @@ def digits_lost(curve: CurveView) -> tuple[Layers, Layers]:
     return lost, ratio
 
 
-def zeros_said(curves: Sequence[CurveView]) -> str:
-    """That values are left out of geometric means, where some are."""
+def zeros_note(curves: Sequence[CurveView]) -> str:
+    """A sentence on values left out of geometric means; empty where none are."""
     most = {
         curve.name: f"{curve.left_out.max()} of {curve.values}" for curve in curves if curve.left_out.any()
     }
     if not most:
         return ""
-    said = ", ".join(f"{number} values of {name}" for name, number in most.items())
-    return f"Exactly zero, and so left out of the geometric mean: {said}."
+    listed = ", ".join(f"{count} values of {name}" for name, count in most.items())
+    return f"Exactly zero, and so left out of the geometric mean: {listed}."
 
 
 def looks(curves: Sequence[CurveView]) -> list[int]:

@@ -51,14 +51,14 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
             endings[gone] = ending(curve)
     overall = endings.pop(frozenset())
     if overall.group in ("broken", "hidden"):
-        return f"{overall.said}."
+        return f"{overall.sentence}."
     if overall.group == "uniform":
         without = [
             f"Without {in_words(parts)} they stay apart ({fate.end}): {in_words(parts)} draw tokens together "
             "here."
             for parts, fate in _smallest(endings, "apart")
         ]
-        return " ".join([f"{overall.said}.", *without])
+        return " ".join([f"{overall.sentence}.", *without])
     return _apart(endings, present(transformer), overall)
 
 
@@ -66,7 +66,7 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall
     alone = every - {"mlp_skip"} if "mlp" in every else every  # what attention alone goes without
     causes = _smallest(endings, "uniform")
     kept_apart = [parts for parts, fate in endings.items() if fate.group == "apart"]
-    sentence = overall.said
+    sentence = overall.sentence
     if not endings:
         return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:

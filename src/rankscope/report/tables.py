@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.views import CurveView, zeros_said
+from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.report.content import Table
 from rankscope.runs import Network
 from rankscope.theory import Certificates
@@ -25,7 +25,7 @@ def curve_table(curves: Sequence[CurveView]) -> Table:
         cells = [power(float(view.log10[layer])) for layer in layers]
         rows.append([view.label, *cells, *[""] * (len(some) - len(layers))])
     notes = [f"{curves[0].statistic.capitalize()}.", "○ at or below the floor." if marked else ""]
-    said = " ".join(filter(None, [*notes, zeros_said(curves)]))
+    said = " ".join(filter(None, [*notes, zeros_note(curves)]))
     return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, said)
 
 

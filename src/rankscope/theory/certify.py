@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
@@ -88,7 +88,7 @@ def certify(
             subject="X",
         )
     X = X.to(dtype=torch.float64, device=net.device)
-    real = real_tokens(X.shape[:-1], padding, X.device)
+    real = valid_tokens(X.shape[:-1], padding, X.device)
     if not bool(real.any(-1).all()) or not len(X):
         raise TokensError(
             "every sample must have at least one real token; one has none: leave it out", subject="padding"

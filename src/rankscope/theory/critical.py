@@ -33,7 +33,7 @@ from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.masks import matrix
 from rankscope.nets.order import active_heads
@@ -271,7 +271,7 @@ def _bracket(
 def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float]:
     """1 -+ c, c from the weights and the number of tokens."""
     arch, tokens = net.arch, X.shape[1]
-    real = {int(n) for n in real_tokens(X.shape[:-1], padding, X.device).sum(-1)}
+    real = {int(n) for n in valid_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
         W = [value_matrix(arch, layer, head) for head in active_heads(arch, index)]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 WIDTH = 7
@@ -90,7 +90,7 @@ class MetricValues:
         floor = torch.zeros_like(value) if floor is None else floor
         self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
 
-    def add_readings(self, layer: int, readings: Found) -> None:
+    def add_readings(self, layer: int, readings: Readings) -> None:
         """Add what was read of a layer, metric by metric."""
         for metric, reading in readings:
             self.add(layer, metric.name, reading.value, reading.floor)

@@ -10,11 +10,11 @@ from torch import Tensor
 from rankscope.errors import SourceError
 from rankscope.figures.text import power
 from rankscope.metrics import metric
-from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.metrics.tokens import unit_of, valid_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.profiles import measure
-from rankscope.profiles.rows import Entry, readings, table
+from rankscope.profiles.readings import ReadingRow, read_tensor, table
 from rankscope.sources import load
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies.study import Setup
@@ -140,12 +140,12 @@ def of_network(name: str, found: pl.DataFrame) -> pl.DataFrame:
 def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
     """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
-    real = real_tokens(X.shape[:-1], None, X.device)
+    real = valid_tokens(X.shape[:-1], None, X.device)
     drop = Dropout.seeded(DROPOUT, 0, net.device)
     entries = [
-        Entry(layer, 0, *pair)
+        ReadingRow(layer, 0, *pair)
         for layer, state in enumerate(training_states(net, X, drop))
-        for pair in readings("tokens", state, real, chosen, unit)[0]
+        for pair in read_tensor("tokens", state, real, chosen, unit)[0]
     ]
     return table(entries, "", "float64")
 

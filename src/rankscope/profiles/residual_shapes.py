@@ -1,4 +1,7 @@
-"""The residual layer by layer as a shape and a scale, at any depth: what the cloud and the spectra are of."""
+"""The residual of a layer as a shape and a scale, at any depth.
+
+Made by `LayerStep.residual`; `ShapeReader` keeps it for the cloud, `SpectrumReader` its singular values.
+"""
 
 import math
 from functools import cache
@@ -11,7 +14,7 @@ from rankscope.deviation.scaled import LOWEST
 from rankscope.shapes import Float
 
 
-class Shape(NamedTuple):
+class ResidualShape(NamedTuple):
     """The residual of one layer, `res X = 10^log10 |X|_F R`."""
 
     layer: int
@@ -22,14 +25,14 @@ class Shape(NamedTuple):
 
 
 LAYERS = 33
-"""Layers that are looked at, at most: of a deeper network so many evenly, its ends among them."""
+"""The most layers that are kept: of a deeper network so many evenly, its ends among them."""
 
 
 @cache
-def explored(depth: int, most: int = LAYERS) -> frozenset[int]:
-    """The layers of a network of this depth that are looked at.
+def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
+    """The layers of a network of this depth that are kept.
 
-    >>> sorted(looked_at(1000, 3))
+    >>> sorted(sampled_layers(1000, 3))
     [0, 500, 1000]
     """
     return frozenset(
@@ -37,12 +40,12 @@ def explored(depth: int, most: int = LAYERS) -> frozenset[int]:
     )
 
 
-def shape_of(layer: int, R: Tensor, log: Tensor, whole: Tensor) -> Shape:
-    """Of the residual `e^log R` of tokens whose norm is `e^whole`."""
+def residual_shape(layer: int, R: Tensor, log: Tensor, log_norm: Tensor) -> ResidualShape:
+    """The shape and scale of the residual `e^log R` of tokens whose norm is `e^log_norm`."""
     largest = R.abs().amax((1, 2))
     unit = R / largest.masked_fill(largest == 0, 1.0)[:, None, None]  # so that squares stay in range
     size = torch.linalg.vector_norm(unit, dim=(1, 2))
     zero = (size == 0) | (log <= LOWEST)
     size = size.masked_fill(size == 0, 1.0)
-    log10 = (log + largest.masked_fill(largest == 0, 1.0).log() + size.log() - whole) / math.log(10)
-    return Shape(layer, unit / size[:, None, None], log10.masked_fill(zero, -torch.inf).cpu())
+    log10 = (log + largest.masked_fill(largest == 0, 1.0).log() + size.log() - log_norm) / math.log(10)
+    return ResidualShape(layer, unit / size[:, None, None], log10.masked_fill(zero, -torch.inf).cpu())

@@ -8,7 +8,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure, one_pass
 from rankscope.profiles.cloud import cloud, cloud_table
 from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.shapes import Shape
+from rankscope.profiles.residual_shapes import ResidualShape
 from rankscope.profiles.spectra import SpectrumReader, spectra
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
@@ -17,7 +17,7 @@ PADDING = torch.zeros(2, 9, dtype=torch.bool)
 PADDING[1, 6:] = True
 
 
-def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[Shape]:
+def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
     reader = ShapeReader(len(X))
     one_pass(net, X, padding, [reader], batch=1)
     return reader.result()

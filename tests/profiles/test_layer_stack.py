@@ -15,8 +15,8 @@ from rankscope.metrics import METRICS, Metric
 from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure, propagation
+from rankscope.profiles.layer_stack import DifferentLayersError, LayerStack, joined
 from rankscope.profiles.steps import LayerStep
-from rankscope.profiles.together import Together, UnlikeError, joined
 from tests.builders import normal
 from tests.strategies import architectures
 
@@ -28,15 +28,15 @@ def apart_and_together(
     monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any
 ) -> tuple[Profile, Profile]:
     """The same network measured layer by layer, and as it is where all layers are made at once."""
-    apart, steps = measure(*given, **options), propagation._steps
+    apart, steps = measure(*given, **options), propagation._layer_steps
 
     def held(*given: Any) -> Iterator[LayerStep]:
         every = list(steps(*given))
-        together = Together(every)
-        return iter([replace(step, among=together.readings) for step in every])
+        together = LayerStack(every)
+        return iter([replace(step, stacked=together.readings) for step in every])
 
     with monkeypatch.context() as patched:
-        patched.setattr(propagation, "_steps", held)
+        patched.setattr(propagation, "_layer_steps", held)
         return apart, measure(*given, **options)
 
 
@@ -89,8 +89,8 @@ def test_through_collapse(variant: str, check: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_layers_without_a_common_form_are_not_joined() -> None:
-    with pytest.raises(UnlikeError):
+    with pytest.raises(DifferentLayersError):
         joined([(torch.ones(2, 3), None), (torch.ones(2, 3), torch.ones(2))])
-    with pytest.raises(UnlikeError):
+    with pytest.raises(DifferentLayersError):
         joined([torch.ones(()), torch.ones(())])
     assert joined([(torch.ones(2, 3), 4), (torch.zeros(2, 3), 4)])[0].shape == (4, 3)

@@ -1,0 +1,190 @@
+"""What a pass will cost in memory and in time, told before it starts.
+
+Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches
+do (`batches_beside`), and by the command line, which says how long it will take (`seconds`).
+
+**Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand
+its scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive
+at the peak. Where deviation arithmetic goes by blocks of rows, what is needed grows with the tokens alone:
+`STATES` are alive, and some blocks.
+
+**Time.** A pass of n tokens through a layer multiplies and adds
+
+    n (numbers in its weight matrices) + 2 n^2 heads head_width
+
+times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give.
+Divided by how many of these this machine does a second in a product of matrices, and times what the
+arithmetic costs beside a plain pass (`PASSES`), that is the time, within a factor of two; files that are read
+on the way take longer.
+"""
+
+import math
+import time
+from functools import cache
+
+import torch
+
+from rankscope.deviation.by_rows import AT_ONCE
+from rankscope.errors import TooLargeError
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.devices import free_memory
+from rankscope.nets.streaming import size_of_attention
+from rankscope.nets.tensors import layer_shapes
+
+MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
+"""As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
+STATES = 12.0
+"""By rows, the second pass included: so many numbers of each token, for each of its width and the MLP's."""
+BLOCKS = 20
+"""And so many blocks of rows."""
+OF_HEADS = 4.0
+"""And where heads are read, so many like what all of them add."""
+UNNOTICED = 2**28
+"""Bytes that are not worth a question."""
+
+
+def check_memory(
+    arch: Architecture,
+    samples: int,
+    tokens: int,
+    batch: int,
+    kind: str,
+    device: torch.device,
+    streams: bool,
+    heads: bool = False,
+) -> None:
+    """Refuse a pass that cannot fit into memory.
+
+    Args:
+        arch: The network's architecture.
+        samples: Samples in all.
+        tokens: Tokens of each.
+        batch: Samples that run together.
+        kind: One of `MATRICES`, or "rows": deviation arithmetic by rows.
+        device: Where it runs.
+        streams: Whether another kind would read attention a block of rows at a time.
+        heads: Whether what heads add is read.
+
+    Raises:
+        TooLargeError: with what would fit.
+    """
+    count = min(samples, batch)
+    size = _sample_bytes(arch, tokens, kind, heads)
+    if size * count <= UNNOTICED:
+        return
+    free = free_memory(device)
+    if free is None or size * count <= free:
+        return
+    fits = int(free // size)
+    if kind in MATRICES:
+        most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8)))
+    else:
+        most = int(tokens * free / size)
+    if fits:
+        remedy = f"batch={fits} fits"
+    elif kind == "confirm" and streams:
+        remedy = f"confirm=False reads long contexts a block of rows at a time; or {most:,} tokens fit"
+    else:
+        remedy = f"{most:,} tokens fit"
+    what = {"confirm": "doubled precision", "float": "attention"}.get(kind, "deviation arithmetic")
+    raise TooLargeError(
+        f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about "
+        f"{_in_bytes(size * count)}; there are {_in_bytes(free)} of memory free: {remedy}",
+        subject="batch" if fits else "tokens",
+    )
+
+
+def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
+    """The number of batches of a pass that memory holds at a time, at least one; `kind` as in
+    `check_memory`."""
+    free = free_memory(device)
+    rows = kind not in MATRICES
+    size = batch * by_rows(arch, tokens) if rows else MATRICES[kind] * size_of_attention(arch, batch, tokens)
+    return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
+
+
+def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool) -> float:
+    if kind not in MATRICES:
+        return by_rows(arch, tokens, heads)
+    return MATRICES[kind] * size_of_attention(arch, 1, tokens)
+
+
+def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:
+    """The bytes that deviation arithmetic of one sample needs by rows."""
+    numbers = STATES * (arch.width + arch.mlp_width) + OF_HEADS * heads * arch.heads * arch.width
+    return 8 * tokens * numbers + BLOCKS * max(AT_ONCE["cpu"], 8 * arch.heads * tokens)
+
+
+def _in_bytes(size: int | float) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"
+
+
+PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
+"""As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
+ENTRY = 300
+"""Multiplications and additions in the time of what happens to an entry beside products."""
+SIDE = {"cpu": 384}
+"""Of the matrices whose product is timed; elsewhere 4,096, less is done before the next is asked for."""
+
+
+def seconds(
+    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device
+) -> float:
+    """The time that a pass will take.
+
+    Args:
+        arch: The network's architecture.
+        samples: Samples in all.
+        tokens: Tokens of each.
+        kind: One of `PASSES`.
+        dtype: The dtype that it runs in.
+        device: Where it runs.
+    """
+    entries = tokens**2 * arch.heads + tokens * (4 * arch.width + arch.mlp_width)
+    beside = ENTRY * samples * arch.layers * entries
+    # Products of narrow numbers may be many times as fast; what goes over entries is not.
+    fast = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
+    return PASSES[kind] * (multiply_adds(arch, samples, tokens) + beside) / fast
+
+
+def multiply_adds(arch: Architecture, samples: int, tokens: int) -> float:
+    """Multiplications and additions in the products of a plain pass."""
+    attention = tokens**2 * arch.heads * (arch.head_width + arch.value_width)
+    return samples * sum(tokens * _numbers(arch, index) + attention for index in range(arch.layers))
+
+
+def _numbers(arch: Architecture, index: int) -> float:
+    """Numbers in the matrices of a layer that a token meets: of experts, those it is sent to."""
+    shapes, experts = layer_shapes(arch, index), arch.experts
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if name.endswith(".weight")}
+    if experts is None:
+        return sum(sizes.values())
+    routed = sum(sizes.get(f"experts.{name}.weight", 0) for name in ("up", "gate", "down"))
+    return sum(sizes.values()) - routed * (1 - experts.chosen / experts.number)
+
+
+@cache
+def rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Multiplications and additions of a product of matrices that this machine does in a second: timed, the
+    least of three."""
+    side = SIDE.get(device.type, 4096)
+    A = torch.ones(side, side, dtype=dtype, device=device)
+    took = math.inf
+    for _ in range(4):  # the first may have to wake something
+        start = time.perf_counter()
+        float((A @ A)[0, 0])
+        took = min(took, time.perf_counter() - start)
+    return side**3 / max(took, 1e-9)
+
+
+def in_words(duration: float) -> str:
+    """A duration as people say it.
+
+    >>> in_words(170), in_words(40), in_words(9000)
+    ('about 3 minutes', 'about 40 seconds', 'about 2.5 hours')
+    """
+    if duration < 90:
+        return f"about {duration:.0f} seconds"
+    if duration < 90 * 60:
+        return f"about {duration / 60:.0f} minutes"
+    return f"about {duration / 3600:.2g} hours"
