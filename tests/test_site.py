@@ -41,9 +41,7 @@ def test_every_public_name_is_described() -> None:
 def test_what_a_class_says_is_there_with_its_fields_and_methods() -> None:
     shown = api.page("")
     assert "| `layers` | `int` |" in shown and ":::::{py:method} variant(" in shown
-    assert re.search(
-        r"\{py:function\} measure\(net: rankscope\.Transformer, X: .*\) -> rankscope\.Profile", shown
-    )
+    assert re.search(r"\{py:function\} measure\(net: NetworkLike, X: .*\) -> rankscope\.Profile", shown)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +205,14 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
             assert target.exists(), f"{path.name} links to {each}"
             if to.fragment and target in pages:
                 assert unquote(to.fragment) in pages[target].ids | {""}, f"{path.name} links to {each}"
+
+
+def test_the_page_about_the_code_names_files_that_exist() -> None:
+    text = (DOCS / "code.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text))
+    assert len(named) > 60
+    assert not [
+        path
+        for path in named
+        if not (ROOT / "src" / "rankscope" / path).exists() and not (ROOT / path).exists()
+    ]

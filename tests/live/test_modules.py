@@ -36,7 +36,6 @@ def test_a_model_whose_only_child_is_called_module_keeps_its_forward() -> None:
     "wrap",
     [
         nn.DataParallel,
-        torch.compile,
         lambda model: torch.compile(nn.DataParallel(model)),
         type("FullyShardedDataParallel", (nn.DataParallel,), {"__module__": "torch.distributed.fsdp"}),
         type("DeepSpeedEngine", (nn.DataParallel,), {"__module__": "deepspeed.runtime.engine"}),

@@ -42,22 +42,16 @@ class AttentionReadings:
     ) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings
         self.projections, self.mask = projections, mask
-        self.layers: set[int] = set()
-        """Layers whose self-attention was seen."""
-        self.later = 0
-        """Calls of attention after the first of a block: cross-attention, as a rule."""
+        self.layers: set[int] = set()  # layers whose self-attention was seen
+        self.later = 0  # calls of attention after the first of a block: cross-attention, as a rule
         self.left_out: list[str] = []
         """Attention that is known not to be of the block's tokens to themselves, in words."""
-        self.other_shapes: list[tuple[int, ...]] = []
-        """Shapes of patterns that are not of the block's tokens."""
+        self.other_shapes: list[tuple[int, ...]] = []  # shapes of patterns that are not of the block's tokens
         self.longer = False
         """Whether tokens attended to more than themselves, as a chunk that continues from a cache does."""
-        self.float32_inside = False
-        """Whether a model in float64 computed its attention in float32."""
-        self.defects: list[Tensor] = []
-        """The largest |row sum - 1| of each pattern."""
-        self.kept: list[tuple[int, Tensor]] = []
-        """(layer, pattern on the CPU) where the plan keeps attention."""
+        self.float32_inside = False  # whether a model in float64 computed its attention in float32
+        self.defects: list[Tensor] = []  # the largest |row sum - 1| of each pattern
+        self.kept: list[tuple[int, Tensor]] = []  # (layer, pattern on the CPU) where the plan keeps attention
         self._unit = batch.unit
 
     def read(self, layer: int, attention: AttentionCall) -> None:
@@ -172,6 +166,7 @@ class AttentionReadings:
             )
 
     def _read_pattern(self, layer: int, pattern: Tensor) -> None:
+        """Read the metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""
         with isolated(pattern.device):
             valid, wide = self.batch.valid_for(pattern), to_float64_device(pattern)
             self.defects.append(row_sum_defect(wide, valid))

@@ -108,12 +108,9 @@ class ListedParts:
         self._forget()
 
     def _forget(self) -> None:
-        self.block: nn.Module | None = None
-        """The block that runs."""
-        self.called: set[nn.Module] = set()
-        """Its parts that were called so far."""
-        self.output: Any = None
-        """What the last of these returned."""
+        self.block: nn.Module | None = None  # the block that runs
+        self.called: set[nn.Module] = set()  # its parts that were called so far
+        self.output: Any = None  # what the last of these returned
 
     def part_called(self, block: nn.Module, part: nn.Module, args: Any, kwargs: Any) -> None:
         """A part of a block is called: a new block begins where it is another's, or was called before."""

@@ -27,8 +27,7 @@ class OpenBlock(NamedTuple):
     """A block that was entered and not yet left."""
 
     layer: int
-    shape: torch.Size | None
-    """The shape of the hidden states that it took."""
+    shape: torch.Size | None  # the shape of the hidden states that it took
 
 
 class CallReadings(NamedTuple):
@@ -44,18 +43,14 @@ class ModelCall:
     """One call of the model, or, `alone`, of a module around the blocks by itself, while it runs."""
 
     def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
-        self.arguments = [arguments]
-        """Of the model and of the modules around the blocks, from the outside in."""
+        self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
         self.alone = alone
-        self.layer = 0
-        """The layer entered last."""
+        self.layer = 0  # the layer entered last
         self.open: list[OpenBlock] = []
-        self.left: list[int] = []
-        """Layers whose block has returned."""
+        self.left: list[int] = []  # layers whose block has returned
         self.chain = BlockChain()
-        self.mask: str | None = None
-        """The argument that said which tokens are padding."""
-        self.read: CallReadings | None = None
+        self.mask: str | None = None  # the argument that said which tokens are padding
+        self.readings: CallReadings | None = None
 
 
 class WatchTotals:
@@ -104,9 +99,9 @@ class WatchTotals:
         self._flush()
         return self._broken
 
-    def add(self, call: ModelCall, read: CallReadings) -> None:
+    def add(self, call: ModelCall, readings: CallReadings) -> None:
         """Count a call that ended well."""
-        attention = read.attention
+        attention = readings.attention
         self.broken_links.update(call.chain.broken)
         self.unsure_layers.update(call.chain.unsure)
         self.masks.add(call.mask)
@@ -116,13 +111,13 @@ class WatchTotals:
         self.later_attention += attention.later
         self.other_attention += len(attention.left_out)
         self.float32_inside |= attention.float32_inside
-        self._ended.append((self.samples, read.states))
+        self._ended.append((self.samples, readings.states))
         if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
             self._flush()
-        self.samples += read.batch.shape[0]
-        if not read.batch.all_valid:
-            self.padded_tokens.append(read.batch.padded_tokens)
-        for name, kept in (("states", read.states.kept), ("attention", attention.kept)):
+        self.samples += readings.batch.shape[0]
+        if not readings.batch.all_valid:
+            self.padded_tokens.append(readings.batch.padded_tokens)
+        for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
             for layer, x in kept:
                 self.kept[name][layer].append(x)
 

@@ -27,12 +27,10 @@ class BlockChain:
         """A layer, the tensors that could be its hidden states, and how often each was changed in place."""
         self.position: int | None = None
         """Which of the tensors that a block returns the next one took, as far as blocks have shown."""
-        self.linked = 0
-        """Blocks that took what the one before gave."""
+        self.linked = 0  # blocks that took what the one before gave
         self.broken: dict[int, float] = {}
         """Layers whose hidden states the next block did not take as they were, and how alike the two are."""
-        self.unsure: list[int] = []
-        """Layers of which nothing said which tensor is the hidden states."""
+        self.unsure: list[int] = []  # layers of which nothing said which tensor is the hidden states
 
     def gave(self, layer: int, states: Sequence[Tensor], taken: torch.Size | None) -> Tensor | None:
         """Hold what a block returned, one tensor or several that could be its hidden states.
@@ -80,6 +78,7 @@ class BlockChain:
             )
 
     def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
+        """Which of several tensors to take if the next block took none: as before, or the first."""
         if len(fitting) > 1 and (self.position is None or self.position >= len(fitting)):
             self.unsure.append(layer)
         return min(self.position or 0, len(fitting) - 1)

@@ -80,6 +80,7 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
 
 
 def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
+    """Which layers ran how often, and where blocks did not follow one another."""
     sentences = []
     counts = {count for count in results["calls_per_layer"].values() if count}
     if len(counts) == 1 and not results["never_fired"]:
@@ -111,6 +112,7 @@ def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
 
 
 def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) -> list[str]:
+    """How many padded tokens were left out, and who said that they are padding."""
     padded = f"{results['padded_tokens']} padded tokens were left out"
     if not plan.padding_from_model:
         why = "as padding= said" if plan.padding is not None else "padding='none'"
@@ -124,6 +126,7 @@ def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals
 
 
 def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
+    """Whether rows of attention sum to one, and which attention was left out."""
     if results["rows_sum_to_one"] is None:
         return ["Attention was not looked at."]
     sentences, defect = [], results["largest_row_sum_defect"]

@@ -34,8 +34,7 @@ class OutputProjectionFinder:
 
     def reset(self) -> None:
         """Forget what a call of the model left behind."""
-        self.head_outputs: Tensor | None = None
-        """Waiting for the projection, `[batch, token, head, d]`."""
+        self.head_outputs: Tensor | None = None  # waiting for the projection, `[batch, token, head, d]`
         self.projected: tuple[nn.Module, Tensor, Tensor] | None = None
         """The projection found in this block, its input and its output."""
 

@@ -43,10 +43,8 @@ class Recorder:
         self.plan, self.blocks = plan, blocks
         self.totals = WatchTotals(plan.metrics)
         self.projections = OutputProjectionFinder(self.on_contributions)
-        self.call: ModelCall | None = None
-        """The call that is being measured."""
-        self._depth = 0
-        """Calls of the model, and of modules around the blocks, that have not returned."""
+        self.call: ModelCall | None = None  # the call that is being measured
+        self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
 
     def begin_call(
@@ -61,7 +59,7 @@ class Recorder:
         self._depth += 1
         arguments = arguments_of(model, args, kwargs)
         if self._depth > 1:
-            if self.call is not None and self.call.read is None:
+            if self.call is not None and self.call.readings is None:
                 self.call.arguments.append(arguments)
             return
         self.totals.calls += 1
@@ -83,8 +81,8 @@ class Recorder:
         call = self._forget_call()
         if failed:
             self.totals.calls_left_out["it failed"] += 1
-        elif call is not None and call.read is not None:
-            self._check_and_add(call, call.read)
+        elif call is not None and call.readings is not None:
+            self._check_and_add(call, call.readings)
 
     def interrupt(self) -> None:
         """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
@@ -101,22 +99,23 @@ class Recorder:
             return
         call.layer = max(call.layer + 1, self._position[id(block)] + 1)
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.read is None)
+        states = self._hidden_states(
+            taken, f"what {type(block).__name__} takes", needed=call.readings is None
+        )
         call.open.append(OpenBlock(call.layer, states[0].shape if states else None))
         position = 0
-        if call.read is not None:
+        if call.readings is not None:
             position = call.chain.continuation(states)
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
-                call.read.states.read(*settled)
+                call.readings.states.read(*settled)
         elif not len(states[0]) or states[0].shape[1] == 1:
-            self.totals.calls_left_out[
-                "it had a single token" if len(states[0]) else "it had no samples"
-            ] += 1
+            why = "it had a single token" if len(states[0]) else "it had no samples"
+            self.totals.calls_left_out[why] += 1
             self.call = None
             return
         else:
-            call.read = self._first_reading(call, states[0], arguments_of(block, args, kwargs))
-            call.read.states.read(0, states[0])
+            call.readings = self._first_reading(call, states[0], arguments_of(block, args, kwargs))
+            call.readings.states.read(0, states[0])
         if self.blocks.listeners:
             hidden = candidates_in(taken, self.plan.grid)[position : position + 1]
             for listener in self.blocks.listeners:
@@ -130,7 +129,7 @@ class Recorder:
         for listener in self.blocks.listeners:
             listener.block_left(failed)
         layer, taken = call.open.pop()
-        if failed or call.read is None:
+        if failed or call.readings is None:
             return
         call.left.append(layer)
         self.projections.block_left(block)
@@ -138,19 +137,19 @@ class Recorder:
         states = self._hidden_states(output, f"what {type(block).__name__} returns", needed)
         hidden = call.chain.gave(layer, states, taken)
         if hidden is not None:
-            call.read.states.read(layer, hidden)
+            call.readings.states.read(layer, hidden)
 
     def on_attention(self, attention: AttentionCall) -> None:
         """Measure attention that an observer reports, if a block of a measured call runs."""
         if (running := self._running()) is not None:
-            layer, read = running
-            read.attention.read(layer, attention)
+            layer, readings = running
+            readings.attention.read(layer, attention)
 
     def on_contributions(self, contributions: Tensor) -> None:
         """Measure what each head adds, once the output projection was called."""
         if (running := self._running()) is not None:
-            layer, read = running
-            read.attention.read_heads(layer, contributions)
+            layer, readings = running
+            readings.attention.read_heads(layer, contributions)
 
     def on_key_padding(self, mask: Tensor | None) -> None:
         """Check padding that an `nn.MultiheadAttention` in a block is called with."""
@@ -160,17 +159,18 @@ class Recorder:
     def on_module_output(self, output: Any) -> None:
         """Measure the routing in what a module in a block returned, if it is a router."""
         if (running := self._running()) is not None:
-            layer, read = running
-            read.routing.read(layer, output)
+            layer, readings = running
+            readings.routing.read(layer, output)
 
     def _running(self) -> tuple[int, CallReadings] | None:
         """The layer that runs and what is read of its call; None outside of blocks."""
         call = self.call
-        if call is None or call.read is None or not call.open:
+        if call is None or call.readings is None or not call.open:
             return None
-        return call.open[-1].layer, call.read
+        return call.open[-1].layer, call.readings
 
     def _forget_call(self) -> ModelCall | None:
+        """End the call that is being measured, also for those who follow the blocks; the call comes back."""
         for listener in self.blocks.listeners:
             listener.call_ended()
         call, self.call = self.call, None
@@ -216,14 +216,14 @@ class Recorder:
             RoutingReadings(plan, batch, rows),
         )
 
-    def _check_and_add(self, call: ModelCall, read: CallReadings) -> None:
+    def _check_and_add(self, call: ModelCall, readings: CallReadings) -> None:
         """Check a call that has returned, and add what was read of it to the totals."""
-        if read.attention.longer and not read.attention.layers and self.totals.layers_with_attention:
+        if readings.attention.longer and not readings.attention.layers and self.totals.layers_with_attention:
             self.totals.calls_left_out[CHUNK] += 1
             return
-        read.attention.check()
-        read.routing.check()
+        readings.attention.check()
+        readings.routing.check()
         if (settled := call.chain.ended()) is not None:
-            read.states.read(*settled)
+            readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
-        self.totals.add(call, read)
+        self.totals.add(call, readings)

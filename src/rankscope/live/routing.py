@@ -51,10 +51,8 @@ class RoutingReadings:
 
     def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]]) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings
-        self.layers: set[int] = set()
-        """Layers whose routing was seen."""
-        self.other_shapes: list[tuple[int, ...]] = []
-        """Shapes of routing that is not of the block's tokens."""
+        self.layers: set[int] = set()  # layers whose routing was seen
+        self.other_shapes: list[tuple[int, ...]] = []  # shapes of routing that is not of the block's tokens
 
     def read(self, layer: int, output: Any) -> None:
         """Measure what a module in this layer returned, if it is a router."""

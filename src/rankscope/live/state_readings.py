@@ -64,12 +64,9 @@ class StateReadings:
     ) -> None:
         self.plan, self.batch = plan, batch
         self.readings = [] if readings is None else readings
-        self.norms: StateNorms | None = None
-        """Norms of states from which the metrics are not computed yet."""
-        self.waiting: list[tuple[int, Tensor]] = []
-        """(layer, copy of its hidden states) to be read together."""
-        self.broken: list[tuple[int, Tensor]] = []
-        """(layer, whether a sample holds NaN or infinity)"""
+        self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
+        self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
+        self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
         self.kept: list[tuple[int, Tensor]] = []
         """(layer, hidden states on the CPU) where the plan keeps states."""
 

@@ -115,8 +115,7 @@ class Watch:
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
         self._recorder = Recorder(plan, self._blocks)
-        self._changes: list[str] = []
-        """How the model ran otherwise than unwatched, in sentences."""
+        self._changes: list[str] = []  # how the model ran otherwise than unwatched, in sentences
         self._stack: ExitStack | None = None
         """Hooks and contexts that leaving the watch undoes; None outside of it."""
 

@@ -53,6 +53,7 @@ class FlexAttention(ScaledDotProduct):
         self.score_mod, self.block_mask = score_mod, block_mask
 
     def _modified(self, scores: Tensor) -> Tensor:
+        """The scores after `score_mod`, a function of one score and its four indices, mapped over all."""
         if self.score_mod is None:
             return scores
         modified: Any = self.score_mod
@@ -62,6 +63,7 @@ class FlexAttention(ScaledDotProduct):
         return modified(scores, *indices)
 
     def _mask(self) -> Tensor | None:
+        """The mask `[batch, head, query, key]` that `mask_mod` describes, True where a query sees a key."""
         if self.block_mask is None:
             return None
         from torch.nn.attention.flex_attention import create_mask
@@ -131,6 +133,8 @@ def _replace(holder: Any, name: str, function: Any) -> tuple[int, str]:
 
 
 def _reporting(function: Any) -> Any:
+    """Flex attention that, after it ran, hands its call to everyone in `_callbacks`."""
+
     @wraps(function)
     def attend(*args: Any, **named: Any) -> Any:
         result = function(*args, **named)

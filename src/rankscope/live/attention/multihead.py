@@ -53,6 +53,7 @@ def _of_class(modules: Sequence[nn.Module], kind: type[M]) -> list[M]:
 
 
 def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
+    """What to report of a module's call: pattern and contributions, from a second call if asked for."""
     second_call = cache(lambda: _call_again(module, args, kwargs))
 
     def contributions() -> Tensor:

@@ -18,8 +18,7 @@ from rankscope.live.isolation import isolated
 class ScaledDotProduct:
     """The output of a call, and its arguments under torch's names and with torch's meaning."""
 
-    altered_by: str | None = None
-    """Nothing comes between this pattern and its values."""
+    altered_by: str | None = None  # nothing comes between this pattern and its values
 
     def __init__(
         self,
@@ -73,6 +72,7 @@ class ScaledDotProduct:
         return by_head(hidden).all(2).all(1)
 
     def _pattern(self) -> Tensor:
+        """`softmax(Q K' scale + mask)`, in float32 or wider, with the axes of the query."""
         query, key = self._wide(self.query), self._wide(self.key)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         if self.grouped:
@@ -93,6 +93,7 @@ class ScaledDotProduct:
         return scores
 
     def _mask(self) -> Tensor | None:
+        """The mask as a tensor; torch's causal biases make theirs when asked."""
         if (materialise := getattr(self.mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
             return materialise(self.query.device)
         return None if self.mask is None else self.mask.detach()

@@ -45,10 +45,8 @@ class WrittenSoftmax:
         self.certain = certain
         self.altered_by: str | None = None
         """The operation that changed the pattern before it came to the values."""
-        self.dropped = False
-        """Whether dropout stands between pattern and values."""
-        self.used = False
-        """Whether the pattern came to any values."""
+        self.dropped = False  # whether dropout stands between pattern and values
+        self.used = False  # whether the pattern came to any values
 
     def set_pattern(self, pattern: Tensor) -> None:
         """Take this tensor for the pattern, and note how often it was changed in place so far."""
@@ -105,8 +103,7 @@ class SoftmaxTracer:
         """Scores, each with its number of heads, or None where that is not known."""
         self.patterns = WeakTensorKeyDictionary()
         """Patterns, each with its softmax and the name of what changed it since, or None."""
-        self.made: list[WrittenSoftmax] = []
-        """Softmaxes of scores since `take_unused` was called last."""
+        self.made: list[WrittenSoftmax] = []  # softmaxes of scores since `take_unused` was called last
 
     def clear(self) -> None:
         """Forget every tensor that was followed."""

@@ -60,8 +60,7 @@ class FunctionTracer(TorchFunctionMode):
     def __init__(self, on_attention: OnAttention) -> None:
         super().__init__()
         self.on_attention = on_attention
-        self.depth = 0
-        """Blocks entered and not yet left."""
+        self.depth = 0  # blocks entered and not yet left
         self.from_tokens = WeakTensorKeyDictionary()
         """Tensors that were computed from the hidden states of a block that runs."""
         self.softmaxes = SoftmaxTracer(self.from_tokens)
@@ -122,6 +121,7 @@ class FunctionTracer(TorchFunctionMode):
         self._report(call, followed and not is_mislaid(call.value, call.sizes))
 
     def _report(self, call: ScaledDotProduct | WrittenSoftmax, self_attention: bool) -> None:
+        """Report attention, and whether it is known to be of the block's tokens to themselves."""
         remark = "attention whose queries and keys cannot both be followed back to the block's tokens"
         if call.head_width == call.sizes[1]:
             remark += " (heads are as wide as there are tokens: call it on another number of them)"

@@ -87,6 +87,7 @@ def calls_torch(owner: Any) -> bool:
 
 
 def _mentions_attention(file: str) -> bool:
+    """True if the source of a Python module mentions torch's attention or a softmax, or cannot be read."""
     try:
         text = inspect.getsource(sys.modules[file])
         return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
