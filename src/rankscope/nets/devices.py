@@ -41,8 +41,8 @@ def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64)
     """Raise `ArchitectureError` unless this machine has the device, and the device has the dtype."""
     if str(device).partition(":")[0] == "mps" and dtype == torch.float64:
         raise ArchitectureError(
-            "device must have float64, in which networks are measured; mps has no float64: take 'cpu', or move "
-            "the network with net.to(torch.float32, 'mps') and measure it in arithmetic='float32'",
+            "device must have float64, in which networks are measured; mps has none: take 'cpu', or move the "
+            "network with net.to(torch.float32, 'mps') and measure it in arithmetic='float32'",
             subject="device",
         )
     try:
