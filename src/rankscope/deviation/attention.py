@@ -9,7 +9,8 @@ P that differs from row to row. Deviations are taken from that of token j*, j* t
 column j* of Delta, of which sharp attention leaves only the rounding of 1 - p_j*, takes no part.
 
 Called by `rules.py` in this order: `common_heads` and `deviation_heads` project a state to values (and in
-`scores.py` to queries and keys), `softmax.py` makes the `DeviationPattern` of the scores, `mixed` applies it.
+`scores.py` to queries and keys), `softmax.py` makes the `DeviationPattern` of the scores, `mixed` applies it,
+`gated` multiplies the result with gates.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine, product
-from rankscope.deviation.scaled import Scaled, chosen
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
@@ -63,7 +64,7 @@ class Logits:
         )
 
     def restored(self, order: TokenOrder) -> "Logits":
-        """The same scores with tokens in their original order, padding included."""
+        """Scores with tokens in their original order, padding included."""
         columns = order.restored_columns
         fine = self.fine and self.fine.mapped(columns)
         return Logits(columns(self.ref), self.D.mapped(order.restored_square), fine)
@@ -218,7 +219,8 @@ def mixed(
     if excess is not None:
         common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
-    x = (v.x if total is None else _times(v.x, total)) + mean
+    # zeros do not set the scale
+    x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
     if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
         plain = Scaled(P.times(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, plain, R)
@@ -228,11 +230,6 @@ def mixed(
             active[head] = 1.0
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
     return HeadOutputs(x.normalised(), R.normalised(), output, v.valid)
-
-
-def _times(x: Scaled, total: Tensor) -> Scaled:
-    """The common value of each head times `total`, what its rows of P sum to."""
-    return x.mapped(lambda t: t * total[..., None]).normalised()  # zeros do not set the scale
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
@@ -265,3 +262,42 @@ def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
 def _grouped(t: Tensor, count: int) -> Tensor:
     """Key heads `[batch, key head, ...]` repeated to `count` heads, where several queries share one."""
     return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)
+
+
+SHUT = -300.0
+"""A head whose largest gate has a log below this has the log of its gates in the scale."""
+
+
+def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
+    """The outputs of the heads times the gates s(z + d_i), s the sigmoid: z `[batch, head, head_width]` is
+    the gates' input for the common token, d `[batch, head, token, head_width]` what tokens add to it."""
+    gate, change = sigmoid(z, d)
+    wide_gate, wide_x = (part.mapped(lambda v: v[:, :, None]) for part in (gate, heads.x))
+    R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
+    return HeadOutputs(product(gate, heads.x), R, heads.output, heads.valid)
+
+
+def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
+    """(s(z), s(z + d) - s(z)) of the sigmoid s, by head; d has one axis more than z, that of tokens.
+
+    With e = expm1(d), s(z + d) - s(z) = s(z) s(-z) e / (1 + s(z) e) for |d| <= 1; above, the plain difference
+    is as good, taken on the side of 0 where s is small. Of a head that is shut to every token the log of its
+    gates goes into the scale: s(z) is e^z there."""
+    z, d = z.by_head(), d.by_head()
+    Z, D = z.explicit(), d.explicit()
+    wide, moved = Z[:, :, None], Z[:, :, None] + D
+    most = Z.clamp(max=0.0).amax(-1)  # log s(z) is nearly min(z, 0)
+    most = torch.maximum(most, moved.clamp(max=0.0).flatten(2).amax(-1)) if D.shape[2] else most
+    top = torch.where(most < SHUT, most, 0.0)  # [batch, head]
+    up = spread(top, D)
+    open_, shut = (wide - up).exp().where(up < 0, wide.sigmoid()), (-wide).sigmoid()
+    level = d.log.clamp(max=0.0)
+    size = spread(level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(d) is d and only the log goes on
+    small = d.value * spread((d.log - level).clamp(max=STEEPEST).exp(), D)  # d in units of size
+    large = D.abs() > 1
+    e = torch.expm1((small * size).masked_fill(large, 0.0)) / size
+    near = open_ * shut * e / (1 + wide.sigmoid() * size * e)
+    after = (moved - up).exp().where(up < 0, moved.sigmoid())
+    far = torch.where(wide > 0, shut - (-moved).sigmoid(), after - open_) / size
+    common = (Z - spread(top, Z)).exp().where(spread(top, Z) < 0, Z.sigmoid())
+    return Scaled(common, top), Scaled(torch.where(large, far, near), level + top).normalised()

@@ -1,5 +1,6 @@
-"""The cap on scores, `s -> C tanh(s / C)` (Gemma 2), of scores split into what rows share and what not.
+"""The cap on scores, `s -> C tanh(s / C)` (Gemma 2), of scores split into a shared row and the rest.
 
+Called by `scores.py` (`capped`).
 A score is `c + r_i + h_j + D_ij`: without a cap c and r_i are constant along a row and drop out of the
 softmax; under it they do not. With T = tanh, all in units of C, and `x = c + r_i + h_j`,
 
@@ -19,17 +20,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.activations import most, sinh_share, tanh_change
+from rankscope.deviation.activations import largest_log, sinh_share, tanh_change
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled, chosen, spread
 from rankscope.doubled import quotient
 
-MOST = 1e3
-"""Where tanh is one to every digit."""
+SATURATED = 1e3
+"""tanh is one to every digit from here on."""
 
 
 class RowConstants(NamedTuple):
-    """What is constant along a row of scores."""
+    """The parts of scores that are constant along each row: c common to all rows, r_i of row i."""
 
     c: Scaled  # [batch, head]
     rows: Scaled  # [batch, head, token]
@@ -38,8 +39,9 @@ class RowConstants(NamedTuple):
 def capped(
     constant: RowConstants | None, ref: Scaled, D: Scaled, cap: float, largest: LogScales | None = None
 ) -> tuple[Scaled, Scaled]:
-    """(ref, D) of capped scores, of all rows or of some; without a `constant`, ref is zero and D all of the
-    score. `largest` is the log of the largest part of all rows, that of these if left out."""
+    """(ref, D) of capped scores, of all rows or of some. Without a `constant`, ref is zero and D the whole
+    score. `largest` is the log of the largest part of the scores of all rows; if left out, that of these
+    rows."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
     c = (
@@ -49,9 +51,9 @@ def capped(
     )
     rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
     parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
-    most_of = torch.stack([part.log for part in parts]).amax(0)
-    most_of = most_of if largest is None else largest.flatten() - math.log(cap)
-    cut = (most_of - STEEPEST).clamp(min=0.0)
+    top = torch.stack([part.log for part in parts]).amax(0)
+    top = top if largest is None else largest.flatten() - math.log(cap)
+    cut = (top - STEEPEST).clamp(min=0.0)
     common, r, h, D = (Scaled(part.value, part.log - cut) for part in parts)
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
@@ -68,25 +70,27 @@ def capped(
 
 
 def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """(ref, D) as differences of tanh, where scores are beyond e^600 caps: e^-cut of each part is given."""
+    """(ref, D) as plain differences of tanh, for scores beyond e^600 caps; each part is given times
+    e^-cut."""
     grow = spread(cut.clamp(max=STEEPEST).exp(), D)
 
     def T(x: Tensor) -> Tensor:
-        return torch.tanh((x * grow).clamp(-MOST, MOST))
+        return torch.tanh((x * grow).clamp(-SATURATED, SATURATED))
 
     shared = T(at + across) - T(at)
     return shared, T(at + down + across + D) - T(at + down) - shared
 
 
 def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
-    """`T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h in units of one."""
+    """The last bracket `T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h as
+    ordinary tensors."""
     corners = (c, c + down, c + across, c + down + across)
     middle = 2 * c + down + across
     exponent = down.abs() + across.abs() + middle.abs()
     for corner in corners:
         exponent = exponent - corner.abs()
     exponent = exponent.clamp(max=0.0)  # but for rounding, it is
-    largest = most(exponent)
+    largest = largest_log(exponent)
     slope = -8 * sinh_share(down) * sinh_share(across) * torch.expm1(-2 * middle.abs())
     slope = torch.where(middle > 0, -slope, slope) * (exponent - spread(largest, exponent)).exp()
     for corner in corners:
@@ -95,5 +99,5 @@ def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scal
 
 
 def _apart(part: Scaled) -> Scaled:
-    """Heads as samples."""
+    """The same numbers with heads as samples."""
     return Scaled(part.value.flatten(0, 1), part.log.flatten())

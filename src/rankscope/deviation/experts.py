@@ -1,5 +1,7 @@
-"""A mixture of experts of a state: weights and experts each as what tokens share and what they do not.
+"""The mixture of experts of a state: routing weights and experts' outputs, each as a common part and the
+rest.
 
+Called by `rules.py` (`mixture`); calls `mlp.py` for each expert and `softmax.py` for the router.
 The weights of the experts are a softmax of the router's scores over those that a token has chosen, as rows of
 attention are over what a token sees, so `softmax.py` splits them alike: `p_ie = p_e + Delta_ie`, p those of
 one of the tokens. With `f_e(x_i) = F_e + dF_ie` (`mlp.py`),
@@ -25,15 +27,16 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.experts import Experts
 from rankscope.nets.weights import ExpertWeights, Linear
 
-Touch = Callable[[Scaled], Scaled]
+PerturbScaled = Callable[[Scaled], Scaled]
 Shares = tuple[Tensor, Scaled]
-"""(p `[batch, expert]`, Delta `[batch, token, expert]`)."""
+"""Routing weights as (p `[batch, expert]`, Delta `[batch, token, expert]`): those of token i are p +
+Delta_i."""
 
 
 def mixture(
-    arch: Architecture, w: ExpertWeights, state: State, perturb: Touch = lambda part: part
+    arch: Architecture, w: ExpertWeights, state: State, perturb: PerturbScaled = lambda part: part
 ) -> tuple[State, Tensor]:
-    """(what the mixture adds, the weight of each expert for each token)."""
+    """(the MLP branch of the mixture, the weight of each expert for each token `[batch, token, expert]`)."""
     assert arch.experts is not None
     p, Delta, chosen = _chosen(_scores(state, w.router, perturb), state, arch.experts)
     weights = (p[:, None] + Delta.explicit()) * chosen
@@ -41,10 +44,9 @@ def mixture(
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
     taken = (chosen & state.valid.mask[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
-        found = _weighed(
-            p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, perturb)
-        )
-        x, R = x + found.x, R + found.R
+        output = mlp(arch, w.expert(e), state, perturb)
+        added = _weighed(p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), output)
+        x, R = x + added.x, R + added.R
     if w.shared is not None:
         shared = mlp(arch, w.shared, state, perturb)
         if w.shared_gate is not None:
@@ -54,22 +56,23 @@ def mixture(
 
 
 def _weighed(p: Tensor, Delta: Scaled, branch: State) -> State:
-    """`p_i f(x_i)`, p `[batch]`, Delta `[batch, token]`."""
+    """A branch f times its weights, `(p + Delta_i) f(x_i)`, p `[batch]` and Delta `[batch, token]`."""
     change, weight = Delta.mapped(lambda v: v[..., None]), Scaled.plain(p[:, None])
     R = product(change, rows(branch.x)) + product(rows(weight), branch.R) + product(change, branch.R)
     return State(product(weight, branch.x), R, branch.valid)
 
 
-def _scores(state: State, linear: Linear, perturb: Touch) -> Scores:
-    """`x W` of the common token and of deviations, as scores of one head."""
+def _scores(state: State, linear: Linear, perturb: PerturbScaled) -> Scores:
+    """The router's scores `x W`, of the common token and of deviations, in the form of scores of one head."""
     ref, D = perturb(affine(state.x, linear)), perturb(state.R.mapped(lambda v: v @ linear.weight))
     return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
 
 
 def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
-    """p, Delta, and which experts `[batch, token, expert]` each token goes through."""
-    apart = about_reference_row(scores, state.valid, tokens=False)
-    logits = apart.ref[:, :, None] + apart.D.explicit()  # [batch, 1, token, expert]
+    """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not
+    chosen."""
+    centred = about_reference_row(scores, state.valid, tokens=False)
+    logits = centred.ref[:, :, None] + centred.D.explicit()  # [batch, 1, token, expert]
     chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
     for _ in range(experts.chosen):
         best = logits.masked_fill(chosen, -torch.inf).argmax(-1, keepdim=True)
@@ -78,22 +81,23 @@ def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Sca
         p, Delta = _split(scores, chosen, state)
         return p, Delta, chosen[:, 0]
     p, Delta = _split(scores, torch.ones_like(chosen), state)
-    chosen, row = chosen[:, 0], apart.row[:, :, None].expand(-1, -1, experts.number)
-    here = chosen.gather(1, row)  # by the token that p is of
-    other = p[:, None] * (chosen & ~here) - p[:, None] * (here & ~chosen)
+    chosen, row = chosen[:, 0], centred.row[:, :, None].expand(-1, -1, experts.number)
+    of_reference = chosen.gather(1, row)  # the experts of the token that p is of
+    change = p[:, None] * (chosen & ~of_reference) - p[:, None] * (of_reference & ~chosen)
     # Where all choose alike there is nothing to add, and nothing to set the scale.
-    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.valid.zero_padding(other)).normalised()
-    return p * here[:, 0], Delta, chosen
+    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.valid.zero_padding(change)).normalised()
+    return p * of_reference[:, 0], Delta, chosen
 
 
 def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
-    """The sigmoid of one score a token."""
-    scores = Scores(*(each.mapped(lambda v: torch.cat([torch.zeros_like(v), v], -1)) for each in scores))
+    """The sigmoid of one score per token, as a softmax of zero and that score."""
+    scores = Scores(*(part.mapped(lambda v: torch.cat([torch.zeros_like(v), v], -1)) for part in scores))
     p, Delta = _split(scores, torch.ones_like(scores.D.value, dtype=torch.bool), state)
     return p[:, 1], Delta.mapped(lambda v: v[..., 1])
 
 
 def _split(scores: Scores, seen: Tensor, state: State) -> Shares:
-    found = split(scores, seen, state.valid, tokens=False)
-    Delta = found.by_head
-    return found.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])
+    """The softmax of scores over the experts in `seen`, as p and Delta."""
+    pattern = split(scores, seen, state.valid, tokens=False)
+    Delta = pattern.by_head
+    return pattern.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

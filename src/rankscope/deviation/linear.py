@@ -1,5 +1,6 @@
-"""The linear kernel of a state: weights `phi(q_i) . phi(k_j)`, `phi = elu + 1`, and their logs as scores.
+"""Scores of the linear kernel: `log phi(q_i) . phi(k_j)`, `phi = elu + 1`, split as `scores.py` needs them.
 
+Called by `scores.py` (`log_weights`, and `whole_log_weights` where positions rotate queries and keys).
 With `phi(q_i) = f (1 + r_i)` and `phi(k_j) = g (1 + t_j)`, entry by entry, about those of the common token,
 shares `w_c = f_c g_c / f . g`, and means and covariances under these shares,
 
@@ -23,13 +24,14 @@ from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.nets.kernels import linear_logs
 
 FAR = 150.0
-"""Logs of ratios of phi from which on weights are sums of logs."""
+"""Logs of ratios of phi from which on scores are formed as sums of logs."""
 LARGE = 0.5
-"""Ratios of weights, less one, from which on their log is taken as it is."""
+"""The |u| above which log(1 + u) is taken as the log of 1 + u."""
 
 
 def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, Scaled]:
-    """(ref, D) of common queries and keys `[batch, head, width]` and deviations from them."""
+    """(ref, D) of the scores, of common queries q and keys k `[batch, head, width]` and deviations dq, dk
+    from them `[batch, head, token, width]`."""
     (Zq, Wq, r), (Zk, Wk, t) = _ratios(q, dq), _ratios(k, dk)
     share = (_log_phi(Zq) + _log_phi(Zk)).softmax(-1)  # [batch, head, 1, width]
     along, across = (_mean(part, share) for part in (r, t))  # [batch, head, token, 1]
@@ -44,17 +46,17 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     far = torch.stack([_most(W, Z) for Z, W in ((Zq, Wq), (Zk, Wk))]).amax(0) > FAR  # [batch, head]
     if not must_compute("linear.far", far.any()):
         return ref, D
-    nothing = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
-    return chosen(far, nothing, ref), chosen(far, _sums(Wq, Wk), D)
+    zero = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
+    return chosen(far, zero, ref), chosen(far, _sums(Wq, Wk), D)
 
 
 def whole_log_weights(q: Scaled, k: Scaled) -> Scaled:
-    """log of the weights as they are, where nothing is common to queries `[batch, head, token, width]`."""
-    return _sums(*(Scaled(each.value, each.log.clamp(max=STEEPEST)).explicit() for each in (q, k)))
+    """The scores as they are, of queries and keys `[batch, head, token, width]` without a common part."""
+    return _sums(*(Scaled(part.value, part.log.clamp(max=STEEPEST)).explicit() for part in (q, k)))
 
 
 def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
-    """(z, z + d, phi(z + d) / phi(z) - 1)."""
+    """(z, z + d, phi(z + d) / phi(z) - 1), the last by the four cases of the module's docstring."""
     cut = (torch.maximum(z.log, d.log) - STEEPEST).clamp(min=0.0)  # there phi is linear or gone
     Z, step = z.at(cut)[:, :, None], Scaled(d.value, d.log - cut)
     D = step.explicit()
@@ -72,6 +74,7 @@ def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
 
 
 def _log_phi(z: Tensor) -> Tensor:
+    """log(elu(z) + 1)."""
     return torch.where(z >= 0, torch.log1p(z.clamp(min=0.0)), z)
 
 
@@ -81,11 +84,12 @@ def _most(W: Tensor, Z: Tensor) -> Tensor:
 
 
 def _mean(part: Scaled, share: Tensor) -> Scaled:
+    """The mean over the width of a head, entries weighted by their shares."""
     return part.mapped(lambda v: v @ share.mT)
 
 
 def _log(u: Scaled, ratio: Tensor) -> Scaled:
-    """`log(1 + u)`, 1 + u being `ratio`, which is taken where u is large."""
+    """The log of 1 + u; where |u| is large, of `ratio`, which is 1 + u computed otherwise."""
     u = u.normalised()
     size = spread(u.log.clamp(-STEEPEST, STEEPEST).exp(), u.value)
     U = u.value * size
@@ -94,4 +98,5 @@ def _log(u: Scaled, ratio: Tensor) -> Scaled:
 
 
 def _sums(q: Tensor, k: Tensor) -> Scaled:
+    """The scores of ordinary queries and keys, as sums of logs."""
     return Scaled(linear_logs(q, k), q.new_zeros(q.shape[:2])).normalised()

@@ -1,10 +1,10 @@
-"""The MLP of a state: what an activation does to a common token and to deviations from it.
+"""The MLP of a state, and what its activation does to a common token and to deviations from it.
 
     act(z + d) - act(z) = d (f_1 + f_2 d + f_3 d^2 + ...)
 
 with the Taylor coefficients f_k at the common token (`activations.py`): no two nearly equal numbers are
 subtracted. Where the largest |d| (1 + |z|) of a sample is above `LARGE`, the plain difference is as good and
-is taken.
+is taken. `mlp` is called by `rules.py` and `experts.py`, `affine` and `product` by every file with products.
 Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (tanh: constant), so that scales
 outside floating point's range can be drawn out of it.
 """
@@ -24,18 +24,19 @@ from rankscope.nets.weights import Linear, MLPWeights
 from rankscope.shapes import Bool
 
 LARGE = 0.02
+"""The largest |d| (1 + |z|) for which the Taylor series is summed."""
 LINEAR = 1e3
-"""From here on activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
+"""Beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
 MOST_TERMS = 19
 REACH = 250.0
-"""Logs within which activations are evaluated as they are."""
+"""The |log| of the size of z and d within which activations are evaluated as they are."""
 
 
 def mlp(
     arch: Architecture, w: MLPWeights, state: State, perturb: Callable[[Scaled], Scaled] = lambda part: part
 ) -> State:
-    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `perturb` is asked of what
-    goes into the activation and of what comes out."""
+    """The MLP branch `act(X W_1 + b_1) W_2 + b_2`, or the gated one `(act(X W_g + b_g) * (X W_1 + b_1)) W_2 +
+    b_2`. `perturb` moves the last digits of what goes into the activation and of what comes out."""
     x, R = perturb(affine(state.x, w.up)), perturb(state.R.mapped(lambda v: v @ w.up.weight))
     if w.gate is None:
         x, R = map(perturb, activation(arch.activation, x, R))
@@ -50,7 +51,7 @@ def mlp(
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
-    """`x W + b` of the common token."""
+    """The common token through a linear map, `x W + b`."""
     zero = saves_a_pass("mlp.no_common_token", x.log, lambda: (x.log <= LOWEST).all())
     y = x.mapped(lambda v: v.new_zeros(len(v), linear.weight.shape[1]) if zero else v @ linear.weight)
     if linear.bias is None:
@@ -59,7 +60,9 @@ def affine(x: Scaled, linear: Linear) -> Scaled:
 
 
 def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
-    """(act(z), act(z + d) - act(z)), z `[batch, width]`, d `[batch, token, width]`."""
+    """(act(z), act(z + d) - act(z)) of an activation, z `[batch, width]`, d `[batch, token, width]`.
+
+    Scales beyond float64's range are drawn out of the activation first: e^outside, as a log per sample."""
     size = d.largest()
     log = torch.maximum(z.normalised().log, d.log + near_log(size.clamp(min=1e-300)))
     outside = log - log.clamp(-REACH, STEEPEST if name == "tanh" else REACH)
@@ -82,7 +85,8 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
 
 
 def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
-    """Where nothing is left of any unit of any token."""
+    """True for samples whose every unit, of the common token and of every token, lies in the activation's
+    tail."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
     if not D.shape[1] or not must_compute("mlp.low", low.any()):
@@ -91,7 +95,8 @@ def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
 
 
 def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:
-    """act(Z + D) - act(Z) within float64's range, and what was drawn out of it."""
+    """The difference act(z + d) - act(z), with Z = z e^-outside and D = d e^-outside in float64's range: by
+    the Taylor series where d is small, else as a plain difference; e^drawn is the scale drawn out of act."""
     size = d.largest()
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
@@ -112,32 +117,34 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
 
 
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
-    """act(e^outside z) / e^outside: what is short beside the rest of its sample need not be linear."""
+    """act(e^outside z) / e^outside; an entry that is small beside the others of its sample may not be in the
+    linear range, and is brought back to size one."""
     if name not in FADING or not must_compute("mlp.value_outside", (outside > 0).any()):
         return VALUES[name](z)
     grow = spread(outside.clamp(0.0, 690.0).exp(), z)
-    whole = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
-    return torch.where(whole.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](whole) / grow)
+    grown = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
+    return torch.where(grown.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](grown) / grow)
 
 
 IN_CACHE = 2**18
-"""Entries that are gone through together."""
+"""Entries that are processed together on a CPU, so that they stay in its cache."""
 
 
 def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
-    """`act(Z + D) - act(Z)` for large D, where act is z g(z): `D g(Z + D) + Z (g(Z + D) - g(Z))`, so that a D
-    that is small beside Z keeps its digits. g is taken on the side where it is small: g(z) = 1 - g(-z)."""
+    """The difference `act(Z + D) - act(Z)` for large D, of an activation act(z) = z g(z): it is
+    `D g(Z + D) + Z (g(Z + D) - g(Z))`, so that a D that is small beside Z keeps its digits. g is taken on the
+    side where it is small: g(z) = 1 - g(-z)."""
     if name not in GATES:
         return D
     if type(D) is Tensor and D.device.type == "cpu" and D.numel() > IN_CACHE:
         # A dozen passes over what fits into a core's cache are quicker than over memory.
         parts = torch.split(D, max(1, IN_CACHE * D.shape[1] // D.numel()), 1)
-        return torch.cat([_apart(name, Z, part, outside) for part in parts], 1)
-    return _apart(name, Z, D, outside)
+        return torch.cat([_plain_part(name, Z, part, outside) for part in parts], 1)
+    return _plain_part(name, Z, D, outside)
 
 
-def _apart(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
-    """The same, of some tokens."""
+def _plain_part(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
+    """`_plain` of some of the tokens."""
     Z = Z[:, None]
     W = Z + D
     if saves_a_pass("mlp.inside", outside, lambda: (outside <= 0).all()):
@@ -152,7 +159,8 @@ def _apart(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
-    """`(act(Z + D) - act(Z)) / D` for small D, by as many terms as the largest reach needs."""
+    """The quotient `(act(Z + D) - act(Z)) / D = f_1 + f_2 D + ...` for small D, by as many terms as the
+    largest `reach`, |D| (1 + |Z|), needs."""
     if name == "relu":
         # Linear but where D crosses zero.
         slope = SERIES[name](Z, 1)[1][:, None].expand_as(D)
@@ -169,10 +177,10 @@ def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
 
 
 def rows(x: Scaled) -> Scaled:
-    """The common token as a row to be multiplied with every token's."""
+    """Numbers of the common token with an axis of one token, to be multiplied with every token's."""
     return x.mapped(lambda v: v[:, None])
 
 
 def product(u: Scaled, v: Scaled) -> Scaled:
-    """Entry by entry."""
+    """The product u v of scaled numbers, entry by entry."""
     return Scaled(u.value * v.value, u.log + v.log).normalised()

@@ -12,9 +12,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits, Values, Visible, mixed
+from rankscope.deviation.attention import (
+    DeviationPattern,
+    HeadOutputs,
+    Logits,
+    Values,
+    Visible,
+    gated,
+    mixed,
+    sigmoid,
+)
 from rankscope.deviation.decisions import can_skip
-from rankscope.deviation.gates import gated, sigmoid
 from rankscope.deviation.mlp import affine, product
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
@@ -29,7 +37,7 @@ from rankscope.shapes import Float
 
 
 class PartOperations(Arithmetic):
-    """The operations; `Deviation` gives them its settings, perturbations and `tidy`."""
+    """Operations that rules of parts and remedies are made of; a base class of `Deviation`."""
 
     settings: PassSettings
     perturb_tensor: Callable[[Tensor], Tensor] | None = None
@@ -117,8 +125,8 @@ class PartOperations(Arithmetic):
             taken = Delta.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
             share = weight[None]
         else:
-            whole = Scaled.plain(second.p[:, :, None]).by_head() + Delta
-            taken = Delta.mapped(lambda t: t * -weight[..., None]).normalised() + product(own, whole)
+            pattern = Scaled.plain(second.p[:, :, None]).by_head() + Delta
+            taken = Delta.mapped(lambda t: t * -weight[..., None]).normalised() + product(own, pattern)
             taken = taken.mapped(lambda t: t.scatter(-1, column, 0.0)).normalised()
             share = weight[..., 0]
         sums = None if own is None else own.mapped(lambda t: t[..., 0])
@@ -158,27 +166,29 @@ class PartOperations(Arithmetic):
         return gated(outputs, *self._by_head(inside, weight, bias))
 
     def _by_head(self, inside: State, weight: Tensor, bias: Tensor | None) -> tuple[Scaled, Scaled]:
+        """`X weight + bias` of the common token `[batch, head, 1]`, and what each token adds to it."""
         z = self.perturb(affine(inside.x, Linear(weight, bias)))  # [batch, head]
         d = self.perturb(inside.R.mapped(lambda v: v @ weight))  # [batch, token, head]
         return z.mapped(lambda v: v[..., None]), d.mapped(lambda v: v.mT[..., None])
 
 
 def _as_head(part: Scaled) -> Scaled:
-    """With an axis for one head."""
+    """Numbers of a state with an axis for one head."""
     return part.mapped(lambda v: v[:, None]).by_head()
 
 
 def _steeper(a: Logits, b: Logits) -> Logits:
-    """Of each head the larger scores: whether rounding decides them is asked of these."""
-    sizes = [torch.maximum(each.D.log_size(), each.reference.log_size()) for each in (a, b)]
+    """The larger scores of two patterns, by head: they say whether rounding may decide the softmax."""
+    sizes = [torch.maximum(part.D.log_size(), part.reference.log_size()) for part in (a, b)]
     pick = sizes[0] >= sizes[1]
     ref = torch.where(pick[..., None], a.ref, b.ref)
     return Logits(ref, chosen(pick, a.D, b.D), chosen(pick, a.reference, b.reference))
 
 
 def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
-    """(e, E - 1 e^T), the second but for column j* where rows see alike. Of a pattern that another part has
-    changed, which need not be near C, E is the difference."""
+    """(e, E - 1 e^T) of E = P - C, as in `shape_pattern`; column j* of the second counts only where rows do
+    not see alike. Of a pattern that another part has changed, which need not be near C, E is the
+    difference."""
     if P.signed or P.logits is None:
         C = average(P.visible).to(P.p)
         c = C[samples, :, last]
@@ -199,7 +209,8 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
 
 
 def _less_average(scores: Scaled, visible: Visible) -> Scaled:
-    """The softmax of scores less the average of what each row sees; zero of a row that sees nothing."""
+    """The softmax of scores minus C, the average over what each row sees; zero for a row that sees
+    nothing."""
     scores = scores.mapped(lambda t: torch.where(visible, t, torch.zeros_like(t))).normalised()
     C = average(visible).to(scores.value)
     size = spread(scores.log.clamp(-STEEPEST, 0.0).exp(), scores.value)
@@ -213,6 +224,6 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
 
 
 def _last(valid: Tensor) -> Tensor:
-    """The last valid token of each sample."""
+    """The index of the last token of each sample."""
     positions = torch.arange(valid.shape[1], device=valid.device)
     return torch.where(valid, positions, 0).amax(-1)

@@ -148,14 +148,7 @@ def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 def rounded(step: DeviationStep) -> DeviationStep:
     """A step in doubled precision with every number rounded to the nearest float64."""
-    return DeviationStep(
-        step.layer,
-        converted(step.state, nearest),
-        converted(step.attention, nearest),
-        converted(step.heads, nearest),
-        converted(step.routing, nearest),
-        converted(step.cross, nearest),
-    )
+    return converted(step, nearest)
 
 
 @dataclass(frozen=True)
@@ -194,7 +187,7 @@ class PassInputs:
             return cls(net, State.of(X, valid), settings, order, doubled)
         X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
-        state = State.of(X, valid) if table is None else State.placed(X, table[: X.shape[1]], valid)
+        state = State.of(X, valid, None if table is None else table[: X.shape[1]])
         settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
         return cls(net, state, settings, order, by_rows=by_rows)
 

@@ -87,8 +87,7 @@ def run_layers(
     for block, weights in zip(net.blocks, inputs.weights, strict=True):
         at_layer(block.index)
         layer_inputs = ReplayInputs(weights, inputs.settings, state)
-        run = layers[len(outputs)] if layers else partial(ReplayInputs.run_block, block=block)
-        outputs.append(run(layer_inputs))
+        outputs.append(layers[len(outputs)](layer_inputs) if layers else layer_inputs.run_block(block))
         state = outputs[-1].state
     if second_pass is None:
         return PassResult(tuple(outputs))
@@ -234,7 +233,7 @@ class PassCache:
             warn(f"a pass with its second one could not be captured, and is slower: {refused}", stacklevel=2)
             return
         most = torch.cuda.mem_get_info(inputs.state.x.log.device)[1] * MEMORY_SHARE
-        while sum(each.size for each in self.passes.values()) > most and len(self.passes) > 1:
+        while sum(cached.size for cached in self.passes.values()) > most and len(self.passes) > 1:
             self.passes.popitem(last=False)
 
     def captures(self, inputs: ReplayInputs) -> bool:
@@ -243,17 +242,17 @@ class PassCache:
 
     def _captured(self, run: PassFunction, inputs: ReplayInputs) -> tuple[PassFunction, int]:
         """(a pass as a CUDA graph, the bytes of its result); weights are read where they are."""
-        own = ReplayInputs(inputs.weights, *converted((inputs.settings, inputs.state), torch.clone))
-        graph_inputs = tensors_of(own[1:])
+        graph_state = ReplayInputs(inputs.weights, *converted((inputs.settings, inputs.state), torch.clone))
+        graph_inputs = tensors_of(graph_state[1:])
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            run(own)  # what is set up at first use is not captured
+            run(graph_state)  # what is set up at first use is not captured
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool):
-            result, violations = run(own)
+            result, violations = run(graph_state)
 
         def replay(inputs: ReplayInputs) -> tuple[PassResult, Tensor]:
             for target, source in zip(graph_inputs, tensors_of(inputs[1:]), strict=True):
@@ -316,6 +315,6 @@ def tensors_of(structure: Any) -> list[Tensor]:
 
 
 def with_tensors(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """The same structure with other tensors, in the order of `tensors_of`."""
+    """A structure with other tensors in place of its own, in the order of `tensors_of`."""
     replacements = iter(tensors)
     return converted(structure, lambda _: next(replacements))

@@ -6,8 +6,8 @@ attention branch `norm` (of a pre-norm block), `values`, `pattern`, `mix`, `gate
 a sandwich); then `add` the skip, and `norm` (of a post-norm block). `part` is called wherever a part of the
 user's own stands. Each method hands over to the file with its formulas:
 
-    norm -> norms.py        values, mix -> attention.py     pattern -> scores.py, sinkhorn.py, softmax.py
-    gate -> gates.py        mlp -> mlp.py, experts.py       add -> state.py (tidy)
+    norm -> norms.py        values, mix -> attention.py     pattern -> scores.py, softmax.py
+    gate -> attention.py    mlp -> mlp.py, experts.py       add -> state.py (tidy)
 
 Traversals are started by `propagate.py`, `replay.py`, `second_pass.py`, `confirm.py` and `dissect.py`.
 """
@@ -27,17 +27,16 @@ from rankscope.deviation.attention import (
     Values,
     common_heads,
     deviation_heads,
+    gated,
     mixed,
 )
 from rankscope.deviation.experts import mixture
-from rankscope.deviation.gates import gated
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.part_operations import PartOperations
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import ScoreParts, Scores, score_parts
-from rankscope.deviation.sinkhorn import balanced
-from rankscope.deviation.softmax import split
+from rankscope.deviation.scores import ScoreParts, Scores, StateHeads
+from rankscope.deviation.softmax import balanced, split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
@@ -90,7 +89,9 @@ class Deviation(PartOperations):
         w = block.weights.attention
         queries, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
         perturbations = (self.perturb, self.perturb_tensor)
-        return score_parts(self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias)
+        return StateHeads(
+            self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias
+        ).parts()
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """The state that queries, or keys and values, are linear in, where attention has latents: the latent
@@ -117,7 +118,7 @@ class Deviation(PartOperations):
         return mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
 
     def gate(self, block: Block, heads: HeadOutputs, state: State) -> HeadOutputs:
-        """The outputs of the heads times their gates (`gates.py`)."""
+        """The outputs of the heads times their gates (`attention.py`)."""
         w = block.weights.attention.gate
         assert w is not None
         z = self.perturb(common_heads(state.x, w, self.arch))
@@ -155,9 +156,10 @@ class Deviation(PartOperations):
     def cross_score_parts(self, cross_block: Block, state: State) -> ScoreParts:
         """The queries of tokens and keys of the memory that `cross_scores` are made of."""
         w, settings = cross_block.weights.attention, self.settings.bare()
-        return score_parts(
-            self.arch, cross_block.index, w, state, settings, self.perturb, self.perturb_tensor, self.source
-        )
+        perturbations = (self.perturb, self.perturb_tensor)
+        return StateHeads(
+            self.arch, cross_block.index, w, state, settings, *perturbations, self.source
+        ).parts()
 
     @cached_property
     def source(self) -> State:

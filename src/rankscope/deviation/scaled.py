@@ -61,7 +61,7 @@ class Scaled:
         return log.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
 
     def normalised(self) -> "Scaled":
-        """The same numbers with entries of about size one; where all are zero, the log is `LOWEST`."""
+        """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`."""
         size = self.largest()
         zero = size == 0
         step = near_log(size.masked_fill(zero, 1.0))
@@ -72,7 +72,7 @@ class Scaled:
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
     def unit(self) -> "Scaled":
-        """The same numbers with the largest |entry| of value exactly one, so that squares stay in range."""
+        """Equal numbers with the largest |entry| of value exactly one, so that squares stay in range."""
         size = self.largest()
         safe = size.masked_fill(size == 0, 1.0)
         log = (self.log + safe.log()).masked_fill(size == 0, LOWEST)

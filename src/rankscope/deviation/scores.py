@@ -38,7 +38,7 @@ EVERY = slice(None)
 
 
 class Scores(NamedTuple):
-    """After the divisor; what is constant along a row is left out."""
+    """Scores `ref_j + D_ij` after the divisor; what is constant along a row is left out."""
 
     ref: Scaled  # [batch, head, token]
     D: Scaled  # [batch, head, row, token]
@@ -46,31 +46,32 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScoreParts:
-    """What the scores of a layer are made of, no part of it larger than tokens are: rows of D are made as
-    they are asked for."""
+    """The queries, keys and positions that a layer's scores are made of; rows of D are made as they are
+    needed, so that nothing of size token x token is held."""
 
     arch: Architecture
     w: AttentionWeights
     ref: Scaled  # [batch, head, token], before a cap
     products: tuple[tuple[Scaled, Scaled], ...]
-    """Queries and keys `[batch, head, token, head_width]` whose products D is the sum of."""
+    """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
     offset: tuple[Scaled, ...]
-    """Queries that meet relative positions, `sinusoids`."""
+    """The queries that are multiplied with relative positions, `sinusoids`."""
     sinusoids: Tensor | None
     bias: Callable[[slice], Tensor] | None
-    """What positions add to some rows, after the divisor."""
+    """Gives what positions add to some rows, after the divisor."""
     constant: RowConstants | None
-    """What is constant along rows, where there is a cap."""
+    """The parts of scores that are constant along rows, which matter only under a cap."""
     rows: int
     heads: slice
-    """Of those that the layer has."""
+    """Which heads of the layer these are."""
     gain: Float[Tensor, "batch 1"] | None = None
-    """What scores are multiplied with, cap and all, where they follow the number of tokens."""
+    """The factor of scores that grow with the number of tokens (`log_gain`), applied after the cap."""
     held: Scores | None = None
-    """All of them, where they are no sum of products."""
+    """All scores, for a kernel whose scores are no sum of products."""
 
     def scores(self, rows: slice = EVERY, largest: LogScales | None = None) -> Scores:
-        """`ref`, and some rows of D; under a cap `largest` is that of all rows, those at hand if left out."""
+        """`ref` and some rows of D. `largest` matters under a cap: the log of the largest part of a score of
+        all rows; if left out, that of these rows."""
         if self.held is not None:
             return Scores(self.held.ref, _some(self.held.D, rows))
         ref, D = self.ref, self.uncapped(rows)
@@ -84,14 +85,13 @@ class ScoreParts:
     def uncapped(self, rows: slice = EVERY) -> Scaled:
         """Some rows of D, as if there were no cap."""
         if not self.products:
-            number = len(range(*rows.indices(self.rows)))
-            return Scaled(self.ref.value[:, :, None].expand(-1, -1, number, -1), self.ref.log)
-        first, *others = [
+            count = len(range(*rows.indices(self.rows)))
+            return Scaled(self.ref.value[:, :, None].expand(-1, -1, count, -1), self.ref.log)
+        D, *remaining = [
             Scaled(_some(a, rows).value @ b.value.mT, a.log + b.log) for a, b in self.products
         ]  # under rotation, all four products of common and deviating parts: none is constant along a row
-        D = first
-        for other in others:
-            D = D + other
+        for product in remaining:
+            D = D + product
         for part in self.offset:
             assert self.sinusoids is not None
             at = by_offset(_some(part, rows).value, self.w, self.sinusoids, self.heads, rows.start or 0)
@@ -102,7 +102,7 @@ class ScoreParts:
         return D
 
     def narrowed(self, sample: slice, head: slice) -> "ScoreParts":
-        """Of some samples and heads."""
+        """The parts of some samples and heads alone."""
 
         def part(of: Scaled) -> Scaled:
             return Scaled(of.value[sample, head], of.log[sample, head])
@@ -119,76 +119,56 @@ class ScoreParts:
         )
 
     def largest(self, D: LogScales) -> LogScales:
-        """The log of the largest part of a score, D that of D."""
+        """The log of the largest part of any score, by head, where `D` is the log of the largest |D_ij|."""
         parts = [self.ref]
         if self.constant is not None:
             parts += [self.constant.c.mapped(lambda t: t[..., None]), self.constant.rows]
         return torch.stack([D, *(part.log_size() for part in parts)]).amax(0)
 
 
-def score_parts(
-    arch: Architecture,
-    index: int,
-    w: AttentionWeights,
-    state: State,
-    settings: PassSettings,
-    perturb: Callable[[Scaled], Scaled] = lambda part: part,
-    perturb_tensor: PerturbTensor | None = None,
-    keys: State | None = None,
-    bias: Callable[[slice], Tensor] | None = None,
-) -> ScoreParts:
-    """The scores of a layer, head by head, by the deviation rule of its kernel.
-
-    Args:
-        arch: The architecture.
-        index: The layer, from 0.
-        w: The weights of its attention.
-        state: What queries are made of.
-        settings: Masks and positions; `bare` where keys are of a memory.
-        perturb: Applied to queries and keys, in a second pass.
-        perturb_tensor: The same inside their norm.
-        keys: What keys are made of, if not of `state`.
-        bias: Makes rows of what positions add, where the settings do not hold all of it.
-    """
-    rule = kernel_of(arch.kernel).deviation
-    if rule is None:
-        raise ArchitectureError(
-            f"kernel {kernel_of(arch.kernel).name} must have a rule in deviation arithmetic to be used in "
-            "it; it has none: use arithmetic='float64', or give Kernel(deviation=...)",
-            subject="kernel",
-        )
-    found: ScoreParts = rule(
-        StateHeads(
-            arch, index, w, state, settings, perturb, perturb_tensor, state if keys is None else keys, bias
-        )
-    )
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class StateHeads:
     """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
-    `nets/kernels.py`); the fields are the arguments of `score_parts`."""
+    `nets/kernels.py`)."""
 
     arch: Architecture
     index: int
+    """The layer, from 0."""
     w: AttentionWeights
     state: State
+    """What queries are made of."""
     settings: PassSettings
+    """Masks and positions; `bare` where keys are of a memory."""
     perturb: Callable[[Scaled], Scaled]
+    """Moves the last digits of queries and keys, in a second pass."""
     perturb_tensor: PerturbTensor | None
+    """Moves those of tensors inside their norm."""
     keys: State
-    bias: Callable[[slice], Tensor] | None
+    """What keys are made of: the same tokens, or a memory."""
+    bias: Callable[[slice], Tensor] | None = None
+    """Makes rows of what positions add, if the settings do not hold all of it."""
+
+    def parts(self) -> ScoreParts:
+        """The parts of the layer's scores, by the deviation rule of its kernel."""
+        kernel = kernel_of(self.arch.kernel)
+        if kernel.deviation is None:
+            raise ArchitectureError(
+                f"kernel {kernel.name} must have a rule in deviation arithmetic to be used in it; it has "
+                "none: use arithmetic='float64', or give Kernel(deviation=...)",
+                subject="kernel",
+            )
+        parts: ScoreParts = kernel.deviation(self)
+        return parts
 
     @cached_property
     def zero(self) -> Tensor:
-        """Zeros `[batch, head, token]`."""
+        """A tensor of zeros `[batch, head, token]`."""
         shape = len(self.state.valid.mask), self.arch.heads, self.keys.valid.mask.shape[1]
         return self.state.R.value.new_zeros(*shape)
 
     @property
     def rows(self) -> int:
-        """The number of queries."""
+        """The number of queries of each sample."""
         return self.state.valid.mask.shape[1]
 
     @cached_property
@@ -212,7 +192,7 @@ class StateHeads:
         return Scaled.plain(self.zero).by_head()  # zeros do not set the scale
 
     def equal(self) -> ScoreParts:
-        """The same score everywhere."""
+        """Scores that are equal everywhere, of uniform attention."""
         return ScoreParts(self.arch, self.w, self._zero_ref(), (), (), None, None, None, self.rows, EVERY)
 
     def given(self, ref: Scaled, D: Scaled) -> ScoreParts:
@@ -275,15 +255,17 @@ class StateHeads:
 
 
 def _of_all(bias: Tensor) -> Callable[[slice], Tensor]:
+    """A function that gives some rows of a bias that is held."""
     return lambda rows: bias[..., rows, :]
 
 
 def _some(x: Scaled, rows: slice) -> Scaled:
+    """Some rows of numbers `[batch, head, row, ...]`."""
     return x if rows == EVERY else x.mapped(lambda t: t[:, :, rows])
 
 
 def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
-    """As long as after rotation."""
+    """Keys as long as they are after rotation, which may scale a part of their width."""
     scale, width = arch.rotary_scale_of(index), arch.rotary_width
     return t if scale == 1.0 else torch.cat([t[..., :width] * scale, t[..., width:]], -1)
 
@@ -296,47 +278,57 @@ def normed_heads(
     eps: float,
     perturb_tensor: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """Queries, keys or what heads say through a norm of their own, head by head."""
+    """Queries, keys or head outputs through an RMSNorm of each head.
+
+    Args:
+        common: That of the common token `[batch, head, width]`.
+        deviation: What tokens add to it `[batch, head, token, width]`.
+        weights: The gain of the norm.
+        valid: Which positions are tokens.
+        eps: Added to the mean square.
+        perturb_tensor: Moves last digits, in a second pass.
+    """
     shape = common.value.shape[:2]
 
-    def apart(part: Scaled) -> Scaled:
+    def as_samples(part: Scaled) -> Scaled:
         return Scaled(part.value.flatten(0, 1), part.log.flatten())
 
-    def together(part: Scaled) -> Scaled:
+    def as_heads(part: Scaled) -> Scaled:
         return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
 
     valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
-    given = State(apart(common), apart(deviation), valid).tidy()
-    done = normed(given, "rms", weights, eps, perturb_tensor)
+    result = State(as_samples(common), as_samples(deviation), valid).tidy()
+    result = normed(result, "rms", weights, eps, perturb_tensor)
     if perturb_tensor is not None:
-        done = State(done.x.mapped(perturb_tensor), done.R.mapped(perturb_tensor), done.valid)
-    done = done.tidy()
-    return together(done.x), together(done.R)
+        result = State(result.x.mapped(perturb_tensor), result.R.mapped(perturb_tensor), valid)
+    result = result.tidy()
+    return as_heads(result.x), as_heads(result.R)
 
 
 def _rows(x: Scaled, n: int) -> Scaled:
+    """Numbers of the common token `[batch, head, width]` repeated for n tokens."""
     return x.mapped(lambda t: t[:, :, None].expand(-1, -1, n, -1))
 
 
 class ReferencedScores(NamedTuple):
-    """Scores about one of their rows."""
+    """Scores `ref_j + D_ij` with D zero in the reference row."""
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, token, token]
     row: Int[Tensor, "batch head"]
-    """The reference row, zero in D."""
+    """The index of the reference row."""
     fine: Scaled
-    """ref at a scale of its own."""
+    """ref with a log-scale of its own."""
 
 
 def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = True) -> ReferencedScores:
-    """The reference row, of the smallest scores, moved from D into ref. Columns are `tokens`, of which only
-    valid ones count, or something else, as experts."""
+    """Scores with the reference row, the row of D whose entries are smallest, moved from D into ref. Columns
+    are `tokens`, of which only valid ones count, or something else, as experts."""
     ref, D = scores
     if not D.value.numel():
         return ReferencedScores(ref.value, D, D.log.long(), ref)
-    seen = D.value if valid.all or not tokens else D.value.masked_fill(~valid.mask[:, None, None], 0.0)
-    size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
+    entries = D.value if valid.all or not tokens else D.value.masked_fill(~valid.mask[:, None, None], 0.0)
+    size = torch.maximum(entries.amax(-1), -entries.amin(-1))  # [batch, head, token]
     row = size.masked_fill(~valid.mask[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
     D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()

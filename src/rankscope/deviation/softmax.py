@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, Logits, Visible
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, spread
 from rankscope.deviation.scores import Scores, about_reference_row
 from rankscope.deviation.state import ValidTokens
 from rankscope.shapes import Bool, Float, Int
@@ -174,3 +174,55 @@ def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head row 1"]:
     """True for the rows to which column j*, `top`, is visible."""
     rows = visible.expand(-1, top.shape[1], -1, -1)
     return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))
+
+
+def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) -> Scores:
+    """Scores whose softmax is Sinkhorn attention: rounds of dividing columns, then rows, by their sums.
+
+    Rows come last, so that P is a softmax of `s_ij + b_j`; b_j, the same in every row, goes into ref. With
+    scores `ref_j + D_ij`, a round is, whatever ref_j was,
+
+        a_i = -log sum_j e^{ref_j + D_ij} over j visible to i,
+        ref_j <- -log sum_i e^{D_ij + a_i} over i that see j.
+
+    Where all rows see the same, sums become means, over p and over rows, and both are of the size of D:
+
+        a_i = -log1p(sum_j p_j expm1(D_ij)),    ref_j <- -log1p(mean_i expm1(D_ij + a_i))."""
+    if not rounds:
+        return scores
+    ref, D, _, _ = about_reference_row(scores, valid)
+    rows, columns = valid.mask[:, None, :, None], visible.any(2, keepdim=True)  # [batch, 1, 1, token]
+    alike = ((visible == columns) | ~rows).all(-1).all(-1)  # [batch, 1]
+    close = alike & (D.log_size() <= 0.0)  # [batch, head]
+    size = spread(D.log.clamp(-STEEPEST, 0.0).exp(), D.value)
+    near = Scaled(_balanced_near(ref, D, size, columns, rows, rounds), D.log.clamp(max=0.0))
+    plain = Scaled(_balanced_plain(ref, D.explicit(), visible, rounds), torch.zeros_like(D.log))
+    return Scores(chosen(close, near, plain).normalised(), D)
+
+
+def _balanced_near(
+    ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int
+) -> Tensor:
+    """ref after the rounds of `balanced` in units of `size`, where all rows see the same `columns` and D is
+    at most of size one."""
+    U = D.value * spread(D.log.clamp(min=0.0).exp(), D.value)
+    count, E = rows.sum(2), torch.expm1(U * size) / size
+    for _ in range(rounds):
+        p = ref.masked_fill(~columns[:, :, 0], -torch.inf).softmax(-1).nan_to_num(0.0)  # [batch, head, token]
+        a = -torch.log1p(size * (E @ p[..., None])) / size  # [batch, head, row, 1]
+        mean = (torch.expm1((U + a) * size) / size * rows).sum(2) / count
+        in_units = -torch.log1p(size[:, :, 0] * mean) / size[:, :, 0]
+        ref = in_units * size[:, :, 0]
+    return in_units * columns[:, :, 0]
+
+
+def _balanced_plain(ref: Tensor, D: Tensor, visible: Visible, rounds: int) -> Tensor:
+    """ref after the rounds of `balanced`, by sums of logs."""
+
+    def log_sum(logs: Tensor, dim: int) -> Tensor:
+        total = logs.masked_fill(~visible, -torch.inf).logsumexp(dim, keepdim=True)
+        return total.nan_to_num(nan=0.0, neginf=0.0)  # zero of nothing
+
+    for _ in range(rounds):
+        ref = -log_sum(D - log_sum(ref[:, :, None] + D, -1), -2)[:, :, 0]
+    return ref

@@ -63,36 +63,31 @@ class State:
     valid: ValidTokens
 
     @classmethod
-    def of(cls, X: Float[Tensor, "batch token width"], mask: Bool[Tensor, "batch token"]) -> "State":
-        """The state of ordinary hidden states. Equal tokens give R = 0 exactly: deviations are first taken
-        from one of the tokens, since a mean would be rounded."""
-        valid = ValidTokens(mask)
-        tokens = Scaled.plain(valid.zero_padding(X)).normalised()
-        if not X.shape[1]:
-            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), tokens, valid)
-        x = X[torch.arange(len(X), device=X.device), valid.first]
-        close = cls(Scaled.plain(x), Scaled.plain(valid.zero_padding(X - x[:, None])), valid).tidy()
-        # Where they are far apart: the tokens as they came, not a rounded difference plus what was taken off.
-        return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
-
-    @classmethod
-    def placed(
+    def of(
         cls,
         X: Float[Tensor, "batch token width"],
-        positions: Float[Tensor, "token width"],
         mask: Bool[Tensor, "batch token"],
+        positions: Float[Tensor, "token width"] | None = None,
     ) -> "State":
-        """The state of tokens plus position embeddings, without rounding the sums: added to a token of 1e12,
-        four digits of a position would be left."""
+        """The state of ordinary hidden states, plus position embeddings if given; `mask` is True at tokens.
+
+        Equal tokens give R = 0 exactly: deviations are first taken from one of the tokens, since a mean would
+        be rounded. Sums with positions are not rounded: added to a token of 1e12, four digits would be
+        left."""
         valid = ValidTokens(mask)
-        total, lost = _two_sum(X, positions.expand_as(X))
+        total, lost = (X, None) if positions is None else _two_sum(X, positions.expand_as(X))
         tokens = Scaled.plain(valid.zero_padding(total)).normalised()
         if not X.shape[1]:
             return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), tokens, valid)
         first = torch.arange(len(X), device=X.device), valid.first
-        difference, rest = _two_sum(total, -total[first][:, None].expand_as(total))
-        R = difference + (rest + (lost - lost[first][:, None]))
-        close = cls(Scaled.plain(total[first]), Scaled.plain(valid.zero_padding(R)), valid).tidy()
+        x = total[first]
+        if lost is None:
+            R = total - x[:, None]
+        else:
+            difference, rest = _two_sum(total, -x[:, None].expand_as(total))
+            R = difference + (rest + (lost - lost[first][:, None]))
+        close = cls(Scaled.plain(x), Scaled.plain(valid.zero_padding(R)), valid).tidy()
+        # Where they are far apart: the tokens as they came, not a rounded difference plus what was taken off.
         return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
 
     @classmethod
@@ -104,7 +99,7 @@ class State:
         return cls(x, Scaled(value, R.log.flatten()).mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
-        """The same hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
+        """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
         taken after every sub-block."""
         mean, R = self.centred()
         x = (self.x + mean).normalised()

@@ -140,23 +140,11 @@ def masked_fill(x: Pair, mask: Tensor, value: Number) -> Pair:
     return Pair(x.hi.masked_fill(mask, value), None if x.lo is None else x.lo.masked_fill(mask, 0.0))
 
 
-@rule(aten.masked_fill.Tensor)
-def masked_fill_by(x: Pair, mask: Tensor, value: Any) -> Pair:
-    """The pair with the only entry of a tensor in place of the entries under the mask."""
-    return choose(mask, paired(value, x), x)
-
-
 @rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def choose(pick: Tensor, a: Any, b: Any) -> Pair:
     """Entries of a where `pick` is true, else of b."""
     a, b = together(a, b)
     return Pair(torch.where(pick, a.hi, b.hi), torch.where(pick, a.low, b.low))
-
-
-@rule(aten.scatter.value)
-def scatter(x: Pair, dim: int, index: Tensor, value: Number) -> Pair:
-    """The pair with a number at some positions along an axis."""
-    return Pair(x.hi.scatter(dim, index, value), None if x.lo is None else x.lo.scatter(dim, index, 0.0))
 
 
 @rule(aten.fill.Scalar)
@@ -169,3 +157,11 @@ def fill(x: Pair, value: Number) -> Pair:
 def copied(x: Pair, source: Any, non_blocking: bool = False) -> Pair:
     """The entries of `source`, to be written into x."""
     return paired(source, x)
+
+
+TABLE |= {
+    aten.masked_fill.Tensor: lambda x, mask, value: choose(mask, paired(value, x), x),
+    aten.scatter.value: lambda x, dim, index, value: Pair(
+        x.hi.scatter(dim, index, value), None if x.lo is None else x.lo.scatter(dim, index, 0.0)
+    ),
+}

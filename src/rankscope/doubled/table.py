@@ -49,12 +49,6 @@ def minus(a: Any, b: Any, *, alpha: Number = 1) -> Pair:
     return subtract(*together(a, b)) if alpha == 1 else plus(a, b, alpha=-alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor)
-def minus_reversed(a: Any, b: Any, alpha: Number = 1) -> Pair:
-    """The reversed difference b - alpha a."""
-    return minus(b, a, alpha=alpha)
-
-
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def times(a: Any, b: Any) -> Pair:
     """The product a b, entry by entry."""
@@ -100,29 +94,21 @@ def matrix_product(A: Any, B: Any) -> Pair:
     return product(*together(A, B))
 
 
-@rule(aten.mv.default)
-def matrix_vector(A: Any, v: Any) -> Pair:
-    """The product A v of a matrix and a vector."""
-    A, v = together(A, v)
-    return product(A, v.mapped(lambda t: t[:, None])).mapped(lambda t: t[:, 0])
-
-
-@rule(aten.dot.default)
-def dot(u: Any, v: Any) -> Pair:
-    """The dot product of two vectors."""
-    return reductions.total(times(u, v))
-
-
-@rule(aten.addmm.default, aten.baddbmm.default)
-def plus_matrix_product(x: Any, A: Any, B: Any, *, beta: Number = 1, alpha: Number = 1) -> Pair:
-    """The sum beta x + alpha A B, A and B matrices."""
-    x = x if beta == 1 else times(paired(x), beta)
-    return plus(x, matrix_product(A, B), alpha=alpha)
-
-
 # Functions of entries and along axes.
 
 TABLE |= {
+    aten.rsub.Scalar: lambda a, b, alpha=1: minus(b, a, alpha=alpha),
+    aten.rsub.Tensor: lambda a, b, *, alpha=1: minus(b, a, alpha=alpha),
+    aten.mv.default: lambda A, v: matrix_product(A, paired(v).mapped(lambda t: t[:, None])).mapped(
+        torch.ravel
+    ),
+    aten.dot.default: lambda u, v: reductions.total(times(u, v)),
+    **dict.fromkeys(
+        (aten.addmm.default, aten.baddbmm.default),
+        lambda x, A, B, *, beta=1, alpha=1: plus(
+            x if beta == 1 else times(x, beta), matrix_product(A, B), alpha=alpha
+        ),
+    ),
     aten.neg.default: negative,
     aten.abs.default: reductions.absolute,
     aten.sqrt.default: sqrt,

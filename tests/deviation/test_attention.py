@@ -7,7 +7,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope.deviation.gates import sigmoid
+from rankscope.deviation.attention import sigmoid
 from rankscope.deviation.scaled import Scaled
 from rankscope.nets import Architecture
 from rankscope.profiles import measure
