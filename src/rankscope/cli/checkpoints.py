@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import read_excerpts, text_fields
+from rankscope.cli.inputs import MeasureTask, read_excerpts, text_fields
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def checkpoints(
     """
     from rankscope.cli.exits import Interruption
     from rankscope.cli.follow import described, shown
-    from rankscope.cli.measure import MeasureTask, command_line
+    from rankscope.cli.measure import command_line
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
     from rankscope.live.monitor.run_writer import RunWriter

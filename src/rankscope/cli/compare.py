@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import is_random, network, read_excerpts, text_fields
+from rankscope.cli.inputs import MeasureTask, is_random, network, read_excerpts, text_fields
 from rankscope.cli.names import model_named
 from rankscope.cli.output import open_store, with_manifest
 from rankscope.errors import ArchitectureError, FileError, MetricError
@@ -44,7 +44,7 @@ def compare(
         named = None if metrics == opt.DEFAULT_METRICS else metrics
         return compare_trainings(things, named, output, printing)
     from rankscope.cli.bounds import require_positive_threshold
-    from rankscope.cli.measure import MeasureTask, command_line, measure_all, raise_if_stopped
+    from rankscope.cli.measure import command_line, measure_all, raise_if_stopped
     from rankscope.cli.show import show_run
     from rankscope.metrics import is_share
     from rankscope.profiles.verdict import disagreement, ends_of, listing

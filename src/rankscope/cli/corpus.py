@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.exits import Interruption, complain
-from rankscope.cli.inputs import beginning, stream_excerpts, title_of
-from rankscope.cli.measure import MeasureTask
+from rankscope.cli.inputs import MeasureTask, beginning, stream_excerpts, title_of
 from rankscope.cli.options import CorpusOptions, PrintOptions
 from rankscope.cli.output import ending, with_manifest
 from rankscope.cli.show import progress, show_run

@@ -52,8 +52,8 @@ def demo(
 
 def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     from rankscope.cli.extra_tables import ReportTables
-    from rankscope.cli.inputs import bundled_text, text_fields, title_of
-    from rankscope.cli.measure import MeasureTask, manifest_fields, measure_variants, raise_if_stopped
+    from rankscope.cli.inputs import MeasureTask, bundled_text, text_fields, title_of
+    from rankscope.cli.measure import manifest_fields, measure_variants, raise_if_stopped
     from rankscope.cli.show import say, show_run
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory

@@ -1,12 +1,21 @@
 """The network and the text that a command line asks for, the same way in every command."""
 
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.names import say_hub
 from rankscope.cli.options import NetworkOptions, TextOptions
-from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TokensError
+from rankscope.errors import (
+    ArchitectureError,
+    FileError,
+    MetricError,
+    RankscopeError,
+    SourceError,
+    TokensError,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
@@ -127,6 +136,33 @@ def split_names(option: str, text: str) -> list[str]:
     if not parts:
         raise RankscopeError(f"--{option} must name at least one; got {text!r}", subject=option)
     return parts
+
+
+@dataclass(frozen=True)
+class MeasureTask:
+    """What is measured of every network, and how it is checked."""
+
+    metrics: list[str]
+    arithmetics: list[str] = field(default_factory=lambda: ["deviation"])
+    checks: dict[str, bool] = field(default_factory=dict)
+    """The arguments `check`, `confirm` and `compile` of `rankscope.measure`, where they are given."""
+
+    @classmethod
+    def parse(
+        cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None
+    ) -> "MeasureTask":
+        """Read comma-separated names, and refuse unknown ones before a model is loaded for them."""
+        from rankscope.metrics import metric
+        from rankscope.profiles import ARITHMETICS
+
+        metric_names = split_names("metrics", metrics)
+        for name in metric_names:
+            metric(name)
+        arithmetics = split_names("arithmetic", arithmetic)
+        for name in arithmetics:
+            if name not in (*ARITHMETICS, "all"):
+                raise MetricError(one_of("arithmetic", name, [*ARITHMETICS, "all"]), subject="arithmetic")
+        return cls(metric_names, list(ARITHMETICS) if "all" in arithmetics else arithmetics, checks or {})
 
 
 def title_of(net: "Transformer") -> str:

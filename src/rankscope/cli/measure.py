@@ -6,12 +6,19 @@ progress on stderr, and keep what was finished when Ctrl-C comes.
 
 import shlex
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, read_excerpts, split_names, stream_excerpts, text_fields, title_of
+from rankscope.cli.inputs import (
+    MeasureTask,
+    network,
+    read_excerpts,
+    split_names,
+    stream_excerpts,
+    text_fields,
+    title_of,
+)  # fmt: skip
 from rankscope.cli.output import open_store, with_manifest
 
 if TYPE_CHECKING:
@@ -93,34 +100,6 @@ def measure(
     sentences = [verdict(profile), *agreement(profile.table, confirm)]
     show_run(profile, task.metrics[0], sentences, written, printing)
     raise_if_stopped(profile, output)
-
-
-@dataclass(frozen=True)
-class MeasureTask:
-    """What is measured of every network, and how it is checked."""
-
-    metrics: list[str]
-    arithmetics: list[str] = field(default_factory=lambda: ["deviation"])
-    checks: dict[str, bool] = field(default_factory=dict)
-    """The arguments `check`, `confirm` and `compile` of `rankscope.measure`, where they are given."""
-
-    @classmethod
-    def parse(
-        cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None
-    ) -> "MeasureTask":
-        """Read comma-separated names, and refuse unknown ones before a model is loaded for them."""
-        from rankscope.errors import MetricError, one_of
-        from rankscope.metrics import metric
-        from rankscope.profiles import ARITHMETICS
-
-        metric_names = split_names("metrics", metrics)
-        for name in metric_names:
-            metric(name)
-        arithmetics = split_names("arithmetic", arithmetic)
-        for name in arithmetics:
-            if name not in (*ARITHMETICS, "all"):
-                raise MetricError(one_of("arithmetic", name, [*ARITHMETICS, "all"]), subject="arithmetic")
-        return cls(metric_names, list(ARITHMETICS) if "all" in arithmetics else arithmetics, checks or {})
 
 
 def command_line() -> str:
