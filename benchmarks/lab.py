@@ -13,7 +13,7 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.trial import Trial, TrialSizes, let_go
+from rankscope.lab.trial import Trial, TrialSizes, free_memory
 from rankscope.studies.remedies.trainings import EVERY
 from rankscope.workers import threads_set
 
@@ -73,7 +73,7 @@ def speed(device: str) -> None:
         about = f"{remedy:9} depth {depth:2}, {len(seeds)} seeds, {how:12}"
         print(f"  {about} {rate:7.1f} steps/s {memory:5.1f} GB", flush=True)
         del made, going
-        let_go(device)
+        free_memory(device)
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
 

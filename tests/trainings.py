@@ -6,8 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.live.monitor.measurement import TRAINING, Alarm, Measurement
-from rankscope.live.monitor.run_writer import RunWriter
+from rankscope.live.monitor.measurement import TRAINING, Alarm, Measurement, RunWriter
 from rankscope.runs import manifest_of
 
 SENTENCE = "The tokens of layer 2 have become one since step 20 <b>bold</b>."

@@ -9,6 +9,7 @@ from rankscope.lab.model import Interface, Model
 from rankscope.lab.module import Trainable
 from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
 from rankscope.nets import Architecture, Transformer
+from tests.raising import raises
 
 ARCH = Architecture(layers=2, width=8, heads=2, mlp="gated", positions="absolute", length=6)
 NAMES = ("query", "key", "value", "output", "up", "gate", "down")
@@ -100,5 +101,5 @@ def test_of_a_model_the_head_has_it_and_tables_do_not() -> None:
     reparametrise(model)
     names = {name for name, _ in model.named_parameters()}
     assert {f"embed.{each}.parametrizations.weight.0.g" for each in ("first", "second")} <= names
-    with pytest.raises(LabError, match="sigma, one"):
+    with raises(LabError, subject="sigma_reparam"):
         reparametrise(model, "two")

@@ -22,6 +22,7 @@ from rankscope.lab.tasks import (
     task,
 )
 from rankscope.nets import Transformer
+from tests.raising import raises
 
 SMALL: list[Task] = [
     NextCharacter(context=8, text="the whale, the white whale! " * 20),
@@ -120,5 +121,5 @@ def test_a_pass_goes_through_all_samples_once() -> None:
 def test_by_name() -> None:
     assert {name: task(name).name for name in TASKS} == {name: name for name in TASKS}
     assert task("copying", length=3) == Copying(length=3)
-    with pytest.raises(LabError, match="did you mean 'induction'"):
+    with raises(LabError, subject="task"):
         task("inductoin")

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.lab import Training
-from rankscope.lab.trial import SETTINGS, Trial, TrialDeadlineError, TrialSizes, finished, gradients
+from rankscope.lab.trial import SETTINGS, Trial, TrialDeadlineError, TrialSizes, gradients, train_until
 from rankscope.nets import Transformer
 from tests.raising import raises
 
@@ -91,7 +91,7 @@ def test_one_that_diverges_is_marked_and_stops_early() -> None:
     assert {"loss_start", "diverged", "gradient_first_start"} <= {*table["quantity"]}
     assert not {"loss", "relative_residual", "gradient_first_end"} & {*table["quantity"]}
     training = wild.training()
-    assert finished(training) == [False, False] and training.steps == 20
+    assert train_until(training) == [False, False] and training.steps == 20
 
 
 def test_one_seed_that_diverges_leaves_the_others_alone() -> None:
@@ -99,7 +99,7 @@ def test_one_seed_that_diverges_leaves_the_others_alone() -> None:
     well = replace(trial(), seeds=(3,)).training(dtype=torch.float64)
     with torch.no_grad():
         sick.models[0].head.weight.fill_(torch.inf)
-    assert finished(sick) == [False, True] and finished(well) == [True]
+    assert train_until(sick) == [False, True] and train_until(well) == [True]
     for name, each in well.models[0].state_dict().items():
         torch.testing.assert_close(sick.models[1].state_dict()[name], each, rtol=1e-10, atol=1e-10)
     assert math.isfinite(sick.evaluate(4)[1].loss)

@@ -42,7 +42,7 @@ sys.modules["fcntl"] = None  # what Python itself takes for "cannot be imported"
 import rankscope
 from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import TRAINING, Measurement
-from rankscope.live.monitor.run_writer import RunWriter
+from rankscope.live.monitor.measurement import RunWriter
 from rankscope.runs import Manifest, Store
 
 windows = ModuleType("msvcrt")  # stands in for Windows' own, with a lock of this system

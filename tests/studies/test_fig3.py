@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rankscope.studies import Setup
 from rankscope.studies.dong2021 import circle, fig3
-from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
-from rankscope.studies.dong2021.endings import ENDS, distance, ending, left
+from rankscope.studies.dong2021.circle import ENDS, NETWORKS, RADIUS, distance, ending, left
 
 
 def test_the_circle() -> None:

@@ -22,11 +22,9 @@ from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies import Setup, write_study
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.comparisons import CLAIMS, comparisons
 from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds
 from rankscope.studies.remedies.figures import price_figure
 from rankscope.studies.remedies.measurements import RemedyMeasurements, rows
-from rankscope.studies.remedies.said import SAID
 from rankscope.studies.remedies.study import (
     Job,
     RemedyOptions,
@@ -41,7 +39,10 @@ from rankscope.studies.remedies.verdicts import (
     AGREES,
     NOT,
     NOTHING,
+    TESTS,
     UNTOLD,
+    claims,
+    comparisons,
     lasting,
     learns,
     spread_out,
@@ -127,7 +128,8 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
     ("remedy", "order"), [("none", 3), ("sinkhorn", 3), ("valueresidual", 2), ("gate", 1)]
 )
 def test_derived_orders_are_measured(remedy: str, order: int) -> None:
-    assert SAID[remedy].order == order
+    note = theory_notes.note_of(remedy)
+    assert note is not None and note.order == order
     table = at_initialisation.measured(remedy, "post", 9, 0)
     (curve,) = at_initialisation.curves(table)[remedy, "post", at_initialisation.BARE, 9]
     found = theory_notes.order_of(curve)
@@ -135,10 +137,9 @@ def test_derived_orders_are_measured(remedy: str, order: int) -> None:
 
 
 def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: RemedyMeasurements) -> None:
-    assert SAID.keys() == {"none", *REMEDIES} and {each.branch for each in SAID.values()} <= {
-        *theory_notes.WEIGHTS
-    }
-    assert {claim.remedy for claim in CLAIMS} <= {"none", "sigmareparam", *REMEDIES}
+    assert all(theory_notes.note_of(name) for name in ("none", *REMEDIES))
+    assert [*claims()] == ["none", *REMEDIES, "sigmareparam"]
+    assert {claim.test for published in claims().values() for claim in published} == {*TESTS}
     lost, reason = theory_notes.taken_out(tables.theorems, "attnscale")
     assert "dong2021-2.3" in lost and "(attnscale)" in reason
     assert theory_notes.taken_out(tables.theorems, "none") == ([], "")
@@ -228,21 +229,21 @@ def of_trainings(
 def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables: RemedyMeasurements) -> None:
     plain = {6: (2.0, 2.0), 12: (3.1, 3.1)}
     both = of_trainings(tables, "loss", {"none": plain, "gate": {6: (2.1, 2.1), 12: (2.2, 2.2)}})
-    came = learns("gate", "post")(both)
-    assert came.verdict == AGREES and came.ours == "the deepest that learn, post: 12 layers, 6 without"
+    came = learns(both, "gate", "post")
+    assert came.word == AGREES and came.ours == "the deepest that learn, post: 12 layers, 6 without"
     worse = of_trainings(tables, "loss", {"none": plain, "gate": {6: (2.1, 2.1), 12: (2.2, 3.0)}})
-    assert learns("gate", "post")(worse).verdict == NOT
-    assert learns("gate", "no skips")(both).verdict == UNTOLD
+    assert learns(worse, "gate", "post").word == NOT
+    assert learns(both, "gate", "no skips").word == UNTOLD
 
 
 def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(
     tables: RemedyMeasurements,
 ) -> None:
     falling, level = {6: (0.0, 0.1), 48: (-5.0, -4.0)}, {6: (0.2, 0.1), 48: (-0.2, 0.1)}
-    judge = lasting("gate", "gradient_first_end", "post")
 
     def word(**values: ByDepth) -> str:
-        return judge(of_trainings(tables, "gradient_first_end", values)).verdict
+        measured = of_trainings(tables, "gradient_first_end", values)
+        return lasting(measured, "gate", "gradient_first_end", "post").word
 
     assert word(none=falling, gate=level) == AGREES
     assert word(none=falling, gate=falling) == NOT
@@ -252,7 +253,7 @@ def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prev
 def test_entropy_that_stays_without_a_remedy_says_nothing_of_it(tables: RemedyMeasurements) -> None:
     def word(mine: float, plain: float) -> str:
         given = {"none": {6: (plain, 2.0)}, "gate": {6: (mine, 2.0)}}
-        return spread_out("gate", "post")(of_trainings(tables, "entropy", given)).verdict
+        return spread_out(of_trainings(tables, "entropy", given), "gate", "post").word
 
     # Attention that is even has the mean of log 1 ... log 64, 3.2 nats: a tenth is where it has collapsed.
     assert (word(1.0, 0.1), word(0.1, 0.1), word(1.0, 1.0), word(0.1, 1.0)) == (AGREES, NOT, UNTOLD, UNTOLD)
@@ -310,14 +311,12 @@ def test_words_for_what_seeds_say() -> None:
     noise = {"pre 2": 0.1, "pre 4": 0.1}
     low, high = {0: -0.2, 1: -0.3}, {0: 0.2, 1: 0.3}
     mixed = {0: -0.01, 1: 0.02}
-    assert weighed({"pre 2": low, "pre 4": mixed}, noise, -1, "loss").verdict == AGREES
-    assert weighed({"pre 2": high}, noise, -1, "loss").verdict == NOT
-    assert weighed({"pre 2": mixed, "pre 4": mixed}, noise, -1, "loss").verdict == NOTHING
-    assert (
-        weighed({"pre 2": {0: -0.02, 1: -0.03}}, noise, -1, "loss").verdict == NOTHING
-    )  # all, and too little
-    assert weighed({"pre 2": low, "pre 4": high}, noise, -1, "loss").verdict == UNTOLD
-    assert weighed({"pre 2": {0: -9.0}}, noise, -1, "loss").verdict == UNTOLD
+    assert weighed({"pre 2": low, "pre 4": mixed}, noise, -1, "loss").word == AGREES
+    assert weighed({"pre 2": high}, noise, -1, "loss").word == NOT
+    assert weighed({"pre 2": mixed, "pre 4": mixed}, noise, -1, "loss").word == NOTHING
+    assert weighed({"pre 2": {0: -0.02, 1: -0.03}}, noise, -1, "loss").word == NOTHING  # all, and too little
+    assert weighed({"pre 2": low, "pre 4": high}, noise, -1, "loss").word == UNTOLD
+    assert weighed({"pre 2": {0: -9.0}}, noise, -1, "loss").word == UNTOLD
     assert weighed({}, noise, -1, "loss", "it is too deep").because == "it is too deep"
     said = weighed({"pre 2": low}, noise, -1, "loss").ours
     assert said == "loss pre 2: -0.250 (-0.300 to -0.200)"

@@ -12,8 +12,8 @@ from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies import Setup, StudyResult, chosen, reproduce
-from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
-from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten
+from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, thm3
+from rankscope.studies.wu2024.panels import by_layer, grid, power_of_ten, powers_of_ten
 from rankscope.theory.equilibria import equilibrium, spectral_radius, step
 
 
@@ -25,12 +25,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         arch = preset(name)
         return untrained(arch.replace(layers=2, width=16, heads=2, mlp_width=32), name, device=device)
 
-    for module in (fig2, fig3, fig9, spectra):
+    for module in (fig2, fig3, fig9, networks):
         monkeypatch.setattr(module, "fresh", tiny)
     monkeypatch.setattr(fig6, "deep", lambda width, device: tiny("bert-base").variant(layers=3))
     monkeypatch.setattr(networks, "TOKENS", 12)
     texts = bundled_excerpts(128)[:2]
-    for module in (networks, fig9, spectra):
+    for module in (networks, fig9):
         monkeypatch.setattr(module, "trained", lambda setup: {})
         monkeypatch.setattr(module, "excerpts", lambda number: texts)
         monkeypatch.setattr(module, "tokens_of", lambda net, texts, length=12: net.encode(texts, 12).X)
@@ -175,7 +175,7 @@ def test_full_rank_is_asked_with_the_tolerance_of_each_arithmetic() -> None:
 def test_singular_values_are_all_there() -> None:
     net = untrained(Architecture(layers=2, width=16, heads=2), "small")
     X = net.encode(bundled_excerpts(128)[:5], 12).X
-    found = spectra.spectrum(net, X, batch=2)
+    found = networks.spectrum(net, X, batch=2)
     assert len(found) == 5 * 3 * 12
     total = found.filter(sample=4, layer=0)["singular_value"].pow(2).sum()
     assert total == pytest.approx(float(X[4].square().sum()))

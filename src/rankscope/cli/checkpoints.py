@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rankscope.cli.show import Tell
     from rankscope.live.monitor import Measurement
-    from rankscope.live.monitor.run_writer import RunWriter
+    from rankscope.live.monitor.measurement import RunWriter
     from rankscope.nets import Transformer
     from rankscope.runs.training import TrainingRun
 
@@ -61,7 +61,7 @@ def checkpoints(
     from rankscope.cli.measure import command_line
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
-    from rankscope.live.monitor.run_writer import RunWriter
+    from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network
     from rankscope.runs.key import key_of

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,14 +183,23 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
     }
 
 
-def _scalars(training: "TrainingRun") -> "Table":
+def _curves_table(title: str, first: str, note: str = "") -> "Table":
+    """An empty table whose rows are curves: a name, the first number, the last one, a sparkline."""
     from rankscope.cli.show import titled
+
+    table = titled(title, note)
+    table.title = table.title if title else None
+    table.add_column(first, justify="right" if first else "left", no_wrap=True)
+    for column in ("start", "now"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("steps →", no_wrap=True)
+    return table
+
+
+def _scalars(training: "TrainingRun") -> "Table":
     from rankscope.runs.training import title_of
 
-    table = titled("")
-    table.title = None
-    for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
-        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    table = _curves_table("", "")
     for name in training.scalars[:8]:
         _, values = training.scalar(name)
         table.add_row(title_of(name)[:24], *_ends(values), _lines([values])[0])
@@ -198,21 +208,15 @@ def _scalars(training: "TrainingRun") -> "Table":
 
 def _layers(grid: "Grid", most: int) -> "Table":
     """A table with a line for each layer, whose sparklines share one scale."""
-    from rankscope.cli.show import thinned, titled
-    from rankscope.runs.training import title_of
+    from rankscope.cli.show import thinned
+    from rankscope.runs.training import NAMES
 
     rows = list(thinned(list(range(len(grid.layers))), most))
     noise = bool(grid.noise[rows, -1].any()) if grid.steps else False
-    few = len(rows) < len(grid.layers)
-    notes = [
-        f"Mean over {grid.heads} heads." if grid.heads > 1 else "",
-        f"{len(rows)} of {len(grid.layers)} layers." if few else "",
-        "○ at its floor: rounding noise." if noise else "",
-    ]
-    name = grid.metric if title_of(grid.metric) == grid.metric.replace("_", " ") else title_of(grid.metric)
-    table = titled(name, " ".join(filter(None, notes)))
-    for title, how in (("layer", "right"), ("start", "right"), ("now", "right"), ("steps →", "left")):
-        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    notes = [f"Mean over {grid.heads} heads."] * (grid.heads > 1)
+    notes += [f"{len(rows)} of {len(grid.layers)} layers."] * (len(rows) < len(grid.layers))
+    notes += ["○ at its floor: rounding noise."] * noise
+    table = _curves_table(NAMES.get(grid.metric, grid.metric), "layer", " ".join(notes))
     values = [grid.value[row].tolist() for row in rows]
     for row, curve, line in zip(rows, values, _lines(values), strict=True):
         start, now = _ends(curve)
@@ -223,19 +227,15 @@ def _layers(grid: "Grid", most: int) -> "Table":
 
 def _paths(training: "TrainingRun", most: int) -> "Table":
     """A table with a line for each length of paths."""
-    from math import isfinite
-
-    from rankscope.cli.show import thinned, titled
+    from rankscope.cli.show import thinned
 
     names = list(thinned(training.lengths, most))
-    few = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
-    table = titled("path shares: what paths of each length carry of the output", few)
-    for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
-        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
-    curves = []
-    for name in names:
-        shares = training.paths.filter(of=name).sort("step")["value"]
-        curves.append(shares.fill_null(float("nan")).to_list())
+    note = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
+    table = _curves_table("path shares: what paths of each length carry of the output", "", note)
+    curves = [
+        training.paths.filter(of=name).sort("step")["value"].fill_null(float("nan")).to_list()
+        for name in names
+    ]
     for name, curve, line in zip(names, curves, _lines(curves, log=False), strict=True):
         start, now = (f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1))
         table.add_row(name, start, now, line)
@@ -244,13 +244,8 @@ def _paths(training: "TrainingRun", most: int) -> "Table":
 
 def _ends(values: list[float]) -> tuple[str, str]:
     """The first finite number and the last number, as texts."""
-    from math import isfinite
-
-    finite = [value for value in values if isfinite(value)]
-    return (
-        f"{finite[0]:.3g}" if finite else "–",
-        f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number",
-    )
+    first = next((f"{value:.3g}" for value in values if isfinite(value)), "–")
+    return first, f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number"
 
 
 def _lines(curves: list[list[float]], log: bool = True) -> list[str]:

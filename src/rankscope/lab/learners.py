@@ -65,7 +65,7 @@ class StackedLearner:
                 buffer.data = self.buffers[name].data[k]
 
     def parameters(self) -> dict[str, Tensor]:
-        """Stacked parameters `[network, ...]`."""
+        """Stacked parameters of all networks, `[network, ...]`."""
         return self.stacked
 
     def logits(self, batches: Sequence[Batch], drops: Sequence[Dropout | None]) -> list[Tensor]:

@@ -51,15 +51,15 @@ class TrainedLayer(ParameterTree):
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
-        found = traverse(block, rules, X)
+        output = traverse(block, rules, X)
         for listener in self.attention_listeners:
             listener(
                 AttentionCall(
-                    pattern=lambda: found.pattern,
-                    contributions=lambda: contributions(block.weights, found.heads),
+                    pattern=lambda: output.pattern,
+                    contributions=lambda: contributions(block.weights, output.heads),
                 )
             )
-        state: Tokens = found.state
+        state: Tokens = output.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 
 

@@ -69,8 +69,8 @@ SCHEMA = {
     "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
     "value": pl.Float64, "refused": pl.String,
 }  # fmt: skip
-LOOK = 20
-"""Steps between looks at the losses: each is waited for on a GPU."""
+CHECK_EVERY = 20
+"""Steps between checks of the losses: each is waited for on a GPU."""
 Row = tuple[int | None, str | None, float | None, str | None]
 """Seed, quantity, value, and why there is none."""
 
@@ -153,29 +153,29 @@ class Trial:
             return self._framed([*self._rows(training, until)])
         finally:
             del training
-            let_go(device)
+            free_memory(device)
 
     def _rows(self, training: Training, until: float) -> Iterator[Row]:
         sizes, task = self.sizes, training.task
         probe = task.held_out(sizes.probe_samples).to(training.device)
-        number = sum(each.numel() for each in training.models[0].parameters())
+        count = sum(parameter.numel() for parameter in training.models[0].parameters())
         started = training.evaluate(sizes.evaluation_samples)
-        for place, seed in enumerate(self.seeds):
-            yield seed, "loss_start", started[place].loss, None
-            yield seed, "parameters", float(number), None
-            yield seed, "parameters_added", float(number - self._without(task)), None
-            yield from gradients(seed, task, training.models[place], probe, "start")
-        alive = finished(training, until)
+        for k, seed in enumerate(self.seeds):
+            yield seed, "loss_start", started[k].loss, None
+            yield seed, "parameters", float(count), None
+            yield seed, "parameters_added", float(count - self._without(task)), None
+            yield from gradients(seed, task, training.models[k], probe, "start")
+        alive = train_until(training, until)
         ended = training.evaluate(sizes.evaluation_samples)
         tokens, nets = training.tokens(sizes.probe_samples)[0], training.networks()
-        for place, seed in enumerate(self.seeds):
-            well = alive[place] and math.isfinite(ended[place].loss)
+        for k, seed in enumerate(self.seeds):
+            well = alive[k] and math.isfinite(ended[k].loss)
             yield seed, "diverged", float(not well), None
             if well:
-                yield seed, "loss", ended[place].loss, None
-                yield seed, "accuracy", ended[place].accuracy, None
-                yield from gradients(seed, task, training.models[place], probe, "end")
-                yield from measured(seed, nets[place], tokens[place])
+                yield seed, "loss", ended[k].loss, None
+                yield seed, "accuracy", ended[k].accuracy, None
+                yield from gradients(seed, task, training.models[k], probe, "end")
+                yield from measurements(seed, nets[k], tokens[k])
 
     def _bare(self) -> Architecture:
         if self.setting not in SETTINGS:
@@ -191,33 +191,33 @@ class Trial:
         return inside + embedded + (width + 1) * asked.classes
 
     def _framed(self, rows: list[Row]) -> pl.DataFrame:
-        about = self.remedy, self.setting, self.depth
-        return pl.DataFrame([(*about, *row) for row in rows], schema=SCHEMA, orient="row")
+        origin = self.remedy, self.setting, self.depth
+        return pl.DataFrame([(*origin, *row) for row in rows], schema=SCHEMA, orient="row")
 
 
-def let_go(device: str) -> None:
-    """Of a GPU's memory that nobody holds any more: others run beside."""
+def free_memory(device: str) -> None:
+    """Give back the memory of a GPU that nobody holds any more: other processes run beside."""
     if torch.device(device).type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def finished(training: Training, until: float = math.inf) -> list[bool]:
+def train_until(training: Training, until: float = math.inf) -> list[bool]:
     """Make all steps, unless every network diverges before; whether all losses of each were finite."""
     alive = torch.ones(len(training.seeds), dtype=torch.bool)
-    looked = 0
+    checked = 0
     for step in training:
-        if step % LOOK and step != training.recipe.steps:
+        if step % CHECK_EVERY and step != training.recipe.steps:
             continue
-        alive &= torch.stack(training.losses[looked:]).isfinite().all(0).cpu()
-        looked = len(training.losses)
+        alive &= torch.stack(training.losses[checked:]).isfinite().all(0).cpu()
+        checked = len(training.losses)
         if not alive.any():
             break
         if time.time() > until:
             raise TrialDeadlineError(
                 f"the time was over at step {step} of {training.recipe.steps}", subject="until"
             )
-    return [bool(each) for each in alive]
+    return alive.tolist()
 
 
 def gradients(seed: int, task: Task, model: Model, batch: Batch, when: str) -> Iterator[Row]:
@@ -225,24 +225,26 @@ def gradients(seed: int, task: Task, model: Model, batch: Batch, when: str) -> I
     wide = copy.deepcopy(model).double().eval()
     task.loss(wide(batch.inputs, batch.padding), batch).backward()  # type: ignore[no-untyped-call]
     for name, layer in (("first", wide.net.layers[0]), ("last", wide.net.layers[-1])):
-        sizes = [torch.linalg.vector_norm(each.grad) for each in layer.parameters() if each.grad is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
+        slopes = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+        norms = [torch.linalg.vector_norm(slope) for slope in slopes]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         size = (math.log10(norm), None) if norm else (None, "the gradient is zero")
         yield seed, f"gradient_{name}_{when}", *size
 
 
-def measured(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
+def measurements(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
     """Residuals and entropy on the CPU, paths where the network is; all in float64."""
-    found = measure(net.to(torch.float64, "cpu"), X.double().cpu(), metrics=["relative_residual", "entropy"])
-    logs = found.curve("relative_residual", "log10")
-    seen = found.curve("relative_residual", "below_floor") != 1
+    metrics = ["relative_residual", "entropy"]
+    profile = measure(net.to(torch.float64, "cpu"), X.double().cpu(), metrics=metrics)
+    logs = profile.curve("relative_residual", "log10")
+    seen = profile.curve("relative_residual", "below_floor") != 1
     for layer in range(logs.shape[1]):
         chosen = logs[seen[:, layer], layer]
         value = float(chosen.mean()) if len(chosen) else None
         why = None if len(chosen) else "tokens are zero, or no digit of their residual is sure"
         yield seed, f"relative_residual_at_{layer}", value, why
     yield seed, "relative_residual", value, why
-    entropy = found.curve("entropy")[:, 1:].mean()
+    entropy = profile.curve("entropy")[:, 1:].mean()
     if entropy.isnan():
         why = "entropy is of weights of which none is negative; attention has some that are"
         yield seed, "entropy", None, why

@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import MonitorError
 from rankscope.extras import need
 from rankscope.files import write_text
 from rankscope.live.monitor.measurement import Measurement
@@ -48,7 +47,7 @@ class JSONLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = _path("JSONLines", "path", path)
+        self.path = Path(path)
         self._opened = False
 
     def __call__(self, measurement: Measurement) -> None:
@@ -73,19 +72,15 @@ class JSONLines:
 
 
 class TensorBoard:
-    """Writes event files: a scalar for each number, and alarms as text.
-
-    After a training goes back to an earlier step, later steps are purged as TensorBoard does it.
+    """Writes event files: a scalar for each number, and alarms as text. If a training goes back, later steps
+    are purged.
 
     Args:
         folder: Where the event files go; `tensorboard --logdir folder` shows them while they are written.
-
-    Raises:
-        MissingExtraError: tensorboard is not installed.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = _path("TensorBoard", "folder", folder)
+        self.folder = Path(folder)
         self._writer: Any = None
         _imported("tensorboard")
 
@@ -117,17 +112,12 @@ class TensorBoard:
 
 
 class WandB:
-    """Logs to a run of Weights & Biases; alarms are its alerts.
-
-    A run that this writer began is finished when the monitor is closed; any other stays open. Numbers are
-    drawn over `monitor/step`.
+    """Logs to a run of Weights & Biases, over the axis `monitor/step`; alarms are its alerts. A run that this
+    writer began is finished with the monitor.
 
     Args:
         run: The run to log to; by default the open one (`wandb.run`), or else a new one.
         **init: What `wandb.init` takes, for a new run.
-
-    Raises:
-        MissingExtraError: wandb is not installed.
     """
 
     def __init__(self, run: Any = None, **init: Any) -> None:
@@ -161,18 +151,14 @@ class WandB:
 
 
 class MLflow:
-    """Logs to a run of MLflow; alarms are its tags, such as `alarm/tokens collapse/layer_03/step_000100`.
-
-    A run that this writer began is ended when the monitor is closed; any other stays open.
+    """Logs to a run of MLflow; alarms are its tags, such as `alarm/tokens collapse/layer_03/step_000100`. A
+    run that this writer began is ended with the monitor.
 
     Args:
         run_id: The run to log to; by default the active one, or else a new one.
         experiment: The experiment of a new run.
         name: The name of a new run.
         uri: Where MLflow keeps runs; by default MLflow's own setting.
-
-    Raises:
-        MissingExtraError: mlflow is not installed.
     """
 
     def __init__(
@@ -224,16 +210,12 @@ class MLflow:
 
 
 class Trackio:
-    """Logs to a run of Trackio; alarms are its alerts.
-
-    A run that this writer began is finished when the monitor is closed; any other stays open.
+    """Logs to a run of Trackio; alarms are its alerts. A run that this writer began is finished with the
+    monitor.
 
     Args:
         project: The project of a new run, if none is open.
         **init: What else `trackio.init` takes, for a new run.
-
-    Raises:
-        MissingExtraError: trackio is not installed.
     """
 
     def __init__(self, project: str = "rankscope", **init: Any) -> None:
@@ -291,13 +273,3 @@ def _imported(module: str) -> Any:
     """An optional module; raises a sentence with the line that installs its package."""
     need("this writer", module.partition(".")[0])
     return import_module(module)
-
-
-def _path(writer: str, argument: str, value: str | Path) -> Path:
-    if not isinstance(value, str | Path):
-        raise MonitorError(
-            f"{argument} of {writer} must be a path, as text or a pathlib.Path; received a "
-            f"{type(value).__name__}",
-            subject=argument,
-        )
-    return Path(value)

@@ -40,8 +40,8 @@ def composite_argmin(tokens: Tokens) -> Float[Tensor, "*batch width"]:
     thousand entries, minutes beyond.
     """
     X = tokens.X.detach().flatten(0, -3) if tokens.X.ndim > 2 else tokens.X.detach()[None]
-    real = tokens.real.flatten(0, -2) if tokens.real.ndim > 1 else tokens.real[None]
-    rows = [minimiser(sample[kept].cpu().numpy()) for sample, kept in zip(X, real, strict=True)]
+    valid = tokens.valid.flatten(0, -2) if tokens.valid.ndim > 1 else tokens.valid[None]
+    rows = [minimiser(sample[kept].cpu().numpy()) for sample, kept in zip(X, valid, strict=True)]
     width = X.shape[-1]
     x = torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, width, dtype=torch.float64)
     return x.to(X.device).reshape(*tokens.X.shape[:-2], width)
@@ -55,9 +55,9 @@ def minimiser(X: Matrix) -> Vector:
     size = float(np.abs(X - shift).max())
     if size == 0.0:
         return shift
-    found = shift + size * _search((X - shift) / size)
+    best = shift + size * _search((X - shift) / size)
     # Compared where they will be used, since shifting and scaling round.
-    return min((found, shift, (X.max(0) + X.min(0)) / 2), key=lambda x: _product(_sums(X, x)))
+    return min((best, shift, (X.max(0) + X.min(0)) / 2), key=lambda x: _product(_sums(X, x)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def _search(X: Matrix) -> Vector:
     raise ConvergenceError(
         f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} linear programmes left a gap of "
         f"{np.sqrt(_product(_sums(X, best)) / product) - 1:.1e}: use centre='mean', "
-        "which is at most 2(1 - 1/n) above it"
+        "which is at most 2(1 - 1/n) above it",
+        subject="centre",
     )
 
 
@@ -163,6 +164,7 @@ class _Programme:
         if result.status != 0:
             raise ConvergenceError(
                 f"the argmin centre's linear programme must be solved; HiGHS says {result.message!r}: "
-                "use centre='mean', which is at most 2(1 - 1/n) above it"
+                "use centre='mean', which is at most 2(1 - 1/n) above it",
+                subject="centre",
             )
         return np.asarray(result.x[:d]), (float(result.x[-2]), float(result.x[-1]))

@@ -1,4 +1,4 @@
-"""What an attention matrix does to differences between tokens.
+"""What an attention pattern does to differences between tokens.
 
 P is `[*batch, head, token, token]`, row i the weights with which token i averages; padding is
 `[*batch, token]`. Rows of padded tokens never count. A sample without tokens has no value: NaN.
@@ -18,7 +18,7 @@ from rankscope.shapes import Bool, Float
 HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 FEW = 256
-"""Up to so many tokens all pairs of rows are looked at together."""
+"""The most tokens of which all pairs of rows are compared at once."""
 NARROW = 0.05
 """By how much the weights of a row may miss one in all: bfloat16 has two to three digits."""
 RowsOf = Float[Tensor, "*batch head row token"]
@@ -30,25 +30,31 @@ def _ready(
 ) -> tuple[Float[Tensor, "*batch head token token"], Bool[Tensor, "*batch 1 token"]]:
     """P in float64 with padded rows and columns zero, and which rows count."""
     if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
-        raise TokensError(f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}")
+        raise TokensError(
+            f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}", subject="P"
+        )
     if not P.is_floating_point():
-        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}")
-    real = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
-    P = P.to(torch.float64).masked_fill(~(real[..., :, None] & real[..., None, :]), 0.0)
+        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
+    valid = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
+    P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
     if not bool(P.isfinite().all()):
-        raise TokensError("attention must be finite; received NaN or infinity: compute it in a wider dtype")
+        raise TokensError(
+            "attention must be finite; received NaN or infinity: compute it in a wider dtype", subject="P"
+        )
     if not P.shape[-1]:  # as of one token that does not count
-        return P.new_zeros((*P.shape[:-2], 1, 1)), real.new_zeros((*real.shape[:-1], 1))
-    return P, real
+        return P.new_zeros((*P.shape[:-2], 1, 1)), valid.new_zeros((*valid.shape[:-1], 1))
+    return P, valid
 
 
-def _over_rows(value: Float[Tensor, "*batch head token"], real: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
-    """Mean over real rows; NaN where there is none (0 / 0)."""
-    return value.masked_fill(~real, 0.0).sum(-1) / real.sum(-1)
+def _over_rows(
+    value: Float[Tensor, "*batch head token"], valid: Bool[Tensor, "*batch 1 token"]
+) -> HeadValues:
+    """Mean over valid rows; NaN where there is none (0 / 0)."""
+    return value.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1)
 
 
-def _nan_where_empty(value: HeadValues, real: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
-    return value.masked_fill(~real.any(-1), torch.nan)
+def _nan_where_empty(value: HeadValues, valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+    return value.masked_fill(~valid.any(-1), torch.nan)
 
 
 def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
@@ -56,12 +62,12 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 
     It bounds the contraction of one averaging step: `osc(P x) <= dobrushin(P) osc(x)`, osc = max - min.
     """
-    P, real = _ready(P, padding)
+    P, valid = _ready(P, padding)
     if P.shape[-1] > FEW and P.device.type == "cpu":
-        return contraction.by_head(PatternRows.of(P, real)).reshape(P.shape[:-2])
+        return contraction.by_head(PatternRows.of(P, valid)).reshape(P.shape[:-2])
     distance = torch.cdist(P, P, p=1.0) / 2
-    pairs = real[..., :, None] & real[..., None, :]
-    return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), real)
+    pairs = valid[..., :, None] & valid[..., None, :]
+    return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), valid)
 
 
 def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
@@ -70,23 +76,23 @@ def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     A matrix with a negative entry (linformer's, a remedy's), or with rows that sum to anything but one, has
     no entropy: NaN.
     """
-    P, real = _ready(P, padding)
-    return _over_rows(entropy_of_rows(P, real), real)
+    P, valid = _ready(P, padding)
+    return _over_rows(entropy_of_rows(P, valid), valid)
 
 
-def entropy_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def entropy_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
-    found = -torch.linalg.vecdot(P, logs)
+    entropies = -torch.linalg.vecdot(P, logs)
     none = (P.amin(-1) < 0) | (P.any(-1) & ((P.sum(-1) - 1).abs() > NARROW))
-    return found.masked_fill(none, torch.nan)
+    return entropies.masked_fill(none, torch.nan)
 
 
 def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:
-    P, real = _ready(P, padding)
+    P, valid = _ready(P, padding)
     s = torch.linalg.svdvals(P)
     s = torch.cat([s, s.new_zeros((*s.shape[:-1], 2))], -1)
-    return _nan_where_empty(s[..., 0], real), _nan_where_empty(s[..., 1], real)
+    return _nan_where_empty(s[..., 0], valid), _nan_where_empty(s[..., 1], valid)
 
 
 def second_singular_value(P: Tensor, padding: Tensor | None = None) -> HeadValues:
@@ -101,25 +107,25 @@ def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 
 
 def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
-    """Mean over rows of the weight on the first real token: an attention sink is near 1."""
-    P, real = _ready(P, padding)
-    return _over_rows(first_token_of_rows(P, real), real)
+    """Mean over rows of the weight on the first valid token: an attention sink is near 1."""
+    P, valid = _ready(P, padding)
+    return _over_rows(first_token_of_rows(P, valid), valid)
 
 
-def first_token_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
-    """The weight of each row on the first real token."""
-    first = real.to(torch.int8).argmax(-1)[..., None, None]
+def first_token_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+    """The weight of each row on the first valid token."""
+    first = valid.to(torch.int8).argmax(-1)[..., None, None]
     return P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
 
 
 def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """`max_i |sum_j P_ij - 1|`: above rounding, the theorems on averaging do not apply."""
-    P, real = _ready(P, padding)
-    return _nan_where_empty(defect_of_rows(P, real).masked_fill(~real, 0.0).amax(-1), real)
+    P, valid = _ready(P, padding)
+    return _nan_where_empty(defect_of_rows(P, valid).masked_fill(~valid, 0.0).amax(-1), valid)
 
 
-def defect_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
-    """`|sum_j P_ij - 1|`."""
+def defect_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+    """The defect of each row, `|sum_j P_ij - 1|`."""
     return (P.sum(-1) - 1).abs()
 
 

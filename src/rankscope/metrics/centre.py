@@ -29,31 +29,31 @@ def centred(
 ) -> Float[Tensor, "*batch token width"]:
     """res(X) about the chosen centre; padded rows are zero."""
     if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)))
-    about = MINIMISER.get(norm, centre) if centre == "argmin" else centre
-    if about == "mean":
+        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+    closed_form = MINIMISER.get(norm, centre) if centre == "argmin" else centre
+    if closed_form == "mean":
         return tokens.once("about the mean", lambda: _about(tokens, centre_of(tokens, "mean")))
-    return _about(tokens, centre_of(tokens, about))
+    return _about(tokens, centre_of(tokens, closed_form))
 
 
 def _about(tokens: Tokens, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch token width"]:
-    if tokens.whole:
+    if tokens.unpadded:
         return tokens.X - x[..., None, :]
-    # X is zero at padded tokens: in one pass over it, x times 1 is taken off the real ones, 0 off the others.
-    real = tokens.real[..., None].to(tokens.X.dtype)
-    return torch.addcmul(tokens.X, real, x[..., None, :], value=-1)
+    # X is zero at padded tokens: in one pass over it, x is taken off the valid ones, 0 off the others.
+    valid = tokens.valid[..., None].to(tokens.X.dtype)
+    return torch.addcmul(tokens.X, valid, x[..., None, :], value=-1)
 
 
 def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
     """The common token x; zero for a sample without tokens."""
-    X, real, number = tokens.X, tokens.real, tokens.number
+    X, valid, count = tokens.X, tokens.valid, tokens.count
     if centre == "mean":
-        return X.sum(-2) / number.clamp(min=1)[..., None]
+        return X.sum(-2) / count.clamp(min=1)[..., None]
     if centre == "midrange" and X.shape[-2]:
-        hidden = ~real[..., None]
+        hidden = ~valid[..., None]
         top = X.masked_fill(hidden, -torch.inf).amax(-2)
         bottom = X.masked_fill(hidden, torch.inf).amin(-2)
-        return ((top + bottom) / 2).masked_fill((number == 0)[..., None], 0.0)
+        return ((top + bottom) / 2).masked_fill((count == 0)[..., None], 0.0)
     if not X.shape[-2]:
         return X.new_zeros((*X.shape[:-2], X.shape[-1]))
     from rankscope.metrics.argmin import composite_argmin

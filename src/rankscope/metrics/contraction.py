@@ -33,11 +33,11 @@ EPS = torch.finfo(torch.float64).eps
 
 def by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
     """The coefficient of every head; NaN where a weight is not finite."""
-    return P.each(coefficient)
+    return P.map_heads(coefficient)
 
 
 def coefficient(P: HeadRows) -> float:
-    """Of one head."""
+    """The coefficient of one head."""
     survey = _Survey(P)
     if not survey.finite:
         return float("nan")
@@ -45,15 +45,15 @@ def coefficient(P: HeadRows) -> float:
     if best >= survey.most * (1 - 8 * EPS) or not survey.open(best).any():
         return best
     for first in range(0, len(P), P.block):
-        here = slice(first, min(len(P), first + P.block))
+        left_rows = slice(first, min(len(P), first + P.block))
         A = None
         for second in range(first, len(P), P.block):
-            there = slice(second, min(len(P), second + P.block))
-            left = survey.near(here, there, best)
+            right_rows = slice(second, min(len(P), second + P.block))
+            left = survey.near(left_rows, right_rows, best)
             if not left.any():
                 continue
-            A = P.rows(here.start, here.stop) if A is None else A
-            B = A if there == here else P.rows(there.start, there.stop)
+            A = P.rows(left_rows.start, left_rows.stop) if A is None else A
+            B = A if right_rows == left_rows else P.rows(right_rows.start, right_rows.stop)
             best = survey.explored(A, B, left, best)
     return best
 
@@ -63,8 +63,8 @@ class _Survey:
 
     def __init__(self, P: HeadRows) -> None:
         self.P = P
-        each = [(block.abs().sum(-1), block.sum(0), block.square().sum(0)) for _, block in P.blocks()]
-        sums, columns, squares = zip(*each, strict=True)
+        parts = [(block.abs().sum(-1), block.sum(0), block.square().sum(0)) for _, block in P.blocks()]
+        sums, columns, squares = zip(*parts, strict=True)
         self.sums = torch.cat(sums)
         self.mean = torch.stack(columns).sum(0) / len(P)
         spread = (torch.stack(squares).sum(0) / len(P) - self.mean.square()).clamp(min=0.0).sqrt()
@@ -104,14 +104,16 @@ class _Survey:
         """Rows that may be one of a farther pair."""
         return (self.radius + self.radius.max()) * (1 + 8 * EPS) > best
 
-    def near(self, here: slice, there: slice, best: float) -> Bool[Tensor, "row other"]:
+    def near(self, left_rows: slice, right_rows: slice, best: float) -> Bool[Tensor, "row other"]:
         """Pairs, each once, that the bounds without products leave."""
-        left = (self.radius[here, None] + self.radius[there]) * (1 + 8 * EPS) > best
-        if here == there:
+        left = (self.radius[left_rows, None] + self.radius[right_rows]) * (1 + 8 * EPS) > best
+        if left_rows == right_rows:
             left = left.triu(1)
         if best > 0.01 and left.any():  # below, what is outside S says nothing
-            seen = torch.cdist(self.chosen[here], self.chosen[there], p=1.0)
-            left &= (seen + self.rest[here, None] + self.rest[there]) / 2 > best + 16 * EPS * self.most
+            seen = torch.cdist(self.chosen[left_rows], self.chosen[right_rows], p=1.0)
+            left &= (
+                seen + self.rest[left_rows, None] + self.rest[right_rows]
+            ) / 2 > best + 16 * EPS * self.most
         return left
 
     def explored(
@@ -126,29 +128,29 @@ class _Survey:
         bound = bound.masked_fill(~left, 0.0)
         coarse, sums = B.float(), B.sum(-1)
         for row in bound.amax(1).argsort(descending=True).tolist():
-            others = (bound[row] > best).nonzero()[:, 0]
-            if not len(others):
+            candidates = (bound[row] > best).nonzero()[:, 0]
+            if not len(candidates):
                 break
-            best = max(best, self._farthest(A[row], B, coarse, sums, others, best))
+            best = max(best, self._farthest(A[row], B, coarse, sums, candidates, best))
         return best
 
     def _farthest(
-        self, row: Tensor, B: Tensor, coarse: Tensor, sums: Tensor, others: Tensor, best: float
+        self, row: Tensor, B: Tensor, coarse: Tensor, sums: Tensor, candidates: Tensor, best: float
     ) -> float:
-        """The largest distance of a row from some others, where it may be larger than `best`: sums of the
+        """The largest distance of a row from some candidates, where it may be larger than `best`: sums of the
         smaller weights in float32 say which may."""
         if best > 0.01:
-            near, first, last = row.float(), int(others[0]), int(others[-1]) + 1
-            many = 2 * len(others) > last - first  # all between: no copies
+            near, first, last = row.float(), int(candidates[0]), int(candidates[-1]) + 1
+            many = 2 * len(candidates) > last - first  # all between: no copies
             room = torch.empty(max(1, CACHE // len(row)), len(row), device=row.device)
-            chunks = torch.split(coarse[first:last] if many else others, len(room))
+            chunks = torch.split(coarse[first:last] if many else candidates, len(room))
             parts = (chunk if many else coarse[chunk] for chunk in chunks)
             common = [torch.minimum(part, near, out=room[: len(part)]).sum(-1) for part in parts]
-            about = (row.sum() + sums[first:last] if many else row.sum() + sums[others]) / 2 - torch.cat(
-                common
-            )
-            left = about > best - COARSE * self.most
-            others = others[left[others - first]] if many else others[left]
-        if not len(others):
+            distances = (
+                row.sum() + sums[first:last] if many else row.sum() + sums[candidates]
+            ) / 2 - torch.cat(common)
+            left = distances > best - COARSE * self.most
+            candidates = candidates[left[candidates - first]] if many else candidates[left]
+        if not len(candidates):
             return best
-        return float(torch.cdist(row[None], B[others], p=1.0).max() / 2)
+        return float(torch.cdist(row[None], B[candidates], p=1.0).max() / 2)

@@ -1,4 +1,4 @@
-"""Angles between tokens: cos(x_i, x_j) over the pairs i < j of real tokens.
+"""Angles between tokens: cos(x_i, x_j) over the pairs i < j of valid tokens.
 
 A token of zero length points nowhere: its cosines are 0. One token alone agrees with itself: 1.
 No token: NaN. The gaps `1 - cos` are computed as `|u_i - u_j|^2 / 2` of the unit vectors, so that they can be
@@ -27,10 +27,10 @@ AT_ONCE = 2**26
 def cosines(
     X: TokensLike, padding: Tensor | None = None
 ) -> tuple[Float[Tensor, "*batch token token"], Bool[Tensor, "*batch token token"]]:
-    """All cosines, and which of them are pairs i < j of real tokens."""
-    direction, _, real = _directions(X, padding)
+    """All cosines, and which of them are pairs i < j of valid tokens."""
+    direction, _, valid = _directions(X, padding)
     cosine = (direction @ direction.mT).clamp(-1.0, 1.0)
-    pairs = (real[..., :, None] & real[..., None, :]).triu(1)
+    pairs = (valid[..., :, None] & valid[..., None, :]).triu(1)
     return cosine, pairs
 
 
@@ -44,7 +44,7 @@ def _directions(X: TokensLike, padding: Tensor | None = None) -> tuple[Tensor, T
     )
     unit = ready.X / size.masked_fill(size == 0, 1.0)  # squares could leave the range
     length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
-    return unit / length.masked_fill(length == 0, 1.0), size, ready.real
+    return unit / length.masked_fill(length == 0, 1.0), size, ready.valid
 
 
 def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
@@ -64,8 +64,8 @@ def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     total = direction.new_zeros(direction.shape[:-2])
-    for here, pairs in _blocks(ready):
-        cosine = (direction[..., here, :] @ direction.mT).abs_().clamp_(max=1.0)
+    for block, pairs in _blocks(ready):
+        cosine = (direction[..., block, :] @ direction.mT).abs_().clamp_(max=1.0)
         total += cosine.masked_fill_(~pairs, 0.0).sum((-2, -1))
     return _over_pairs(total, ready)
 
@@ -75,8 +75,8 @@ def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     lowest = direction.new_ones(direction.shape[:-2])
-    for here, pairs in _blocks(ready):
-        cosine = (direction[..., here, :] @ direction.mT).clamp_(-1.0, 1.0)
+    for block, pairs in _blocks(ready):
+        cosine = (direction[..., block, :] @ direction.mT).clamp_(-1.0, 1.0)
         lowest = torch.minimum(lowest, cosine.masked_fill_(~pairs, 1.0).amin((-2, -1)))
     return nan_where_empty(lowest, ready)
 
@@ -85,8 +85,8 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way. Of m unit vectors the squared distances of
     all pairs are `m sum |u_i - mean u|^2`; a token that points nowhere is at 1 from every other."""
     ready = tokens(X, padding)
-    direction, size, real = _directions(ready)
-    points = (size[..., 0] != 0) & real
+    direction, size, valid = _directions(ready)
+    points = (size[..., 0] != 0) & valid
     m = points.sum(-1)
     if not direction.shape[-2]:
         return nan_where_empty(direction.new_zeros(m.shape), ready)
@@ -94,7 +94,7 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     apart = (direction - direction.gather(-2, first)).masked_fill(~points[..., None], 0.0)
     mean = apart.sum(-2, keepdim=True) / m.clamp(min=1)[..., None, None]
     square = (apart - mean).masked_fill(~points[..., None], 0.0).square().sum((-2, -1))
-    pairs = [each * (each - 1) // 2 for each in (ready.number, m)]
+    pairs = [count * (count - 1) // 2 for count in (ready.count, m)]
     return nan_where_empty((m * square / 2 + (pairs[0] - pairs[1])) / pairs[0].clamp(min=1), ready)
 
 
@@ -104,27 +104,27 @@ def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     direction, size, _ = _directions(ready)
     nowhere = size == 0
     widest = direction.new_zeros(direction.shape[:-2])
-    for here, pairs in _blocks(ready):
+    for block, pairs in _blocks(ready):
         apart = torch.cdist(
-            direction[..., here, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
+            direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
         )  # fmt: skip
-        gap = (apart.square_() / 2).masked_fill_(nowhere[..., here, :] | nowhere.mT, 1.0)
+        gap = (apart.square_() / 2).masked_fill_(nowhere[..., block, :] | nowhere.mT, 1.0)
         widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
     return nan_where_empty(widest, ready)
 
 
 def _blocks(ready: Tokens) -> Iterator[tuple[slice, Bool[Tensor, "*batch row token"]]]:
-    """Tokens a block at a time, and which of its rows' cosines are of pairs i < j of real tokens."""
+    """Tokens a block at a time, and which of its rows' cosines are of pairs i < j of valid tokens."""
     n = ready.X.shape[-2]
-    step = max(1, AT_ONCE // max(1, 8 * n * ready.number.numel()))
+    step = max(1, AT_ONCE // max(1, 8 * n * ready.count.numel()))
     for start in range(0, n, step):
-        here = slice(start, min(n, start + step))
-        yield here, (ready.real[..., here, None] & ready.real[..., None, :]).triu(1 + start)
+        block = slice(start, min(n, start + step))
+        yield block, (ready.valid[..., block, None] & ready.valid[..., None, :]).triu(1 + start)
 
 
 def _over_pairs(total: Values, ready: Tokens) -> Values:
-    number = ready.number * (ready.number - 1) // 2
-    return nan_where_empty((total / number.clamp(min=1)).masked_fill(number == 0, 1.0), ready)
+    pairs = ready.count * (ready.count - 1) // 2
+    return nan_where_empty((total / pairs.clamp(min=1)).masked_fill(pairs == 0, 1.0), ready)
 
 
 def _gap_rule(

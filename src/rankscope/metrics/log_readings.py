@@ -32,7 +32,7 @@ class ScaledTensor(Protocol):
 
     @property
     def value(self) -> Float[Tensor, "..."]:
-        """Numbers of size one."""
+        """The numbers, of size one."""
 
     @property
     def log(self) -> LogScales:
@@ -44,7 +44,7 @@ class ScaledTokens(Protocol):
 
     @property
     def padding(self) -> Bool[Tensor, "batch token"]:
-        """True at padded tokens."""
+        """A mask that is True at padded tokens."""
 
     @property
     def residual(self) -> ScaledTensor:
@@ -56,7 +56,7 @@ class ScaledTokens(Protocol):
 
     @property
     def log(self) -> LogScales:
-        """The log-scale of X."""
+        """The log-scale of X, one for each sample."""
 
     @property
     def equal(self) -> Bool[Tensor, " batch"]:
@@ -80,7 +80,7 @@ class ScaledPattern(Protocol):
 
     @property
     def padding(self) -> Bool[Tensor, "batch token"]:
-        """True at padded tokens."""
+        """A mask that is True at padded tokens."""
 
     @property
     def differences(self) -> tuple[Float[Tensor, "batch head token token"] | PatternRows, LogScales]:

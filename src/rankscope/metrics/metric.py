@@ -192,7 +192,7 @@ class Metric:
         return Reading.of(value, torch.full_like(value, (ROUNDING * unit) ** self.power))
 
     def about(self, centre: Centre) -> "Metric":
-        """The same residual about another centre than the mean, named `name@centre`."""
+        """This residual about another centre than the mean, named `name@centre`."""
         name = f"{self.name}@{centre}"
         if not self.centres:
             raise MetricError(f"only a residual or mu has a centre to choose; got {name!r}", subject="centre")

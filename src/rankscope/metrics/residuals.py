@@ -67,7 +67,7 @@ def spectral_norm(A: Matrix) -> Values:
 
 
 def max_norm(A: Matrix) -> Values:
-    """`max_ij |A_ij|`."""
+    """The largest entry, `max_ij |A_ij|`."""
     return _largest(A.abs().flatten(-2))
 
 
@@ -139,24 +139,24 @@ def relative_mu(X: TokensLike, padding: Tensor | None = None, *, centre: Centre 
 
 
 def spectral_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
-    """`||res X||_2`."""
+    """`||res X||_2`, the largest singular value of the residual."""
     return _residual(X, padding, centre, "spectral")
 
 
 def relative_spectral_residual(
     X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean"
 ) -> Values:
-    """`||res X||_2 / ||X||_2`."""
+    """`||res X||_2 / ||X||_2`, the largest singular value of the residual as a share of that of X."""
     return _relative(X, padding, centre, "spectral")
 
 
 def max_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
-    """`max_ij |res(X)_ij|`."""
+    """`max_ij |res(X)_ij|`, the largest entry of the residual."""
     return _residual(X, padding, centre, "max")
 
 
 def relative_max_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
-    """`max_ij |res(X)_ij| / max_ij |X_ij|`."""
+    """`max_ij |res(X)_ij| / max_ij |X_ij|`, the largest entry of the residual as a share of that of X."""
     return _relative(X, padding, centre, "max")
 
 
@@ -173,8 +173,8 @@ def log_residual(
     log = _log_about_mean(tokens, norm) if centre == "mean" else _log_about(tokens, norm, centre)
     if not relative:
         return log
-    whole = log_of(NORMS[norm](tokens.tokens), tokens.log)
-    return torch.where(log <= LOWEST, log, log - whole)
+    of_tokens = log_of(NORMS[norm](tokens.tokens), tokens.log)
+    return torch.where(log <= LOWEST, log, log - of_tokens)
 
 
 def _log_about_mean(tokens: ScaledTokens, norm: Norm) -> LogScales:
@@ -220,10 +220,10 @@ def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str,
 
 def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
     """A norm of the residual as a share of the same norm of the tokens."""
-    whole, whole_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
+    of_tokens, of_tokens_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
     return Metric(
-        compute.__name__, compute, f"{symbol} / {whole}", f"{tex} / {whole_tex}", direction=1, share=True,
-        rule=partial(_rule, norm=norm, relative=True), centres=True,
+        compute.__name__, compute, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", direction=1,
+        share=True, rule=partial(_rule, norm=norm, relative=True), centres=True,
         meaning=Meaning(small=SAME, equal="0", **words),
     )  # fmt: skip
 

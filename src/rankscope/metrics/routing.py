@@ -1,7 +1,7 @@
 """How a mixture of experts routes the tokens of a sample.
 
 p is `[*batch, token, expert]`, the weight of each expert for each token, 0 of those that it does not go
-through; padding is `[*batch, token]`. The **load** of an expert is the share of real tokens that go through
+through; padding is `[*batch, token]`. The **load** of an expert is the share of valid tokens that go through
 it: with k experts chosen for each token, loads sum to k. A sample without tokens has no value: NaN.
 """
 
@@ -17,14 +17,16 @@ Values = Float[Tensor, "*batch"]
 
 
 def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch expert"]:
-    """The share of real tokens that go through each expert."""
+    """The share of valid tokens that go through each expert."""
     if p.ndim < 2 or not p.is_floating_point():
         raise TokensError(
-            f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}"
+            "routing must be floating weights [batch, token, expert]; received "
+            f"{p.dtype} of {tuple(p.shape)}",
+            subject="p",
         )
-    real = valid_tokens(p.shape[:-1], padding, p.device)
-    taken = ((p > 0) & real[..., None]).sum(-2).to(torch.float64)
-    return taken / real.sum(-1, keepdim=True)
+    valid = valid_tokens(p.shape[:-1], padding, p.device)
+    taken = ((p > 0) & valid[..., None]).sum(-2).to(torch.float64)
+    return taken / valid.sum(-1, keepdim=True)
 
 
 def expert_load(p: Tensor, padding: Tensor | None = None) -> Values:

@@ -15,43 +15,45 @@ AT_ONCE = 2**25
 
 @dataclass(frozen=True)
 class PatternRows:
-    """P of several samples and heads."""
+    """The rows of P of several samples and heads, held or made on demand."""
 
     batch: int
     heads: int
     make: Callable[[int, int, int, int], Float[Tensor, "row token"]]
     """Of a sample and a head, rows `start` to `stop`, float64, zero at padding."""
-    real: Bool[Tensor, "batch token"]
+    valid: Bool[Tensor, "batch token"]
     """Rows that count."""
 
     @classmethod
     def of(
-        cls, P: Float[Tensor, "*batch head token token"], real: Bool[Tensor, "*batch 1 token"]
+        cls, P: Float[Tensor, "*batch head token token"], valid: Bool[Tensor, "*batch 1 token"]
     ) -> "PatternRows":
-        """Of a matrix that is there."""
+        """The rows of a matrix that is held."""
         held = P.reshape(-1, *P.shape[-3:])
-        counts = real.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])
-        whole = bool(counts.all())
+        counts = valid.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])
+        unpadded = bool(counts.all())
 
         def make(sample: int, head: int, start: int, stop: int) -> Tensor:
-            found = held[sample, head, start:stop].to(torch.float64)
-            return found if whole else found.masked_fill(~counts[sample], 0.0)
+            rows = held[sample, head, start:stop].to(torch.float64)
+            return rows if unpadded else rows.masked_fill(~counts[sample], 0.0)
 
         return cls(len(held), P.shape[-3], make, counts)
 
-    def each(self, number: Callable[["HeadRows"], float | Tensor]) -> Float[Tensor, "batch head"]:
+    def map_heads(self, number: Callable[["HeadRows"], float | Tensor]) -> Float[Tensor, "batch head"]:
         """A number of every head; NaN of a sample without tokens."""
-        found = torch.full((self.batch, self.heads), torch.nan, dtype=torch.float64, device=self.real.device)
+        values = torch.full(
+            (self.batch, self.heads), torch.nan, dtype=torch.float64, device=self.valid.device
+        )
         for sample in range(self.batch):
-            which = self.real[sample].nonzero()[:, 0]
+            which = self.valid[sample].nonzero()[:, 0]
             for head in range(self.heads if len(which) else 0):
-                found[sample, head] = number(HeadRows(self, sample, head, which))
-        return found
+                values[sample, head] = number(HeadRows(self, sample, head, which))
+        return values
 
 
 @dataclass(frozen=True)
 class HeadRows:
-    """P of one head of one sample."""
+    """The rows of P of one head of one sample."""
 
     of: PatternRows
     sample: int
@@ -65,14 +67,14 @@ class HeadRows:
     @property
     def block(self) -> int:
         """How many rows are made at once."""
-        return max(1, AT_ONCE // (8 * self.of.real.shape[1]))
+        return max(1, AT_ONCE // (8 * self.of.valid.shape[1]))
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "row token"]:
         """Rows `start` to `stop` of those that count."""
         which = self.which[start:stop]
         first, last = int(which[0]), int(which[-1]) + 1
-        found = self.of.make(self.sample, self.head, first, last)
-        return found if last - first == len(which) else found[which - first]
+        rows = self.of.make(self.sample, self.head, first, last)
+        return rows if last - first == len(which) else rows[which - first]
 
     def blocks(self) -> Iterator[tuple[int, Float[Tensor, "row token"]]]:
         """Every row that counts, a block at a time, with the number of its first."""

@@ -24,8 +24,8 @@ ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
 def second_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
-    """s_2 of every head."""
-    return P.each(lambda head: two_largest(head)[1])
+    """The second singular value s_2 of every head."""
+    return P.map_heads(lambda head: two_largest(head)[1])
 
 
 def gap_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
@@ -35,16 +35,16 @@ def gap_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
         first, second = two_largest(head)
         return first - second
 
-    return P.each(gap)
+    return P.map_heads(gap)
 
 
 def two_largest(P: HeadRows) -> Float[Tensor, "2"]:
     """s_1 and s_2 of one head; s_2 of one row is 0."""
     if len(P) <= DENSE:
-        whole = torch.cat([block for _, block in P.blocks()])
-        if not bool(whole.isfinite().all()):
-            return whole.new_full((2,), torch.nan)
-        return torch.cat([torch.linalg.svdvals(whole), whole.new_zeros(2)])[:2]
+        matrix = torch.cat([block for _, block in P.blocks()])
+        if not bool(matrix.isfinite().all()):
+            return matrix.new_full((2,), torch.nan)
+        return torch.cat([torch.linalg.svdvals(matrix), matrix.new_zeros(2)])[:2]
     first = P.rows(0, 1)
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(first.shape[-1], TOGETHER, generator=generator, dtype=torch.float64).to(first.device)
@@ -76,8 +76,8 @@ def _added(X: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     new, R = torch.linalg.qr(rest)
     gone = R.diagonal().abs() <= 1e-12 * torch.linalg.vector_norm(X, dim=0)  # X has fewer directions
     generator = torch.Generator().manual_seed(known.shape[1])
-    others = torch.randn(new.shape, generator=generator, dtype=new.dtype).to(new.device)
-    new = torch.where(gone, others / len(X) ** 0.5, new)
+    random = torch.randn(new.shape, generator=generator, dtype=new.dtype).to(new.device)
+    new = torch.where(gone, random / len(X) ** 0.5, new)
     for _ in range(2):  # what rounding left of the known ones
         new, _ = torch.linalg.qr(new - known @ (known.mT @ new))
     return new, of_known, new.mT @ X

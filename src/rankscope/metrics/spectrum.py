@@ -36,7 +36,7 @@ from rankscope.shapes import Float
 def singular_values(X: TokensLike, padding: Tensor | None = None) -> Float[Tensor, "*batch value"]:
     """All min(n, d) singular values, descending; padded tokens only add zeros at the end."""
     ready = tokens(X, padding)
-    return torch.linalg.svdvals(ready.X).masked_fill((ready.number == 0)[..., None], torch.nan)
+    return torch.linalg.svdvals(ready.X).masked_fill((ready.count == 0)[..., None], torch.nan)
 
 
 def numerical_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
@@ -52,13 +52,13 @@ def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | N
     Singular values are counted above `max(n, d) eps s_1(X)`: the centring cannot resolve less.
     """
     ready = tokens(X, padding)
-    s, whole = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), whole), ready)
+    s, of_tokens = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
+    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), of_tokens), ready)
 
 
 def _tolerance(ready: Tokens, unit: float) -> Values:
-    """`max(n, d) eps`, n the real tokens."""
-    return ready.number.clamp(min=ready.X.shape[-1]) * unit
+    """`max(n, d) eps`, n the valid tokens."""
+    return ready.count.clamp(min=ready.X.shape[-1]) * unit
 
 
 def _count(s: Tensor, tolerance: Values, scale: Tensor) -> Values:
@@ -91,12 +91,12 @@ def participation_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
 
 
 def sigma_min(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """The smallest of the min(n, d) singular values of the real tokens."""
+    """The smallest of the min(n, d) singular values of the valid tokens."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)
     if not s.shape[-1]:
         return s.new_full(s.shape[:-1], torch.nan)
-    last = ready.number.clamp(max=s.shape[-1], min=1) - 1
+    last = ready.count.clamp(max=s.shape[-1], min=1) - 1
     return nan_where_empty(s.gather(-1, last[..., None])[..., 0], ready)
 
 

@@ -19,18 +19,18 @@ Values = Float[Tensor, "*batch"]
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Tokens ready to be measured, once or by many metrics: what several of them need is computed once."""
+    """Tokens ready to be measured, by one metric or many: what several of them need is computed once."""
 
     X: Float[Tensor, "*batch token width"]
     """float64, zero at padded tokens."""
-    real: Bool[Tensor, "*batch token"]
-    """True where a token counts."""
-    number: Int[Tensor, "*batch"]
-    """Real tokens of each sample."""
+    valid: Bool[Tensor, "*batch token"]
+    """True at tokens, False at padding."""
+    count: Int[Tensor, "*batch"]
+    """Valid tokens of each sample."""
     unit: float
     """The eps of the dtype they came in."""
-    whole: bool = False
-    """Whether every token is known to count."""
+    unpadded: bool = False
+    """Whether every token is known to be valid."""
     memo: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -56,7 +56,7 @@ def unit_of(dtype: torch.dtype) -> float:
 def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     """Check X and its padding, upcast to float64, zero the padded rows.
 
-    >>> tokens(torch.ones(2, 5, 3), torch.arange(5).expand(2, 5) >= 4).number
+    >>> tokens(torch.ones(2, 5, 3), torch.arange(5).expand(2, 5) >= 4).count
     tensor([4, 4])
     """
     if isinstance(X, Tokens):
@@ -64,21 +64,25 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     if not isinstance(X, Tensor):
         raise TokensError(
             f"tokens must be a torch tensor [batch, token, width]; got {type(X).__name__}: "
-            "convert with torch.as_tensor"
+            "convert with torch.as_tensor",
+            subject="X",
         )
     if X.ndim < 2:
         raise TokensError(
-            f"tokens must have at least 2 dims [token, width]; received {X.ndim} with shape {tuple(X.shape)}"
+            f"tokens must have at least 2 dims [token, width]; received {X.ndim} with shape {tuple(X.shape)}",
+            subject="X",
         )
     if not X.is_floating_point():
-        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
-    real = valid_tokens(X.shape[:-1], padding, X.device)
+        raise TokensError(
+            f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X"
+        )
+    valid = valid_tokens(X.shape[:-1], padding, X.device)
     unit = unit_of(X.dtype)
     X = X.to(torch.float64)
-    whole = padding is None or bool(real.all())
-    if not whole:
-        X = X.masked_fill(~real[..., None], 0.0)
-    ready = Tokens(X, real, real.sum(-1), unit, whole)
+    unpadded = padding is None or bool(valid.all())
+    if not unpadded:
+        X = X.masked_fill(~valid[..., None], 0.0)
+    ready = Tokens(X, valid, valid.sum(-1), unit, unpadded)
     if not X.numel() or bool(norm_in_range(ready).isfinite().all()):
         return ready
     finite = X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
@@ -86,27 +90,28 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         raise TokensError(
             f"tokens must be finite; {where} holds NaN or infinity: "
-            "measure an earlier layer, or compute in a wider dtype"
+            "measure an earlier layer, or compute in a wider dtype",
+            subject="X",
         )
     return ready
 
 
 def tokens_of(
-    X: Float[Tensor, "*batch token width"], real: Bool[Tensor, "*batch token"], whole: bool = False
+    X: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"], unpadded: bool = False
 ) -> tuple[Tokens, Bool[Tensor, "*batch"]]:
     """Tokens ready to be measured, and the samples that hold NaN or infinity, which are taken as zero.
 
     For states that a network has just made: nothing is refused, and off the CPU nothing is waited for.
-    `whole` where every token is known to count.
+    `unpadded` where every token is known to count.
     """
-    near = X.device.type == "cpu"  # where looking costs nothing
-    whole = whole or (near and bool(real.all()))
+    on_cpu = X.device.type == "cpu"  # where looking costs nothing
+    unpadded = unpadded or (on_cpu and bool(valid.all()))
     unit, X = unit_of(X.dtype), X.to(torch.float64)
-    if not whole:
-        X = X.masked_fill(~real[..., None], 0.0)
+    if not unpadded:
+        X = X.masked_fill(~valid[..., None], 0.0)
     fine = torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
-    ready = Tokens(X, real, real.sum(-1), unit, whole)
-    if not X.numel() or (near and bool(norm_in_range(ready).isfinite().all())):
+    ready = Tokens(X, valid, valid.sum(-1), unit, unpadded)
+    if not X.numel() or (on_cpu and bool(norm_in_range(ready).isfinite().all())):
         return ready, fine
     if unit > torch.finfo(torch.float64).eps:  # of a dtype whose squares stay in range: the norm tells
         norm = norm_in_range(ready)
@@ -117,7 +122,7 @@ def tokens_of(
         least, largest = X.flatten(-2).aminmax(dim=-1)
         broken, known = ~(least.isfinite() & largest.isfinite()), {}
     X = X.masked_fill(broken[..., None, None], 0.0)
-    return Tokens(X, real, ready.number, unit, whole, known), broken
+    return Tokens(X, valid, ready.count, unit, unpadded, known), broken
 
 
 def norm_in_range(ready: Tokens) -> Values:
@@ -135,20 +140,22 @@ def valid_tokens(
         got = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
         raise TokensError(
             f"padding must be a boolean tensor, True at padded tokens; received {got}: "
-            "pass attention_mask == 0"
+            "pass attention_mask == 0",
+            subject="padding",
         )
     if padding.shape != shape:
         raise TokensError(
-            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}"
+            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}",
+            subject="padding",
         )
     return ~padding.to(device)
 
 
 def nan_where_empty(values: Values, of: Tokens) -> Values:
     """A sample without any token has no value: NaN, never a number that looks measured."""
-    if of.whole and of.X.shape[-2]:
+    if of.unpadded and of.X.shape[-2]:
         return values
-    return values.masked_fill(of.number == 0, torch.nan)
+    return values.masked_fill(of.count == 0, torch.nan)
 
 
 def ratio(numerator: Values, denominator: Values) -> Values:

@@ -24,15 +24,7 @@ GATHERED = 64
 
 
 class Journal:
-    """The writer of one table that grows.
-
-    Args:
-        store: The run folder, open for writing.
-        entry: The entry of `manifest.json` that lists the table.
-        name: The name of the table.
-        schema: Its columns and their types; one is `step`.
-        manifest: What the table is of.
-    """
+    """The writer of one table that grows; `entry` of the manifest lists it, and one column is `step`."""
 
     def __init__(
         self, store: Store, entry: str, name: str, schema: Mapping[str, Any], manifest: Manifest

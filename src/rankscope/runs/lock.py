@@ -16,13 +16,8 @@ LOCK_FILE = ".lock"
 
 
 def lock(folder: Path) -> int:
-    """Make the folder and lock it; returns the handle that `unlock` takes.
-
-    A lock file that a killed process has left does not block: the system has released its lock.
-
-    Raises:
-        FileError: Another writer holds the lock, or the folder cannot be written or locked.
-    """
+    """Make the folder and lock it; returns the handle that `unlock` takes. A lock file that a killed process
+    has left does not block: the system has released its lock."""
     writable_folder(folder)
     path = folder / LOCK_FILE
     while True:

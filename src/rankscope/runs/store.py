@@ -23,8 +23,7 @@ import polars as pl
 from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
 from rankscope.runs.lock import lock, unlock
-from rankscope.runs.manifest import Manifest
-from rankscope.runs.record import Record
+from rankscope.runs.manifest import Manifest, Record
 from rankscope.runs.tables import (
     JOURNAL,
     SavedTable,
@@ -79,18 +78,8 @@ class Run:
         return (self.folder / f"{name}.parquet").is_file()
 
     def table(self, name: str | None = None) -> pl.DataFrame:
-        """A table, its checksum verified.
-
-        Args:
-            name: The name of the table; by default that of the measurements, such as `profile`, or `sweep`
-                with a column for each factor.
-
-        Returns:
-            The table; of one that grows, all rows that are written so far.
-
-        Raises:
-            FileError: There is no such table, or a file of it is damaged.
-        """
+        """A table, its checksum verified; of one that grows, all rows that are written so far. By default
+        that of the measurements: `profile` for example, or `sweep` with a column for each factor."""
         if name is None:
             name = next((main for main in MAIN if main in self.names), ", ".join(MAIN))
         if name not in self.names:
@@ -167,14 +156,7 @@ def read(folder: str | Path) -> Run:
 
 
 class Store:
-    """The writer of a run folder. From when it is made until it is closed, the folder has no other.
-
-    Args:
-        folder: The run folder; it is made if it does not exist.
-
-    Raises:
-        FileError: Another process writes to the folder, or it cannot be written.
-    """
+    """The writer of a run folder; from when it is made until it is closed, the folder has no other."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -209,16 +191,10 @@ class Store:
         tables: Mapping[str, pl.DataFrame | SavedTable],
         documents: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Write an entry in place of an earlier one of that name.
+        """Write an entry, its tables and its documents (as JSON), in place of an earlier one of that name.
 
         A file that another entry had under the same name belongs to this one from now on. Files that only the
         earlier entry had are removed, except for tables that grow.
-
-        Args:
-            entry: The name of the entry, after the command that writes it.
-            manifest: What was run.
-            tables: Tables by name; a `SavedTable` keeps its own manifest inside.
-            documents: Documents by name, written as JSON.
         """
         documents = documents or {}
         before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files

@@ -91,11 +91,7 @@ class SavedTable:
 
     @classmethod
     def read(cls: type[T], path: str | Path) -> T:
-        """Read a file that `save` wrote.
-
-        Raises:
-            FileError: There is no file, or it is damaged or holds another kind of table.
-        """
+        """Read a file that `save` wrote; raises FileError if there is none, or another kind of table."""
         kind = cls.__name__
         what = kind.lower()
         if not Path(path).is_file():

@@ -36,13 +36,13 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
         return list(STUDIES)
     if paper not in papers:
         raise StudyError(one_of("paper", paper, [*papers, "all"]), subject="paper")
-    found = [study for study in STUDIES if study.paper == paper]
+    studies = [study for study in STUDIES if study.paper == paper]
     if figure is None:
-        return found
-    figures = [study.figure for study in found]
+        return studies
+    figures = [study.figure for study in studies]
     if figure not in figures:
         raise StudyError(one_of(f"figure of {paper}", figure, figures), subject="figure")
-    return [study for study in found if study.figure == figure]
+    return [study for study in studies if study.figure == figure]
 
 
 def reproduce(study: Study, setup: Setup, run: Callable[[Setup], StudyResult] | None = None) -> StudyResult:
@@ -90,8 +90,8 @@ def write_page(setup: Setup) -> Path:
         f"{' --full' if setup.full else ''}`.",
     ]  # fmt: skip
     known = {below / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
-    own = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
-    for path in (*known, *own):
+    others = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
+    for path in (*known, *others):
         lines += ["", *_section(document(path))] if path.is_file() else []
     missing = [name for path, name in known.items() if not path.is_file()]
     if missing:
@@ -111,13 +111,16 @@ def _section(outcome: dict[str, Any]) -> list[str]:
     lines += [f"![{outcome['title']}]({folder}/{name}.png)" for name in outcome["figures"]]
     if outcome["comparisons"]:
         lines += ["", "| | published | ours | |", "|---|---|---|---|"]
-        for each in outcome["comparisons"]:
-            lines.append(_row(Comparison(**each)))
+        for comparison in outcome["comparisons"]:
+            lines.append(_row(Comparison(**comparison)))
     return lines + [f"\n{note}" for note in outcome["notes"]]
 
 
-def _row(each: Comparison) -> str:
-    verdict = each.verdict or {True: "agrees", False: "differs", None: "no number to compare"}[each.agrees]
-    said = f"{verdict}: {each.because}" if each.because else verdict
-    cells = (each.what, each.published, each.ours, said)
+def _row(comparison: Comparison) -> str:
+    verdict = (
+        comparison.verdict
+        or {True: "agrees", False: "differs", None: "no number to compare"}[comparison.agrees]
+    )
+    text = f"{verdict}: {comparison.because}" if comparison.because else verdict
+    cells = (comparison.what, comparison.published, comparison.ours, text)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -110,9 +110,9 @@ class _Queue(Generic[Piece]):
         if self.again:
             return self.again.pop()
         if self.cost is not None:
-            for place, piece in enumerate(self.sorted):
+            for k, piece in enumerate(self.sorted):
                 if time.time() + self.slowest * self.cost(piece) < self.deadline:
-                    return _Unit(self.sorted.pop(place))
+                    return _Unit(self.sorted.pop(k))
         elif time.time() < self.deadline:
             for piece in self.coming:
                 return _Unit(piece)

@@ -26,7 +26,7 @@ from rankscope.lab.tasks.sort import Sort
 from rankscope.lab.tasks.task import UNLABELLED, Batch, Task
 
 TASKS: dict[str, type[Task]] = {
-    each.name: each for each in (NextCharacter, Copying, Induction, Digits, Sort, Hull, Memorization)
+    kind.name: kind for kind in (NextCharacter, Copying, Induction, Digits, Sort, Hull, Memorization)
 }
 
 
@@ -37,7 +37,7 @@ def task(name: str, **sizes: Any) -> Task:
     Copying(symbols=16, length=4)
     """
     if name not in TASKS:
-        raise LabError(one_of("task", name, TASKS))
+        raise LabError(one_of("task", name, TASKS), subject="task")
     return TASKS[name](**sizes)
 
 

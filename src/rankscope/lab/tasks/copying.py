@@ -28,24 +28,24 @@ class Copying(Task):
         """The mark is a symbol that is never foretold."""
         return Interface(classes=self.symbols, symbols=self.symbols + 1)
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
         """Drawn anew at every step."""
-        return self._drawn(number, drawn_from(seed, step))
+        return self._drawn(samples, drawn_from(seed, step))
 
-    def held_out(self, number: int) -> Batch:
+    def held_out(self, samples: int) -> Batch:
         """Drawn from a seed of their own."""
-        return self._drawn(number, drawn_from(0, HELD_OUT))
+        return self._drawn(samples, drawn_from(0, HELD_OUT))
 
-    def _drawn(self, number: int, draw: torch.Generator) -> Batch:
-        said = torch.randint(self.symbols, (number, self.length), generator=draw)
-        mark, none = torch.full((number, 1), self.symbols), torch.full_like(said, UNLABELLED)
-        return Batch(torch.cat([said, mark, said[:, :-1]], 1), torch.cat([none, said], 1))
+    def _drawn(self, samples: int, draw: torch.Generator) -> Batch:
+        symbols = torch.randint(self.symbols, (samples, self.length), generator=draw)
+        mark, none = torch.full((samples, 1), self.symbols), torch.full_like(symbols, UNLABELLED)
+        return Batch(torch.cat([symbols, mark, symbols[:, :-1]], 1), torch.cat([none, symbols], 1))
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """A decoder."""
+        """A decoder as long as both copies."""
         return decoder(layers, width, heads, 2 * self.length, fields)
 
     @property
     def chance(self) -> float:
-        """Any symbol."""
+        """A guess of any symbol."""
         return 1 / self.symbols

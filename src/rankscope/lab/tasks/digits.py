@@ -31,29 +31,29 @@ class Digits(Task):
         need("the task of digits", "sklearn")
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        images = torch.from_numpy(found.images).float() / 8 - 1  # [image, 8, 8] of 0..16
+        bunch = load_digits()
+        images = torch.from_numpy(bunch.images).float() / 8 - 1  # [image, 8, 8] of 0..16
         patches = images.unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)
-        return patches.reshape(len(images), -1, self.patch**2), torch.from_numpy(found.target).long()
+        return patches.reshape(len(images), -1, self.patch**2), torch.from_numpy(bunch.target).long()
 
     @property
     def interface(self) -> Interface:
         """One label of the whole image."""
         return Interface(classes=10, patch=self.patch**2, per="sample")
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
-        """Of the images that are not held out, drawn with repetition."""
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
+        """Images that are not held out, drawn with repetition."""
         tokens, digits = self._images
-        chosen = torch.randint(len(tokens) - HELD, (number,), generator=drawn_from(seed, step))
+        chosen = torch.randint(len(tokens) - HELD, (samples,), generator=drawn_from(seed, step))
         return Batch(tokens[chosen], digits[chosen])
 
-    def held_out(self, number: int) -> Batch:
-        """At most 360."""
+    def held_out(self, samples: int) -> Batch:
+        """The last images, at most 360."""
         tokens, digits = self._images
-        return Batch(tokens[-HELD:][:number], digits[-HELD:][:number])
+        return Batch(tokens[-HELD:][:samples], digits[-HELD:][:samples])
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """An encoder."""
+        """An encoder of all patches of an image."""
         return encoder(layers, width, heads, (SIDE // self.patch) ** 2, fields)
 
     @property

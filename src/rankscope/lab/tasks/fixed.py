@@ -29,7 +29,7 @@ class LabelledSamples:
         return len(self.labels)
 
     def part(self, chosen: slice | Tensor) -> "LabelledSamples":
-        """Some of the samples."""
+        """Some of the samples, by slice or indices."""
         return LabelledSamples(self.inputs[chosen], self.labels[chosen], self.padding[chosen])
 
     def trimmed(self) -> "LabelledSamples":
@@ -38,11 +38,11 @@ class LabelledSamples:
         return LabelledSamples(self.inputs[:, :longest], self.labels[:, :longest], self.padding[:, :longest])
 
     def to(self, device: str) -> "LabelledSamples":
-        """The same on another device."""
+        """These samples on another device."""
         return LabelledSamples(self.inputs.to(device), self.labels.to(device), self.padding.to(device))
 
     def batch(self) -> Batch:
-        """As a task gives it."""
+        """A batch as tasks give it, padding unlabelled."""
         padding = self.padding if bool(self.padding.any()) else None
         return Batch(self.inputs, self.labels.masked_fill(self.padding, UNLABELLED), padding)
 
@@ -60,7 +60,7 @@ class FixedTask(Task):
 
     @cached_property
     def data(self) -> tuple[LabelledSamples, LabelledSamples]:
-        """Drawn once."""
+        """Samples to learn from and held-out ones, drawn once."""
         return self.drawn()
 
     @cached_property
@@ -68,19 +68,19 @@ class FixedTask(Task):
         """What predictors reach that know less than a network could."""
         return self.guesses(*self.data)
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
         """The next ones in the order of this pass through all samples; the last of a pass may be fewer."""
         data = self.data[0]
-        through, within = divmod(step, math.ceil(len(data) / number))
+        through, within = divmod(step, math.ceil(len(data) / samples))
         order = torch.randperm(len(data), generator=drawn_from(seed, through))
-        return data.part(order[within * number : (within + 1) * number]).trimmed().batch()
+        return data.part(order[within * samples : (within + 1) * samples]).trimmed().batch()
 
-    def held_out(self, number: int) -> Batch:
+    def held_out(self, samples: int) -> Batch:
         """The first of those that are asked about."""
-        return self.data[1].part(slice(number)).trimmed().batch()
+        return self.data[1].part(slice(samples)).trimmed().batch()
 
     def architecture(self, layers: int, width: int, heads: int = 2, **fields: Any) -> Architecture:
-        """Attention, skips and norms."""
+        """A network of attention, skips and norms."""
         return attention_alone(layers, width, heads, **fields)
 
     @property
@@ -106,8 +106,8 @@ def ceiling(seen: Iterable[Hashable], labels: Iterable[int]) -> float:
     counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for key, label in zip(seen, labels, strict=True):
         counts[key][label] += 1
-    right = sum(max(here.values()) for here in counts.values())
-    return right / sum(here.total() for here in counts.values())
+    right = sum(max(labels_seen.values()) for labels_seen in counts.values())
+    return right / sum(labels_seen.total() for labels_seen in counts.values())
 
 
 def agree(said: Tensor, labels: Tensor) -> float:

@@ -25,7 +25,7 @@ class Hull(FixedTask):
 
     @property
     def interface(self) -> Interface:
-        """On it, or not."""
+        """Two classes: on the hull, or not."""
         return Interface(classes=2, coordinates=2)
 
     def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
@@ -35,7 +35,7 @@ class Hull(FixedTask):
         def samples(number: int) -> LabelledSamples:
             points = draw.uniform(0, SIDE, (number, POINTS, 2))
             points = points + draw.normal(scale=SHIFT, size=(number, 1, 2))
-            labels = np.stack([on_hull(each) for each in points])
+            labels = np.stack([on_hull(cloud) for cloud in points])
             return LabelledSamples(
                 2 * torch.from_numpy(points).float() / SIDE - 1,
                 torch.from_numpy(labels).long(),
@@ -53,6 +53,6 @@ def on_hull(points: Float[np.ndarray, "point 2"]) -> Bool[np.ndarray, " point"]:
     """Which points are corners of their convex hull."""
     from scipy.spatial import ConvexHull
 
-    found = np.zeros(len(points), dtype=bool)
-    found[ConvexHull(points).vertices] = True
-    return found
+    on_corner = np.zeros(len(points), dtype=bool)
+    on_corner[ConvexHull(points).vertices] = True
+    return on_corner

@@ -31,27 +31,27 @@ class Induction(Task):
         """A class for each symbol."""
         return Interface(classes=self.symbols, symbols=self.symbols)
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
         """Drawn anew at every step."""
-        return self._drawn(number, drawn_from(seed, step))
+        return self._drawn(samples, drawn_from(seed, step))
 
-    def held_out(self, number: int) -> Batch:
+    def held_out(self, samples: int) -> Batch:
         """Drawn from a seed of their own."""
-        return self._drawn(number, drawn_from(0, HELD_OUT))
+        return self._drawn(samples, drawn_from(0, HELD_OUT))
 
-    def _drawn(self, number: int, draw: torch.Generator) -> Batch:
-        order = torch.rand(number, self.symbols, generator=draw).argsort(-1)
-        period = torch.randint(self.shortest, self.longest + 1, (number, 1), generator=draw)
+    def _drawn(self, samples: int, draw: torch.Generator) -> Batch:
+        order = torch.rand(samples, self.symbols, generator=draw).argsort(-1)
+        period = torch.randint(self.shortest, self.longest + 1, (samples, 1), generator=draw)
         at = torch.arange(self.context + 1)
-        said = order.gather(1, at % period)
-        labels = said[:, 1:].masked_fill(at[:-1] < period, UNLABELLED)
-        return Batch(said[:, :-1], labels)
+        symbols = order.gather(1, at % period)
+        labels = symbols[:, 1:].masked_fill(at[:-1] < period, UNLABELLED)
+        return Batch(symbols[:, :-1], labels)
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """A decoder."""
+        """A decoder as long as the context."""
         return decoder(layers, width, heads, self.context, fields)
 
     @property
     def chance(self) -> float:
-        """Any symbol."""
+        """A guess of any symbol."""
         return 1 / self.symbols

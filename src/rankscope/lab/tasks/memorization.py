@@ -30,7 +30,7 @@ class Memorization(FixedTask):
 
     @cached_property
     def words(self) -> list[list[str]]:
-        """Of every text."""
+        """The words of every text."""
         return prose(self.texts, self.longest)
 
     @cached_property
@@ -46,7 +46,7 @@ class Memorization(FixedTask):
         return Interface(classes=2, symbols=len(self.number))
 
     def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
-        """The same twice."""
+        """One set of samples, to learn from and to be asked about."""
         inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
         padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
         for row, text in enumerate(self.words):
@@ -57,7 +57,7 @@ class Memorization(FixedTask):
         return data, data
 
     def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
-        """Of one who knows the word, and of one who knows its text as well."""
+        """Ceilings of who knows the word, and of who knows its text as well."""
         real = ~test.padding
         seen, told = test.inputs[real].tolist(), test.labels[real].tolist()
         places = zip(real.nonzero()[:, 0].tolist(), seen, strict=True)
@@ -71,16 +71,16 @@ class Memorization(FixedTask):
 
 def prose(texts: int, longest: int) -> list[list[str]]:
     """Texts of at most so many words, from the bundled paragraphs in their order."""
-    found = []
+    pieces = []
     for paragraph in bundled_excerpts(words=SHORTEST):
         words = split(paragraph)
         for start in range(0, len(words), longest):
             piece = words[start : start + longest]
             if len(piece) >= SHORTEST:
-                found.append(piece)
-    if len(found) < texts:
+                pieces.append(piece)
+    if len(pieces) < texts:
         raise LabError(
-            f"texts must be at most {len(found)}, all that the prose has of {longest} words; got {texts}",
+            f"texts must be at most {len(pieces)}, all that the prose has of {longest} words; got {texts}",
             subject="texts",
         )
-    return found[:texts]
+    return pieces[:texts]

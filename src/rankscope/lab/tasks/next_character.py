@@ -45,7 +45,7 @@ def characters(text: str | None = None) -> Characters:
 
 @dataclass(frozen=True)
 class NextCharacter(Task):
-    """Of the bundled text (Moby Dick), or of one that is given."""
+    """Prediction of the next character of the bundled text (Moby Dick), or of one that is given."""
 
     context: int = 64
     text: str | None = field(default=None, repr=False)
@@ -54,7 +54,7 @@ class NextCharacter(Task):
 
     @cached_property
     def characters(self) -> Characters:
-        """The whole text."""
+        """The text as numbers, all of it."""
         return characters(self.text)
 
     @cached_property
@@ -66,19 +66,19 @@ class NextCharacter(Task):
     @property
     def interface(self) -> Interface:
         """A class for each character of the alphabet."""
-        number = len(self.characters.alphabet)
-        return Interface(classes=number, symbols=number)
+        symbols = len(self.characters.alphabet)
+        return Interface(classes=symbols, symbols=symbols)
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
         """Excerpts of the first nine tenths."""
-        return _shifted(self._parts[0].excerpts(number, self.context + 1, seed * STEPS + step))
+        return _shifted(self._parts[0].excerpts(samples, self.context + 1, seed * STEPS + step))
 
-    def held_out(self, number: int) -> Batch:
+    def held_out(self, samples: int) -> Batch:
         """Excerpts of the last tenth."""
-        return _shifted(self._parts[1].excerpts(number, self.context + 1, HELD_OUT))
+        return _shifted(self._parts[1].excerpts(samples, self.context + 1, HELD_OUT))
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """A decoder."""
+        """A decoder as long as the context."""
         return decoder(layers, width, heads, self.context, fields)
 
     @property

@@ -14,7 +14,7 @@ SYMBOLS, SORTED = 10, 8
 
 @dataclass(frozen=True)
 class Sort(FixedTask):
-    """Eight of ten symbols."""
+    """Sorting of eight symbols out of ten."""
 
     train: int = 1000
     test: int = 200
@@ -31,21 +31,21 @@ class Sort(FixedTask):
         """All symbols are equally likely."""
         generator = torch.Generator().manual_seed(self.seed)
 
-        def draw(number: int) -> LabelledSamples:
-            symbols = torch.randint(SYMBOLS, (number, SORTED), generator=generator)
+        def draw(samples: int) -> LabelledSamples:
+            symbols = torch.randint(SYMBOLS, (samples, SORTED), generator=generator)
             return LabelledSamples(
-                symbols, symbols.sort(dim=-1).values, torch.zeros(number, SORTED, dtype=torch.bool)
+                symbols, symbols.sort(dim=-1).values, torch.zeros(samples, SORTED, dtype=torch.bool)
             )
 
         return draw(self.train), draw(self.test)
 
     def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
         """A guess by position is far above chance."""
-        by_place = torch.stack([train.labels[:, place].mode().values for place in range(SORTED)])
+        by_position = torch.stack([train.labels[:, position].mode().values for position in range(SORTED)])
         return {
             "chance": 1 / SYMBOLS,
             "majority": agree(train.labels.flatten().mode().values, test.labels),
-            "majority by position": agree(by_place, test.labels),
+            "majority by position": agree(by_position, test.labels),
         }
 
     def architecture(self, layers: int, width: int, heads: int = 2, **fields: Any) -> Architecture:

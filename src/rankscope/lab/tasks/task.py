@@ -42,7 +42,7 @@ class Batch:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same on another device."""
+        """These samples on another device."""
         padding = None if self.padding is None else _moved(self.padding, device)
         return Batch(_moved(self.inputs, device), _moved(self.labels, device), padding)
 
@@ -55,11 +55,11 @@ def _moved(x: Tensor, device: torch.device | str) -> Tensor:
 
 
 class Task(ABC):
-    """One task. Those here are frozen dataclasses of their sizes."""
+    """A task for small networks; those here are frozen dataclasses of their sizes."""
 
     name: ClassVar[str]
     says: ClassVar[str]
-    """In one line, what is asked."""
+    """What is predicted, in one line."""
 
     @property
     @abstractmethod
@@ -67,26 +67,26 @@ class Task(ABC):
         """What a token is, and what is said of it."""
 
     @abstractmethod
-    def batch(self, number: int, seed: int, step: int) -> Batch:
+    def batch(self, samples: int, seed: int, step: int) -> Batch:
         """Samples to learn from, the same for the same seed and step."""
 
     @abstractmethod
-    def held_out(self, number: int) -> Batch:
+    def held_out(self, samples: int) -> Batch:
         """Samples to be asked about, always the same; of a task that is about memory, those learnt from."""
 
     @abstractmethod
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
         """The network that it wants at a depth and width; `fields` are in place of its own."""
 
-    def loss(self, said: Tensor, batch: Batch) -> Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the labels, in nats, on average."""
-        return F.cross_entropy(said.flatten(0, -2), batch.labels.flatten(), ignore_index=UNLABELLED)
+        return F.cross_entropy(logits.flatten(0, -2), batch.labels.flatten(), ignore_index=UNLABELLED)
 
-    def accuracy(self, said: Tensor, batch: Batch) -> Tensor:
+    def accuracy(self, logits: Tensor, batch: Batch) -> Tensor:
         """The share of labels that are said rightly."""
-        there = batch.labels != UNLABELLED
-        right = (said.argmax(-1) == batch.labels) & there
-        return right.sum() / there.sum()
+        labelled = batch.labels != UNLABELLED
+        right = (logits.argmax(-1) == batch.labels) & labelled
+        return right.sum() / labelled.sum()
 
     @property
     @abstractmethod
@@ -97,10 +97,10 @@ class Task(ABC):
     def blind(self) -> float:
         """The held-out loss of who knows how frequent each label is, and does not look at the inputs: where a
         network stays that learns nothing of them."""
-        learnt, asked = self.batch(FREQUENT, 0, 0).labels, self.held_out(FREQUENT).labels.flatten()
-        number = torch.bincount(learnt[learnt != UNLABELLED], minlength=self.interface.classes) + 1.0
-        logs = (number / number.sum()).log().expand(len(asked), -1)
-        return float(F.nll_loss(logs, asked, ignore_index=UNLABELLED))
+        learnt, held = self.batch(FREQUENT, 0, 0).labels, self.held_out(FREQUENT).labels.flatten()
+        counts = torch.bincount(learnt[learnt != UNLABELLED], minlength=self.interface.classes) + 1.0
+        logs = (counts / counts.sum()).log().expand(len(held), -1)
+        return float(F.nll_loss(logs, held, ignore_index=UNLABELLED))
 
 
 def decoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:

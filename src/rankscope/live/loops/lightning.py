@@ -93,9 +93,7 @@ class LightningMonitor(Callback):
         """Note the learning rate that the step is made with: schedulers change it before the batch ends."""
         self._lr = float(trainer.optimizers[0].param_groups[0]["lr"])
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Note the loss of a batch; if the optimiser has made a step, call `Monitor.step`."""
         monitor = self.monitor
         if monitor is None:
@@ -113,11 +111,11 @@ class LightningMonitor(Callback):
         if monitor.should_stop:
             trainer.should_stop = True
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the monitor at the end of the training."""
+    def on_train_end(self, *_: Any) -> None:
+        """Close the monitor when the training has ended."""
         self.close()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         """Close the monitor when the training has raised."""
         self.close()
 

@@ -18,8 +18,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from rankscope.extras import need
 from rankscope.live.loops import check_options
 from rankscope.live.monitor import Monitor
@@ -27,8 +25,7 @@ from rankscope.live.monitor.weight_gradients import torch_optimizer
 
 need("this callback", "transformers", "accelerate")  # Trainer needs both
 # ruff: noqa: E402  The line above has raised a sentence if these cannot be imported.
-from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
-from transformers.training_args import TrainingArguments
+from transformers.trainer_callback import TrainerCallback
 
 LOGGED = {"loss": "loss", "learning_rate": "lr"}
 """Our name of each number that Trainer logs."""
@@ -55,14 +52,11 @@ class MonitorCallback(TrainerCallback):
         self._waiting: int | None = None  # a step whose log is still to come
         self._logged: dict[str, float] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or continue from the checkpoint that was loaded."""
         self.close()
-        model: nn.Module = kwargs["model"]
         options = {"optimizer": torch_optimizer(kwargs.get("optimizer")), **self.options}
-        monitor = self.monitor = Monitor(model, step=state.global_step, **options)
+        monitor = self.monitor = Monitor(kwargs["model"], step=state.global_step, **options)
         if state.global_step:
             measured = state.global_step - state.global_step % monitor.every
             logs = [_numbers(entry) for entry in state.log_history if entry["step"] > measured]
@@ -70,35 +64,22 @@ class MonitorCallback(TrainerCallback):
             scalars = {name: [entry[name] for entry in logs if name in entry] for name in names}
             monitor.load_state_dict({"step": state.global_step, "scalars": scalars})
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that the optimiser has made a step; if Trainer is about to log its loss, wait for that."""
         self._waiting = state.global_step
         if not control.should_log:
             self._step(control)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the loss since the last log, before the step is evaluated and saved."""
-        self._logged |= _numbers(logs or {})
+        self._logged |= _numbers(kwargs.get("logs") or {})
         self._step(control)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a step that was to be logged and was not, before the next one is made."""
         self._step(control)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the last step, and close the monitor."""
         self._step(control)
         self.close()
@@ -109,7 +90,7 @@ class MonitorCallback(TrainerCallback):
             self.monitor.close()
         self._waiting, self._logged = None, {}
 
-    def _step(self, control: TrainerControl) -> None:
+    def _step(self, control: Any) -> None:
         if self._waiting is None or self.monitor is None:
             return
         step, logged = self._waiting, self._logged

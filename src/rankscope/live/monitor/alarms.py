@@ -27,11 +27,8 @@ LISTED = 8
 
 @runtime_checkable
 class AlarmSource(Protocol):
-    """Anything that can stand in `Monitor(alarms=[...])`: an `AlarmRule`, or an object of your own.
-
-    With methods `state_dict` and `load_state_dict` it also lasts through a checkpoint; without them it is
-    given the measurements of the run again.
-    """
+    """Anything that can stand in `Monitor(alarms=[...])`: an `AlarmRule`, or an object of your own. With
+    methods `state_dict` and `load_state_dict` it also lasts through a checkpoint."""
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms to raise at this step; `rows` has the columns of the table `training`."""
@@ -40,16 +37,14 @@ class AlarmSource(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong in one measurement: where, and a description in numbers."""
+    """Something wrong in one measurement: where, and a description in numbers, which follows "since step 30:"
+    in the alarm. Faults of one `kind` make one alarm; an `immediate` one needs no patience."""
 
     layer: int | None
     head: int | None
     description: str
-    """Follows "since step 30:" in the alarm's sentence."""
     kind: str = ""
-    """Faults of one kind make one alarm."""
     immediate: bool = False
-    """True if the alarm is raised at once, whatever the rule's patience."""
 
     @property
     def place(self) -> str:
@@ -205,15 +200,10 @@ class RuleSet:
     """The rules of a monitor, in order. Every rank gives them the same rows, so all raise the same alarms."""
 
     def __init__(self, rules: Sequence[AlarmSource]) -> None:
-        if not isinstance(rules, Sequence):
-            raise MonitorError(
-                f"alarms must be a list of rules; received a {type(rules).__name__}: write alarms=[...]",
-                subject="alarms",
-            )
-        for rule in rules:
-            if not isinstance(rule, AlarmSource) or isinstance(rule, type):
+        for rule in rules if isinstance(rules, Sequence) else [rules]:
+            if not isinstance(rules, Sequence) or not isinstance(rule, AlarmSource) or isinstance(rule, type):
                 raise MonitorError(
-                    "alarms must be rules: objects with on_measurement(rows, step); received a "
+                    "alarms must be rules: objects with on_measurement(rows, step), in a list; received a "
                     f"{type(rule).__name__}",
                     subject="alarms",
                 )
@@ -241,11 +231,8 @@ class RuleSet:
         return tuple(alarm for rule in self.rules for alarm in rule.on_measurement(rows, step))
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
-        """Do what each alarm says: call its rule's function or, with `warn`, issue a warning.
-
-        Returns:
-            True if one of the alarms says that the training should stop.
-        """
+        """Do what each alarm says: call its rule's function or, with `warn`, issue a warning. Returns True if
+        the training should stop."""
         functions = {
             name: action
             for name, rule in zip(self.names, self.rules, strict=True)

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.block_hooks import is_list_of_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in
+from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.monitor.token_gradients import METRIC, gradient_norms
 from rankscope.live.padding import find_padding, mask_arguments_of
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
@@ -56,13 +56,8 @@ def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
 
 @dataclass
 class TrainingCall:
-    """One call of the model in a training step.
-
-    Args:
-        arguments: Those that may say what is padding.
-        layer: The layer read last, where layers are numbered in the order of calls.
-        states: What is read of its hidden states; None before the first block.
-    """
+    """One call of the model in a training step: arguments that may say what is padding, the layer read last,
+    and what is read of hidden states (None before the first block)."""
 
     arguments: dict[str, Any]
     layer: int = 0
@@ -193,7 +188,7 @@ class OperatorMeasurement:
 
     def _on_gradient(self, layer: int, gradient: Tensor) -> None:
         if self.recording:
-            self.recorded.add(layer, METRIC, gradient_norms(self.plan, gradient))
+            self.recorded.add(layer, GRADIENT_METRIC, gradient_norms(self.plan, gradient))
 
 
 class WatchMeasurement:

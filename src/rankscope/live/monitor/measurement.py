@@ -1,16 +1,24 @@
-"""`Measurement` and `Alarm`: what one measurement of a training run holds, and the columns of its tables.
+"""`Measurement`, what one measurement of a training run holds, and `RunWriter`, which writes it.
 
-`Monitor` makes a `Measurement` of the running sums of a step (`rows_of`); `RunWriter` and the writers of
-`rankscope.live.writers` receive it.
+`Monitor` makes a `Measurement` of the running sums of a step (`rows_of`), and gives it to its `RunWriter` and
+to the writers of `rankscope.live.writers`. Each table of the run folder is a `Journal`: rows are appended as
+lines, and gathered into Parquet files. (`rankscope checkpoints` writes run folders in the same way.)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from rankscope.live.monitor.running_sums import Key, Sums
+from rankscope.runs import Manifest, Store
+from rankscope.runs.journal import Journal
+from rankscope.runs.training import CERTIFICATES_TABLE
+
+ENTRY = "training"
+"""The entry of the run folder's manifest."""
 
 TRAINING: dict[str, Any] = {
     "step": pl.Int64,
@@ -124,3 +132,52 @@ def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
     """Alarms as rows of the table `alarms`."""
     rows = [[getattr(alarm, name) for name in ALARMS] for alarm in alarms]
     return pl.DataFrame(rows, schema=ALARMS, orient="row")
+
+
+class RunWriter:
+    """Writes a training run into its folder, which nobody else can write to until `close`. A run that is
+    killed loses at most the measurement that was being written. `certified`: measurements come with
+    certificates, which get a table of their own."""
+
+    def __init__(self, folder: str | Path, manifest: Manifest, certified: bool = False) -> None:
+        self.store = Store(folder)
+        self.certificates: Journal | None = None
+        try:
+            self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
+            self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
+            if certified or CERTIFICATES_TABLE in self.store.run.names:
+                self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
+        except BaseException:
+            self.store.close()
+            raise
+
+    @property
+    def last(self) -> int | None:
+        """The step of the last measurement; None if there is none yet."""
+        return self.measurements.last
+
+    def write(self, measurement: Measurement) -> None:
+        """Write a measurement with its alarms and certificates. Its own rows come last, so that a crash
+        leaves no measurement without its alarms."""
+        if measurement.alarms:
+            self.alarms.append(measurement.step, alarm_rows(measurement.alarms))
+        certificates = measurement.certificates
+        if self.certificates is not None and certificates is not None and len(certificates):
+            self.certificates.append(measurement.step, certificates)
+        self.measurements.append(measurement.step, measurement.rows)
+
+    def cut(self, step: int) -> None:
+        """Remove the rows of all steps after this one."""
+        for journal in self._journals():
+            journal.cut(step)
+
+    def close(self) -> None:
+        """Gather the last lines into Parquet files and release the folder."""
+        if not self.store.closed:
+            for journal in self._journals():
+                journal.gather()
+            self.store.close()
+
+    def _journals(self) -> list[Journal]:
+        journals = [self.measurements, self.alarms]
+        return journals if self.certificates is None else [*journals, self.certificates]

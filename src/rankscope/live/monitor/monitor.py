@@ -12,8 +12,8 @@ eval mode, and the training does not notice. Without one, training batches are m
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -27,15 +27,12 @@ from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.inline import inline_measurement
-from rankscope.live.monitor.measurement import Measurement, rows_of
-from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.measurement import Measurement, RunWriter, rows_of
+from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.rules import default_rules
-from rankscope.live.monitor.run_writer import RunWriter
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.schedule import Schedule
-from rankscope.live.monitor.token_gradients import METRIC as TOKEN_GRADIENT
-from rankscope.live.monitor.token_gradients import LossFunction
 from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.notes import describe_model
 from rankscope.live.plan import make_plan
@@ -142,15 +139,13 @@ class Monitor:
         """The last step of an earlier part of this run, until it is said from where it continues."""
         if self._earlier is None:
             self._begin()
-        elif step > 0:
+        elif step:
             self.resume(step)
 
     def __enter__(self) -> "Monitor":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -174,12 +169,10 @@ class Monitor:
         return [*self._notes, *(note for part in parts for note in part.notes)]
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
-        """Count a step of the optimiser, and measure the model if a measurement is due.
+        """Count a step of the optimiser, and measure the model if a measurement is due (`schedule.py`).
 
-        A measurement is due when the counter reaches or passes a multiple of `every`. A loop may count by any
-        stride; recording of gradients and training batches is switched on before every step that may be
-        measured, judged by the strides so far. If training batches fall due at a step that was not recorded,
-        because the counter leapt farther than before, the next step is measured instead.
+        If training batches fall due at a step that was not recorded, because the counter leapt farther than
+        before, the next step is measured instead.
 
         Args:
             step: The number of the step; by default one more than the last.
@@ -224,15 +217,8 @@ class Monitor:
         return self._measure()
 
     def resume(self, step: int) -> None:
-        """Continue after `step`; what was written of later steps is removed. At step 0 the probe is measured
-        again.
-
-        Args:
-            step: The number of steps that the model has made.
-
-        Raises:
-            MonitorError: `step` is no whole number, or negative.
-        """
+        """Continue after `step`, the number of steps that the model has made; what was written of later steps
+        is removed. At step 0 the probe is measured again."""
         self._resume(step, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,7 +269,8 @@ class Monitor:
     def _resume(self, step: int, rule_states: Mapping[str, Any] | None) -> None:
         """Continue after a step, with the rules in the states of a checkpoint or, if there are none that fit,
         as they were after the measurements that the run folder has."""
-        _check_step("step", step)
+        if not _is_step(step):
+            raise MonitorError(f"step must be a whole number, 0 or more; got {step!r}", subject="step")
         if self._run_writer is not None:
             kept = step or -1  # step 0 is measured again
             self._run_writer.cut(kept)
@@ -316,8 +303,7 @@ class Monitor:
     def _call_writers(self, method: str, *args: Any) -> None:
         """Call a method of each writer that has it."""
         for writer in self.writers:
-            if callable(function := getattr(writer, method, None)):
-                function(*args)
+            getattr(writer, method, lambda *_: None)(*args)
 
     def _open_run(self, metrics: Sequence[str]) -> RunWriter | None:
         """Open the folder on the rank that writes; if that fails, raise on every rank."""
@@ -342,7 +328,7 @@ class Monitor:
         measured = [*metrics]
         inline_gradients = self.inline is not None and self.inline.has_gradients
         if inline_gradients or (self.probe is not None and self.probe.has_loss):
-            measured.append(TOKEN_GRADIENT)
+            measured.append(GRADIENT_METRIC)
         if self.gradients is None:
             return self.rules.notes(measured)
         measured += [f"grad_{group}" for _, group in self.gradients.groups]
@@ -367,46 +353,32 @@ class Monitor:
 
 
 def _check_arguments(
-    model: object, every: object, probe: object, run: object, writers: object, loss: object, step: object
+    model: object, every: Any, probe: object, run: object, writers: Any, loss: object, step: Any
 ) -> None:
     """Raise a sentence about the first argument of `Monitor` that is of a wrong type."""
-    if not isinstance(model, nn.Module):
-        raise MonitorError(
-            f"a monitor takes a torch module; received a {type(model).__name__}", subject="model"
-        )
-    if type(every) is not int or every < 1:
-        raise MonitorError(f"every must be a number of steps, 1 or more; got {every!r}", subject="every")
-    if not isinstance(run, str | Path):
-        raise MonitorError(
-            f"run must be the path of a folder; received a {type(run).__name__}", subject="run"
-        )
-    if loss is not None and (probe is None or not callable(loss)):
-        raise MonitorError(
-            "loss must be a function of what the model returns for the probe; "
-            + ("there is no probe: give probe=" if probe is None else f"got a {type(loss).__name__}"),
-            subject="loss",
-        )
-    _check_step("step", step)
-    if not isinstance(writers, Sequence) or isinstance(writers, str):
-        raise MonitorError(
-            f"writers must be a list of writers; received a {type(writers).__name__}: write writers=[...]",
-            subject="writers",
-        )
-    for writer in writers:
-        if not callable(writer) or isinstance(writer, type):
-            from rankscope.live.writers import __all__ as names
-
-            got = f"the class {writer.__name__}" if isinstance(writer, type) else repr(writer)
-            raise MonitorError(
-                f"a writer must be a function of a Measurement, or one of rankscope.live.writers such as "
-                f"JSONLines(path) ({', '.join(names)}); got {got}",
-                subject="writers",
-            )
+    received = {name: type(value).__name__ for name, value in locals().items()}
+    is_list = isinstance(writers, Sequence) and not isinstance(writers, str)
+    wrong = [w for w in writers if not callable(w) or isinstance(w, type)] if is_list else []
+    no_loss = "there is no probe: give probe=" if probe is None else f"got a {received['loss']}"
+    for name, fits, sentence in (
+        ("model", isinstance(model, nn.Module),
+         f"a monitor takes a torch module; received a {received['model']}"),
+        ("every", type(every) is int and every > 0,
+         f"every must be a number of steps, 1 or more; got {every!r}"),
+        ("run", isinstance(run, str | Path), f"run must be the path of a folder; got a {received['run']}"),
+        ("loss", loss is None or (probe is not None and callable(loss)),
+         f"loss must be a function of what the model returns for the probe; {no_loss}"),
+        ("step", _is_step(step), f"step must be a whole number, 0 or more; got {step!r}"),
+        ("writers", is_list, f"writers must be a list, writers=[...]; received a {received['writers']}"),
+        ("writers", not wrong, "a writer must be a function of a Measurement, or one that is made by "
+         f"rankscope.live.writers, such as JSONLines(path); got {[*wrong, None][0]!r}"),
+    ):  # fmt: skip
+        if not fits:
+            raise MonitorError(sentence, subject=name)
 
 
-def _check_step(name: str, step: object) -> None:
-    if type(step) is not int or step < 0:
-        raise MonitorError(f"{name} must be a whole number of steps, 0 or more; got {step!r}", subject=name)
+def _is_step(step: Any) -> bool:
+    return isinstance(step, Integral) and int(step) >= 0
 
 
 def _scalar(value: Any) -> Tensor:

@@ -26,21 +26,9 @@ OutputChoice = Callable[[Tensor], Tensor]
 
 QUERY_KEY = {"q", "k", "query", "key", "wq", "wk", "to_q", "to_k", "linear_q", "linear_k"}
 QUERY_KEY |= {f"{part}_{word}" for part in ("q", "k", "query", "key") for word in ("proj", "lin", "linear")}
-QUERY_KEY |= {f"q_{part}_proj" for part in "ab"}  # queries through a bottleneck (DeepSeek)
-VALUE_OUTPUT = {"v", "value", "wv", "to_v", "v_proj", "v_lin", "v_linear", "value_proj", "linear_v"}
-VALUE_OUTPUT |= {
-    "o",
-    "wo",
-    "to_out",
-    "o_proj",
-    "out_proj",
-    "out_lin",
-    "out",
-    "output",
-    "proj",
-    "c_proj",
-    "dense",
-}
+QUERY_KEY |= {"q_a_proj", "q_b_proj"}  # queries through a bottleneck (DeepSeek)
+VALUE_OUTPUT = {"v", "value", "wv", "to_v", "v_proj", "v_lin", "v_linear", "value_proj", "linear_v", "o"}
+VALUE_OUTPUT |= {"wo", "to_out", "o_proj", "out_proj", "out_lin", "out", "output", "proj", "c_proj", "dense"}
 IN_TURN = {"c_attn", "qkv", "wqkv", "in_proj", "qkv_proj"}
 BY_HEAD = {"query_key_value"}
 OTHER_LAYOUTS = {"CodeGenAttention", "GPTBigCodeAttention"}

@@ -44,20 +44,9 @@ BUDGET = 2e11
 
 
 class ProbePaths:
-    """Measures paths and certificates of a probe.
-
-    Args:
-        model: The model that is trained.
-        probe: The probe, whose arguments `load` must be able to take over; refused if there is none.
-        every: Steps between measurements.
-        paths_every: Steps between measurements with paths, a multiple of `every`.
-        budget: Multiplications that one measurement may take. Of a larger probe the first samples are used,
-            one at least.
-
-    Raises:
-        MonitorError: The model is of no family that `load` knows, its weights are sharded, or the probe does
-            not fit; on every rank alike.
-    """
+    """Measures paths and certificates of a probe, at steps that are multiples of `paths_every`. `budget` is
+    the multiplications that one measurement may take: of a larger probe the first samples are used, one at
+    least. A model or probe that `load` cannot take over is refused, on every rank alike."""
 
     def __init__(
         self, model: nn.Module, probe: Probe | None, every: int, paths_every: int, budget: float = BUDGET

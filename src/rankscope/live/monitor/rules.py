@@ -138,20 +138,13 @@ class SizeRule(AlarmRule):
     def changes(
         self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]
     ) -> dict[str, Fault]:
-        """A fault for each layer whose size is not finite, has jumped or has drifted.
-
-        Args:
-            metric: The size's name, which tells several sizes of one rule apart.
-            words: What has the size, for the sentence.
-            now: The size at each layer.
-            broken: The layers where it is not finite, and in how many samples.
-        """
+        """A fault for each layer whose size (`now`) has jumped or drifted, or is not finite (`broken`: in how
+        many samples). `metric` tells several sizes of one rule apart; `words` say what has the size."""
         faults = {}
         for layer, samples in broken.items():
             description = f"{words} of layer {layer} are no numbers, in {samples} readings"
-            faults[f"{metric} {layer} broken"] = Fault(
-                layer, None, description, f"{metric} broken", immediate=True
-            )
+            fault = Fault(layer, None, description, f"{metric} broken", immediate=True)
+            faults[f"{metric} {layer} broken"] = fault
         logs = {f"{metric} {layer}": math.log10(size) for layer, size in now.items() if size > 0}
         start = self.first_values("start", logs)
         recent = self.memory.setdefault("recent", {})
@@ -178,12 +171,7 @@ class SizeRule(AlarmRule):
 
 class TokenSize(SizeRule):
     """Tokens blow up, vanish or are not finite: ||X||_F, which is `mu / relative_mu`, or `mu` if that is all
-    there is.
-
-    Args:
-        jump: Powers of ten by which the size may differ from its last values.
-        drift: Powers of ten by which it may differ from its first value.
-    """
+    there is. The arguments are those of `SizeRule`."""
 
     name = "tokens blow up or vanish"
     metrics = ("mu",)
@@ -210,8 +198,7 @@ class GradientSize(SizeRule):
         apart: Powers of ten by which a layer may differ from the median of the layers.
         starved: Powers of ten by which gradients of queries and keys may be below those of values and
             outputs of the same layer.
-        jump: Powers of ten by which a size may differ from its last values.
-        drift: Powers of ten by which it may differ from its first value.
+        jump, drift: As in `SizeRule`.
     """
 
     name = "gradients blow up or vanish"
@@ -297,17 +284,8 @@ class DeadHead(AlarmRule):
 
 
 def default_rules(action: Action = "warn") -> list[AlarmRule]:
-    """One of each built-in rule, with its default thresholds. Rules whose metrics are not measured raise
-    nothing.
-
-    Args:
-        action: What their alarms do: "warn", "stop", or a function of the alarm.
-
-    Returns:
-        The rules, for `Monitor(alarms=...)`.
-
-    Raises:
-        MonitorError: `action` is something else.
+    """One of each built-in rule with its default thresholds, for `Monitor(alarms=...)`; `action` is that of
+    `AlarmRule`. Rules whose metrics are not measured raise nothing.
 
     >>> [rule.name for rule in default_rules()][:2]
     ['tokens collapse', 'attention entropy collapses']

@@ -16,12 +16,21 @@ it grows with r, and the circle is unstable. A small relative change of r become
 
 times as large in one step: 3 where attention is nearly uniform (the cube of Dong et al. 2021, Thm 2.2), and
 nearly 1 where it is sharp.
+
+A pair that is fed back to its network ends in one of these ways (`ending`):
+
+- fell together: their distance comes below a twentieth of the diameter;
+- ran away: a token is ten times as far out as the circle is, and not near the other;
+- drifted off: the same, but both went together, between half and twice the diameter apart;
+- on the circle: all along within half a radius of where they should be;
+- apart: none of these.
 """
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,10 +44,15 @@ OWN = ("into.weight", "into.bias", "out.weight", "out.bias")
 Tensors = dict[str, Tensor]
 """By name, the seed as first axis."""
 Pairs = Float[Tensor, "seed pair 2 2"]
+TOGETHER = 0.05
+"""The share of the diameter below which tokens have fallen together."""
+ENDS = ("fell together", "ran away", "drifted off", "apart", "on the circle")
+PairPath = Float[Tensor, "step 2 2"]
+"""Of both tokens, up to where one has run away."""
 
 
 @dataclass(frozen=True)
-class Network:
+class CircleNetwork:
     """A row of the figure: what the layer is and how it is trained."""
 
     parts: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +63,7 @@ class Network:
     """Data, start and training of the published code."""
 
     def architecture(self, width: int) -> Architecture:
-        """Its layer; the MLP is as wide as the tokens, as published."""
+        """The architecture of the layer; the MLP is as wide as the tokens, as published."""
         return Architecture(
             layers=1, width=width, heads=HEADS, mlp_width=width, activation="gelu",
             **{"norm": "none", "mlp": "none", "attention_skip": 0.0, "mlp_skip": 0.0, **self.parts},
@@ -57,11 +71,11 @@ class Network:
 
 
 NETWORKS = {
-    "pure attention": Network(),
-    "with skip": Network({"attention_skip": 1.0}),
-    "with MLP": Network({"mlp": "plain"}),
-    "pure attention, weight decay": Network(decay=0.3),
-    "the published code": Network({"norm": "layer", "attention_skip": 1.0}, as_published=True),
+    "pure attention": CircleNetwork(),
+    "with skip": CircleNetwork({"attention_skip": 1.0}),
+    "with MLP": CircleNetwork({"mlp": "plain"}),
+    "pure attention, weight decay": CircleNetwork(decay=0.3),
+    "the published code": CircleNetwork({"norm": "layer", "attention_skip": 1.0}, as_published=True),
 }
 """The published 'no skip' adds the layer's input before a norm, and another norm follows `Linear(2 -> d)`."""
 
@@ -69,16 +83,16 @@ NETWORKS = {
 def circle(angles: int = ANGLES, apart: float = 0.5) -> Float[Tensor, "pair 2 2"]:
     """The pairs of one turn and the first again; a token is `apart` turns ahead of the other."""
     turn = 2 * math.pi * torch.arange(angles + 1, dtype=torch.float64) / angles
-    one, other = (
+    first, second = (
         RADIUS * torch.stack([angle.cos(), angle.sin()], -1) for angle in (turn, turn + 2 * math.pi * apart)
     )
-    return torch.stack([one, other], 1)
+    return torch.stack([first, second], 1)
 
 
-def initial(network: Network, width: int, seeds: int) -> Tensors:
+def initial(network: CircleNetwork, width: int, seeds: int) -> Tensors:
     """Random tensors of every seed: Xavier's and, around the layer, torch's; or N(0, 0.02), as published."""
     arch = network.architecture(width)
-    found = []
+    by_seed = []
     for seed in range(seeds):
         draw = torch.Generator().manual_seed(seed)
         tensors = Transformer.random(arch, seed, "kaiming" if network.as_published else "xavier").state()
@@ -90,8 +104,8 @@ def initial(network: Network, width: int, seeds: int) -> Tensors:
                 both = 2 * torch.rand(shape[0] + 1, shape[1], generator=draw, dtype=torch.float64) - 1
                 weight, bias = both[:-1] / math.sqrt(shape[0]), both[-1] / math.sqrt(shape[0])
             tensors |= {f"{name}.weight": weight, f"{name}.bias": bias}
-        found.append(tensors)
-    return {name: torch.stack([tensors[name] for tensors in found]) for name in found[0]}
+        by_seed.append(tensors)
+    return {name: torch.stack([tensors[name] for tensors in by_seed]) for name in by_seed[0]}
 
 
 def step(
@@ -100,18 +114,20 @@ def step(
     """The next pair of each pair, and the attention of each."""
     if arch.norm == "none":
         return _folded(arch, tensors, pairs)
-    each = [
+    steps = [
         canonical(arch, {name: tensor[seed] for name, tensor in tensors.items()}, part)
         for seed, part in enumerate(pairs)
     ]
-    return torch.stack([after for after, _ in each]), torch.stack([attention for _, attention in each])
+    return torch.stack([after for after, _ in steps]), torch.stack([pattern for _, pattern in steps])
 
 
 def canonical(
     arch: Architecture, tensors: Tensors, pairs: Float[Tensor, "pair 2 2"]
 ) -> tuple[Float[Tensor, "pair 2 2"], Float[Tensor, "pair head 2 2"]]:
     """One network on its own tensors (no axis of seeds), layer and all, as it is defined."""
-    net = Transformer.from_weights(arch, {name: each for name, each in tensors.items() if name not in OWN})
+    net = Transformer.from_weights(
+        arch, {name: tensor for name, tensor in tensors.items() if name not in OWN}
+    )
     X = pairs @ tensors["into.weight"] + tensors["into.bias"]
     if arch.norm == "layer":
         X = F.layer_norm(X, (arch.width,), eps=arch.norm_eps)
@@ -125,7 +141,7 @@ def _folded(arch: Architecture, tensors: Tensors, pairs: Pairs) -> tuple[Pairs, 
     part = {name.removeprefix("layers.0."): tensor for name, tensor in tensors.items()}
     into = torch.cat([part["into.weight"], part["into.bias"][:, None]], 1)  # [seed, 3, width]
     constant = into.new_tensor([0.0, 0.0, 1.0])[:, None]
-    seeds, number = pairs.shape[:2]
+    seeds, pair_count = pairs.shape[:2]
 
     def projected(name: str) -> Tensor:  # [seed, head, 3, head_width]
         flat = into @ part[f"attention.{name}.weight"].flatten(2)
@@ -136,7 +152,7 @@ def _folded(arch: Architecture, tensors: Tensors, pairs: Pairs) -> tuple[Pairs, 
     W = projected("value") @ part["attention.output.weight"]  # [seed, head, 3, width]
     bias = part["attention.output.bias"][:, None]  # [seed, 1, width]
     x = F.pad(pairs, (0, 1), value=1.0)  # [seed, pair, 2, 3]
-    rows = (x.flatten(1, 2)[:, None] @ A).view(seeds, arch.heads, number, 2, 3)
+    rows = (x.flatten(1, 2)[:, None] @ A).view(seeds, arch.heads, pair_count, 2, 3)
     P = (rows @ x[:, None].transpose(-1, -2)).softmax(-1)  # [seed, head, pair, 2, 2]
     mixed = (P @ x[:, None]).flatten(2, 3)  # [seed, head, pair * 2, 3]
     out, out_bias = part["out.weight"], part["out.bias"][:, None]
@@ -148,10 +164,10 @@ def _folded(arch: Architecture, tensors: Tensors, pairs: Pairs) -> tuple[Pairs, 
         up, down = part["mlp.up.weight"], part["mlp.down.weight"]
         hidden = (mixed @ (W @ up[:, None])).sum(1) + bias @ up + part["mlp.up.bias"][:, None]
         Y = F.gelu(hidden) @ (down @ out) + part["mlp.down.bias"][:, None] @ out + out_bias
-    return Y.view(seeds, number, 2, 2), P.transpose(1, 2)
+    return Y.view(seeds, pair_count, 2, 2), P.transpose(1, 2)
 
 
-def trained(network: Network, width: int, seeds: int, rounds: int, device: str = "cpu") -> Tensors:
+def trained(network: CircleNetwork, width: int, seeds: int, rounds: int, device: str = "cpu") -> Tensors:
     """Tensors after so many steps of Adam on the squared distance to the next pair, seeds side by side.
 
     Usually: batches of 50 pairs evenly round the circle, a rate that falls from 3e-3 in half a cosine. As
@@ -160,7 +176,8 @@ def trained(network: Network, width: int, seeds: int, rounds: int, device: str =
     arch = network.architecture(width)
     dtype = torch.float32 if network.as_published else torch.float64
     tensors = {
-        name: each.to(device, dtype).requires_grad_() for name, each in initial(network, width, seeds).items()
+        name: tensor.to(device, dtype).requires_grad_()
+        for name, tensor in initial(network, width, seeds).items()
     }
     if network.as_published:
         pairs, spacing, rate = circle(apart=0.499)[:500], 1, 1e-5
@@ -171,41 +188,41 @@ def trained(network: Network, width: int, seeds: int, rounds: int, device: str =
     pairs = pairs.to(device, dtype)
     before, after = pairs[:-1], pairs[1:]
     optimiser = torch.optim.AdamW(list(tensors.values()), lr=rate, weight_decay=network.decay)
-    for number in range(rounds):
+    for done in range(rounds):
         if not network.as_published:
-            optimiser.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * number / rounds))
-        chosen = starts[number % len(starts)]
-        said, _ = step(arch, tensors, before[chosen].expand(seeds, -1, 2, 2))
-        gaps = (said - after[chosen]).square().flatten(1)
+            optimiser.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * done / rounds))
+        chosen = starts[done % len(starts)]
+        predicted, _ = step(arch, tensors, before[chosen].expand(seeds, -1, 2, 2))
+        gaps = (predicted - after[chosen]).square().flatten(1)
         loss = (gaps.sum(1) if network.as_published else gaps.mean(1)).sum()
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    return {name: each.detach().double() for name, each in tensors.items()}
+    return {name: tensor.detach().double() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def error(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
     """Root mean square distance from the next pair, in steps along the circle: to stay in place has 1."""
     pairs = circle().to(tensors["out.bias"].device)
-    said, _ = step(arch, tensors, pairs[:-1].expand(len(tensors["out.bias"]), -1, 2, 2))
-    one = float((pairs[1, 0] - pairs[0, 0]).norm())
-    return (said - pairs[1:]).square().sum(-1).mean((1, 2)).sqrt() / one
+    predicted, _ = step(arch, tensors, pairs[:-1].expand(len(tensors["out.bias"]), -1, 2, 2))
+    step_length = float((pairs[1, 0] - pairs[0, 0]).norm())
+    return (predicted - pairs[1:]).square().sum(-1).mean((1, 2)).sqrt() / step_length
 
 
 @torch.no_grad()
 def followed(arch: Architecture, tensors: Tensors, steps: int) -> Float[Tensor, "step seed 2 2"]:
     """Where networks go that are fed their own predictions, from (r, 0) and (-r, 0) on. From where a token
     is ten times as far out as the circle is, nothing (nan)."""
-    here = circle().to(tensors["out.bias"].device)[:1].expand(len(tensors["out.bias"]), 1, 2, 2)
-    found, inside = [here[:, 0]], torch.ones_like(here[:, 0, :1, :1], dtype=torch.bool)
+    position = circle().to(tensors["out.bias"].device)[:1].expand(len(tensors["out.bias"]), 1, 2, 2)
+    path, inside = [position[:, 0]], torch.ones_like(position[:, 0, :1, :1], dtype=torch.bool)
     for _ in range(steps):
-        here, _ = step(arch, tensors, here)
-        far = here[:, 0].norm(dim=-1).amax(-1)[:, None, None]
+        position, _ = step(arch, tensors, position)
+        far = position[:, 0].norm(dim=-1).amax(-1)[:, None, None]
         inside = inside & (far <= 10 * RADIUS)
-        found.append(here[:, 0].masked_fill(~inside, math.nan))
-        here = here.masked_fill(~inside[:, None], 0.0)  # what has left is computed no further
-    return torch.stack(found)
+        path.append(position[:, 0].masked_fill(~inside, math.nan))
+        position = position.masked_fill(~inside[:, None], 0.0)  # what has left is computed no further
+    return torch.stack(path)
 
 
 def multipliers(
@@ -235,3 +252,34 @@ def sharpness(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
     pairs = circle(100).to(tensors["out.bias"].device)
     _, P = step(arch, tensors, pairs.expand(len(tensors["out.bias"]), -1, 2, 2))
     return P.amax(-1).flatten(1).mean(1)
+
+
+def path_of(rows: pl.DataFrame) -> PairPath:
+    """The path of one seed, from its rows of the table of trajectories."""
+    return torch.tensor(rows.sort("step", "token").select("x", "y").to_numpy()).view(-1, 2, 2)
+
+
+def distance(path: PairPath) -> Float[Tensor, " step"]:
+    """Between the tokens, as a share of the diameter."""
+    return (path[:, 0] - path[:, 1]).norm(dim=-1) / (2 * RADIUS)
+
+
+def ending(path: PairPath, steps: int) -> str:
+    """Where a pair goes that was followed for so many steps, or until it ran away."""
+    apart = distance(path)
+    if bool((apart < TOGETHER).any()):
+        return "fell together"
+    if len(path) <= steps:
+        return "drifted off" if 0.5 <= float(apart[-1]) <= 2 else "ran away"
+    gap = (path - circle()[: len(path)]).norm(dim=-1)
+    return "on the circle" if float(gap.max()) < RADIUS / 2 else "apart"
+
+
+def left(path: PairPath, steps: int) -> int | None:
+    """The first step at which the distance is below half or above twice the diameter, or a token has run
+    away; None if that never comes."""
+    apart = distance(path)
+    out = ((apart < 0.5) | (apart > 2)).nonzero()
+    if len(out):
+        return int(out[0])
+    return len(path) if len(path) <= steps else None

@@ -77,12 +77,12 @@ def _trained(setup: Setup, texts: int) -> pl.DataFrame:
 
 def _curves(subject: Subject, seed: int) -> pl.DataFrame:
     """Every curve in both readings and both arithmetics, by excerpt and layer."""
-    found = []
+    tables = []
     for mode, curve, net in _networks(subject):
         for arithmetic in ("float32", "deviation"):
             table = measure(net, subject.X, subject.padding, "relative_residual", arithmetic).table
             rows = table.rename({"sample": "excerpt"}).sort("excerpt", "layer")
-            found.append(
+            tables.append(
                 rows.select("excerpt", "layer", "value", "log10", "below_floor").with_columns(
                     network=pl.lit(subject.name),
                     family=pl.lit(subject.family),
@@ -94,7 +94,7 @@ def _curves(subject: Subject, seed: int) -> pl.DataFrame:
                     reads=pl.lit(subject.reads),
                 )
             )
-    return pl.concat(found)
+    return pl.concat(tables)
 
 
 def _networks(subject: Subject) -> Iterator[tuple[str, str, Transformer]]:
@@ -105,21 +105,23 @@ def _networks(subject: Subject) -> Iterator[tuple[str, str, Transformer]]:
 
 
 def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
-    said = published()["figure2_init"]
+    published_curves = published()["figure2_init"]
     fresh = table.filter(trained=False, mode="published", arithmetic="float32")
     for family in ("bert", "albert"):
         for curve in ("san+skip", "transformer"):
             ours = _by_layer(fresh.filter(family=family, curve=curve))
-            apart = [abs(mine - theirs) for mine, theirs in zip(ours, said[family][curve], strict=True)]
+            apart = [
+                abs(mine - theirs) for mine, theirs in zip(ours, published_curves[family][curve], strict=True)
+            ]
             yield Comparison(
                 f"{family}, initialised, {curve}: by layer",
-                _listed(said[family][curve]),
+                _listed(published_curves[family][curve]),
                 _listed(ours),
                 max(apart) < TOLERANCE,
                 f"largest difference {max(apart):.3f}, at layer {apart.index(max(apart))}",
             )
         for curve in ("san", "san+mlp"):
-            theirs = said[family][f"{curve}_at_layer_1"]
+            theirs = published_curves[family][f"{curve}_at_layer_1"]
             mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
             yield Comparison(
                 f"{family}, initialised, {curve}: at layer 1", f"{theirs:g}", f"{mine:.2g}",
@@ -180,31 +182,31 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
     rows = table.filter(trained=trained)
     networks = rows["network"].unique(maintain_order=True).to_list()
     figure, axes = panels(len(networks), width=4.6, height=3.6, rows=2)
-    said = published()["figure2_init"] if not trained else {}
+    published_curves = published()["figure2_init"] if not trained else {}
     for column, network in enumerate(networks):
         top, bottom = axes[column], axes[len(networks) + column]
         family = rows.filter(network=network)["family"][0]
-        for number, curve in enumerate(DEFINED):
+        for k, curve in enumerate(DEFINED):
             part = rows.filter(
                 network=network, curve=curve, mode="published" if curve == "transformer" else mode
             )
             style: dict[str, Any] = {
-                "color": PALETTE[number],
-                "marker": MARKERS[number],
+                "color": PALETTE[k],
+                "marker": MARKERS[k],
                 "markersize": 7 if curve == "san" else 4,  # they may coincide: both are seen
                 "linestyle": "--" if curve == "san+mlp" else "-",
                 "linewidth": 1.5,
             }
             plain = part.filter(arithmetic="float32")
             precise = part.filter(arithmetic="deviation")
-            for place, some, what in ((top, plain, "value"), (bottom, precise, "log10")):
+            for panel, some, what in ((top, plain, "value"), (bottom, precise, "log10")):
                 for _, single in some.group_by("seed", "excerpt", maintain_order=True):
-                    place.plot(single["layer"], single[what], color=PALETTE[number], linewidth=0.6, alpha=0.6)
+                    panel.plot(single["layer"], single[what], color=PALETTE[k], linewidth=0.6, alpha=0.6)
             top.plot(_by_layer(plain), label=curve, **style)
             bottom.plot(_by_layer(precise, "log10"), **style)
-            theirs = said.get(family, {}).get(curve) if mode == "published" else None
+            theirs = published_curves.get(family, {}).get(curve) if mode == "published" else None
             if theirs is not None:
-                top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[number], markersize=6,
+                top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[k], markersize=6,
                          markerfacecolor="none", label=f"{curve}, published")  # fmt: skip
         top.set_title(f"{network}, {'trained' if trained else 'initialised'}", loc="left", fontsize=10)
         top.set_ylim(0, max(1.02, 1.02 * top.dataLim.y1))

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator
 import polars as pl
 
 from rankscope.studies.dong2021 import circle
-from rankscope.studies.dong2021.circle import NETWORKS
-from rankscope.studies.dong2021.endings import ENDS, distance, ending, left, path_of
+from rankscope.studies.dong2021.circle import ENDS, NETWORKS, distance, ending, left, path_of
 from rankscope.studies.dong2021.fig3_figure import distances, trajectories
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
@@ -38,13 +37,13 @@ def _run(setup: Setup) -> StudyResult:
     seeds, theirs, rounds = FULL if setup.full else QUICK
     parts = []
     for name, network in NETWORKS.items():
-        number, length = (theirs, PUBLISHED_ROUNDS) if network.as_published else (seeds, rounds)
+        count, length = (theirs, PUBLISHED_ROUNDS) if network.as_published else (seeds, rounds)
         for width in WIDTHS:
             parts.append(
                 setup.cached(
                     f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
-                    lambda n=name, w=width, s=number, r=length: measured(n, w, s, r, setup.device),
-                    seeds=number, rounds=length, decay=network.decay,
+                    lambda n=name, w=width, s=count, r=length: measured(n, w, s, r, setup.device),
+                    seeds=count, rounds=length, decay=network.decay,
                 )
             )  # fmt: skip
     table = pl.concat(parts)
@@ -74,14 +73,14 @@ def measured(name: str, width: int, seeds: int, rounds: int, device: str) -> pl.
     paths = circle.followed(arch, tensors, STEPS).cpu()
     radial, shift = circle.multipliers(arch, tensors)
     errors, sharp = circle.error(arch, tensors), circle.sharpness(arch, tensors)
-    found = []
+    values = []
     for seed in range(seeds):
         path = paths[:, seed]
         path = path[: int(path[:, 0, 0].isfinite().sum())]
-        found.append(
+        values.append(
             pl.DataFrame(
                 {
-                    "step": [number for number in range(len(path)) for _ in (0, 1)],
+                    "step": [count for count in range(len(path)) for _ in (0, 1)],
                     "token": [0, 1] * len(path),
                     "x": path[..., 0].flatten().numpy(),
                     "y": path[..., 1].flatten().numpy(),
@@ -92,11 +91,11 @@ def measured(name: str, width: int, seeds: int, rounds: int, device: str) -> pl.
                 shift=pl.lit(float(shift[seed])), sharpness=pl.lit(float(sharp[seed])),
             )
         )  # fmt: skip
-    return pl.concat(found)
+    return pl.concat(values)
 
 
 def endings(table: pl.DataFrame) -> pl.DataFrame:
-    """One row per seed."""
+    """A table of how each seed ends, a row per seed."""
     keys = ["network", "width", "seed", "error", "radial", "shift", "sharpness"]
     rows = []
     for key, part in table.group_by(keys, maintain_order=True):
@@ -179,13 +178,13 @@ def _counts(ends: pl.DataFrame, name: str, width: int) -> dict[str, int]:
 
 
 def _number(counts: list[dict[str, int]], end: str) -> int:
-    return sum(each.get(end, 0) for each in counts)
+    return sum(ends_of.get(end, 0) for ends_of in counts)
 
 
 def _told(counts: list[dict[str, int]]) -> str:
     return "; ".join(
-        f"d = {width}: " + ", ".join(f"{number} {end}" for end, number in each.items())
-        for width, each in zip(WIDTHS, counts, strict=True)
+        f"d = {width}: " + ", ".join(f"{count} {end}" for end, count in ends_of.items())
+        for width, ends_of in zip(WIDTHS, counts, strict=True)
     )
 
 
@@ -196,8 +195,8 @@ def _medians(ends: pl.DataFrame, name: str, what: str) -> list[float]:
 
 def _median_left(ends: pl.DataFrame, name: str, width: int) -> float:
     """Over seeds; those that never leave count as infinitely late."""
-    found = ends.filter(network=name, width=width)["left"].cast(pl.Float64).fill_null(math.inf).sort()
-    return float(found[(len(found) - 1) // 2])
+    values = ends.filter(network=name, width=width)["left"].cast(pl.Float64).fill_null(math.inf).sort()
+    return float(values[(len(values) - 1) // 2])
 
 
 def _steps(values: Iterable[float | int]) -> str:

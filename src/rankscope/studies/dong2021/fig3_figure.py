@@ -7,8 +7,7 @@ import polars as pl
 
 from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, PALETTE
-from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
-from rankscope.studies.dong2021.endings import ENDS, distance, path_of
+from rankscope.studies.dong2021.circle import ENDS, NETWORKS, RADIUS, distance, path_of
 
 COLOURS = dict(zip(ENDS, (PALETTE[1], PALETTE[7], PALETTE[3], PALETTE[0], PALETTE[2]), strict=True))
 
@@ -18,10 +17,10 @@ def trajectories(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     its tokens have fallen together."""
     widths = ends["width"].unique().sort()
     figure, axes = panels(len(widths), width=3.3, height=3.1, rows=len(NETWORKS))
-    for each, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
-        one = {"network": name, "width": width}
-        _ring(each, table.filter(**one), _shown(ends.filter(**one)))
-        each.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+    for panel, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+        which = {"network": name, "width": width}
+        _ring(panel, table.filter(**which), _shown(ends.filter(**which)))
+        panel.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
     return figure
 
 
@@ -36,8 +35,8 @@ def _ring(axes: Axes, part: pl.DataFrame, shown: int) -> None:
     turn = [2 * math.pi * k / 200 for k in range(201)]
     ring = [RADIUS * math.cos(t) for t in turn], [RADIUS * math.sin(t) for t in turn]
     axes.plot(*ring, color=INK, linewidth=0.8, linestyle=":")
-    for (seed,), one in part.sort("step", "token").group_by("seed", maintain_order=True):
-        path = path_of(one)
+    for (seed,), which in part.sort("step", "token").group_by("seed", maintain_order=True):
+        path = path_of(which)
         met = (distance(path) < 0.01).nonzero()
         path = path[: int(met[0]) + 1] if len(met) else path
         for token, line in enumerate(path.unbind(1)):
@@ -57,16 +56,16 @@ def distances(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     """The distance between the tokens by step, every seed, coloured by where it goes."""
     widths, steps = ends["width"].unique().sort(), int(table["step"].max())  # type: ignore[arg-type]
     figure, axes = panels(len(widths), width=4.0, height=2.3, rows=len(NETWORKS))
-    for each, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+    for panel, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
         for seed, end in ends.filter(network=name, width=width).select("seed", "ending").iter_rows():
             apart = distance(path_of(table.filter(network=name, width=width, seed=seed)))
             apart = apart[: int((apart > 1e-17).sum())] if bool((apart <= 1e-17).any()) else apart
-            each.plot(apart.tolist(), color=COLOURS[end], linewidth=1.2)
+            panel.plot(apart.tolist(), color=COLOURS[end], linewidth=1.2)
             if end in ("ran away", "drifted off"):
-                each.plot(len(apart) - 1, float(apart[-1]), "x", color=COLOURS[end], markersize=5)
-        each.set_yscale("log")
-        each.set(xlim=(-4, steps + 4), ylim=(1e-8, 30), yticks=(1e-8, 1e-4, 1))
-        each.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+                panel.plot(len(apart) - 1, float(apart[-1]), "x", color=COLOURS[end], markersize=5)
+        panel.set_yscale("log")
+        panel.set(xlim=(-4, steps + 4), ylim=(1e-8, 30), yticks=(1e-8, 1e-4, 1))
+        panel.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
     for first in axes[:: len(widths)]:
         first.set_ylabel("distance / diameter", fontsize=9)
     for lowest in axes[-len(widths) :]:

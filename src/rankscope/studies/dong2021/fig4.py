@@ -80,7 +80,7 @@ class TaskPlan:
 
     @property
     def batches(self) -> int:
-        """Steps of an epoch."""
+        """The number of steps of an epoch."""
         return math.ceil(len(self.task.data[0]) / self.batch)
 
     def training(self, seed: int, run: Path | None = None, device: str = "cpu") -> Training:
@@ -191,7 +191,7 @@ def compared(
     name, full = task.name, curve(summary, task.name, "full", "all")[0]
     told = said["full"]
     close = abs(full - told) <= NEAR_GUESS
-    found = [
+    comparisons = [
         Comparison(
             f"{name}: accuracy of the whole network", f"{told:.2f}", f"{full:.3f}",
             close or full > told,
@@ -210,7 +210,7 @@ def compared(
             f", where {trained} training seeds give {least[worst]:.2f} to {most[worst]:.2f}"
             if trained > 1 else ", one training seed"
         )  # fmt: skip
-        found.append(
+        comparisons.append(
             Comparison(
                 f"{name}: {paths} paths of length 0..6, attention of their own",
                 _listed(theirs), _listed(ours), max(gaps) <= TOLERANCE,
@@ -219,9 +219,9 @@ def compared(
             )
         )  # fmt: skip
     guess = max(task.baselines["chance"], task.baselines["majority"])
-    long = max(each for paths in ("5", "20") for each in curve(summary, name, "own", paths)[3:])
-    theirs = max(each for paths in ("5", "20") for each in said[f"{paths} paths"][3:])
-    found.append(
+    long = max(accuracy for paths in ("5", "20") for accuracy in curve(summary, name, "own", paths)[3:])
+    theirs = max(accuracy for paths in ("5", "20") for accuracy in said[f"{paths} paths"][3:])
+    comparisons.append(
         Comparison(
             f"{name}: from length 3 on, a guess (the best at any such length)", f"{theirs:.2f}",
             f"{long:.3f} (a constant guess has {guess:.3f})", long <= guess + NEAR_GUESS,
@@ -231,13 +231,13 @@ def compared(
     shared, exact = (curve(summary, name, "shared", paths) for paths in ("20", "all"))
     heard = max((length for length in LENGTHS if exact[length] > guess + NEAR_GUESS), default=None)
     upto = "no length is above a guess" if heard is None else f"above a guess up to length {heard}"
-    found += [
+    comparisons += [
         Comparison(f"{name}: 20 paths, attention of the full network", "–", _listed(shared), None,
                    "the theorem's terms; beyond the paper"),
         Comparison(f"{name}: ALL paths of a length, attention of the full network", "–", _listed(exact), None,
                    f"exact sums; beyond the paper; {upto}"),
     ]  # fmt: skip
-    return found + _baselines(task, said)
+    return comparisons + _baselines(task, said)
 
 
 def _baselines(task: FixedTask, said: Published) -> list[Comparison]:

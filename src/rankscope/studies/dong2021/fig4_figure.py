@@ -35,15 +35,15 @@ def effectiveness_figure(
 ) -> Figure:
     """One panel per task: accuracy by path length, ours with the published points."""
     figure, axes = panels(len(tasks), width=4.3, height=4.4)
-    for place, (name, task) in zip(axes, tasks.items(), strict=True):
-        _panel(place, summary, task, said[name])
+    for panel, (name, task) in zip(axes, tasks.items(), strict=True):
+        _panel(panel, summary, task, said[name])
     axes[0].set_ylabel("accuracy")
-    found: dict[str, Artist] = {}
-    for place in axes:
-        handles, labels = place.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    order = [label for label in LEGEND if label in found]
-    lines = [found[label] for label in order]
+    handles_by_label: dict[str, Artist] = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        handles_by_label |= dict(zip(labels, handles, strict=True))
+    order = [label for label in LEGEND if label in handles_by_label]
+    lines = [handles_by_label[label] for label in order]
     figure.legend(lines, order, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 

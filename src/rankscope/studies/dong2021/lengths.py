@@ -42,9 +42,9 @@ def _run(setup: Setup) -> StudyResult:
         )
     ]
     table = pl.DataFrame(rows)
-    said = published()["path_length_distribution"]
-    comparisons = [_mode(table, name, said) for name in ARCHITECTURES]
-    counts = said["H=2 L=6 counts"]
+    theirs = published()["path_length_distribution"]
+    comparisons = [_mode(table, name, theirs) for name in ARCHITECTURES]
+    counts = theirs["H=2 L=6 counts"]
     comparisons.append(
         Comparison(
             "paths by length, H = 2, L = 6", str(counts), str(path_counts(6, 2)), path_counts(6, 2) == counts
@@ -53,26 +53,26 @@ def _run(setup: Setup) -> StudyResult:
     return StudyResult({"lengths": _figure(table)}, {"lengths": table}, comparisons)
 
 
-def _mode(table: pl.DataFrame, name: str, said: dict[str, str]) -> Comparison:
+def _mode(table: pl.DataFrame, name: str, theirs: dict[str, str]) -> Comparison:
     """The most frequent lengths, with their share, as the paper's figure has them."""
     part = table.filter(architecture=name)
     most = float(part["share"].max())  # type: ignore[arg-type]
     modes = part.filter(pl.col("share") > most * (1 - 1e-9))["length"].to_list()
     layers, heads = ARCHITECTURES[name]
-    each = " each)" if len(modes) > 1 else ")"
-    ours = " and ".join(map(str, modes)) + f" ({most:.3f}".replace("0.", ".") + each
-    told = said[f"{name} L={layers} H={heads}"].removeprefix("modes ").removeprefix("mode ")
+    suffix = " each)" if len(modes) > 1 else ")"
+    ours = " and ".join(map(str, modes)) + f" ({most:.3f}".replace("0.", ".") + suffix
+    told = theirs[f"{name} L={layers} H={heads}"].removeprefix("modes ").removeprefix("mode ")
     what = f"most frequent length, {name} (L = {layers}, H = {heads})"
     return Comparison(what, told, ours, told == ours)
 
 
 def _figure(table: pl.DataFrame) -> Figure:
     figure, (axes,) = panels(width=7.2)
-    for number, name in enumerate(ARCHITECTURES):
+    for k, name in enumerate(ARCHITECTURES):
         part = table.filter(architecture=name)
         layers, heads = ARCHITECTURES[name]
         axes.plot(
-            part["length"] / layers, part["share"], color=PALETTE[number], marker=MARKERS[number],
+            part["length"] / layers, part["share"], color=PALETTE[k], marker=MARKERS[k],
             markersize=4, linewidth=1.4, label=f"{name} (L = {layers}, H = {heads})",
         )  # fmt: skip
     axes.set(xlabel="length of the path / depth of the network", ylabel="share of all paths")

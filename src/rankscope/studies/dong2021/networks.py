@@ -74,29 +74,36 @@ def hashed(texts: list[str], vocabulary: int, tokens: int) -> Tensor:
 
 
 def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: str = "cpu") -> list[Subject]:
-    """Those asked for by name, or those at hand: MiniLM, and packages with chemistry where installed."""
-    found = []
+    """Trained networks asked for by name, or those at hand: MiniLM, and packages with chemistry."""
+    subjects = []
     for name in models or ("minilm",):
         net = load(name, device=device)
         X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
         kind = "albert" if net.arch.shared else "bert"
-        found.append(Subject(Path(name).name, kind, True, net, X, padding, "Moby Dick"))
+        subjects.append(Subject(Path(name).name, kind, True, net, X, padding, "Moby Dick"))
     for package, (inside, family) in {} if models else PACKAGES.items():
         spec = find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             continue
         folder = Path(next(iter(spec.submodule_search_locations))) / inside
         if folder.is_dir():
-            found.append(_chemist(package, folder, family, device))
-    return found
+            subjects.append(_chemist(package, folder, family, device))
+    return subjects
 
 
 def _chemist(package: str, folder: Path, family: str | None, device: str) -> Subject:
-    words = {word: number for number, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
+    words = {word: index for index, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
     lists = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
     longest = max(map(len, lists))
-    ids = torch.tensor([[words[word] for word in each] + [0] * (longest - len(each)) for each in lists])
-    hidden = torch.tensor([[column >= len(each) for column in range(longest)] for each in lists])
+    ids = torch.tensor(
+        [
+            [words[word] for word in reaction_tokens] + [0] * (longest - len(reaction_tokens))
+            for reaction_tokens in lists
+        ]
+    )
+    hidden = torch.tensor(
+        [[column >= len(reaction_tokens) for column in range(longest)] for reaction_tokens in lists]
+    )
     net = load(folder, family=family, device=device)
     X, padding = net.encode(ids, longest, hidden)
     kind = "albert" if net.arch.shared else "bert"
@@ -116,7 +123,7 @@ def published_variant(subject: Subject, curve: str) -> Transformer:
 
 
 def without_matrices(net: Transformer) -> Transformer:
-    """The same network whose MLPs are their activation alone."""
+    """A copy of the network whose MLPs are their activation alone."""
     arch: Architecture = net.arch.replace(mlp_width=net.arch.width)
     eye = torch.eye(arch.width, dtype=net.dtype, device=net.device)
     tensors = {}

@@ -10,5 +10,5 @@ from typing import Any
 def published() -> dict[str, Any]:
     """All of them, by figure."""
     text = files("rankscope").joinpath("data/dong2021.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    numbers: dict[str, Any] = json.loads(text)
+    return numbers

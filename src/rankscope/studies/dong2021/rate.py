@@ -52,14 +52,14 @@ def _law(name: str, tokens: int) -> pl.DataFrame:
     net = fresh(name)  # certificates are for one excerpt, on the CPU
     san = net.variant("san").variant(layers=12)
     X, _ = net.encode(bundled_excerpts(tokens)[:1], tokens)
-    found = []
+    rows = []
     for size, scale in (("usual", 1.0), ("small", small_scale(san, X))):
         table = certify(san, scale * X, theorems=BOUNDS).table
-        found.append(
+        rows.append(
             table.select("theorem", "layer", "quantity", "met", "vacuous", "log10_bound", "log10_measured")
             .with_columns(size=pl.lit(size), scale=pl.lit(scale))
         )  # fmt: skip
-    return pl.concat(found)
+    return pl.concat(rows)
 
 
 def small_scale(san: Transformer, X: torch.Tensor) -> float:
@@ -116,14 +116,14 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
     for axes, size in ((left, "usual"), (middle, "small")):
         measured = _measured(law, size)
         layers = range(1, len(measured) + 1)
-        lost = [-each for each in measured]
+        lost = [-log10 for log10 in measured]
         axes.plot(layers, lost, color="black", linewidth=2.2, marker="o", markersize=4, label="measured",
                   zorder=4)  # fmt: skip
-        for number, name in enumerate(BOUNDS):
+        for k, name in enumerate(BOUNDS):
             part = law.filter(size=size, theorem=name, met=True, vacuous=False).sort("layer")
-            said = name if len(part) else f"{name} (vacuous)"
-            axes.plot(part["layer"], -part["log10_bound"], color=PALETTE[number], markersize=4, linewidth=1.3,
-                      marker=MARKERS[number + 1], label=said)  # fmt: skip
+            label = name if len(part) else f"{name} (vacuous)"
+            axes.plot(part["layer"], -part["log10_bound"], color=PALETTE[k], markersize=4, linewidth=1.3,
+                      marker=MARKERS[k + 1], label=label)  # fmt: skip
         law3 = [lost[-1] * 3.0 ** (layer - len(measured)) for layer in layers]
         axes.plot(layers, law3, color=FAINT, linestyle="--", linewidth=1, label=r"$\propto 3^l$", zorder=1)
         axes.set(yscale="log", xlabel="layer", ylabel=r"$-\log_{10}\,\|\mathrm{res}\,X\|$")

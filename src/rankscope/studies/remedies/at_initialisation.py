@@ -36,35 +36,35 @@ def depths(full: bool) -> tuple[int, ...]:
     return DEPTHS if full else DEPTHS[:-1]
 
 
-def part(setup: Setup, remedy: str, place: str, depth: int, seed: int) -> pl.DataFrame:
+def part(setup: Setup, remedy: str, norm_place: str, depth: int, seed: int) -> pl.DataFrame:
     """log10 of the relative residual after each layer, the mean over samples, in deviation arithmetic.
     `marked`: two passes that round otherwise differ on it in some sample. `refused` says why a remedy does
     not go onto this network, `note` what else a reader should know."""
-    name = f"initial-{remedy.replace(':', '-').replace(',', '-')}-{place}-{depth}-{seed}"
+    name = f"initial-{remedy.replace(':', '-').replace(',', '-')}-{norm_place}-{depth}-{seed}"
     settings = {
         "remedy": remedy,
-        "place": place,
+        "place": norm_place,
         "depth": depth,
         "seed": seed,
         "size": (WIDTH, HEADS, TOKENS),
     }
-    return setup.cached(name, lambda: measured(remedy, place, depth, seed, setup.device), **settings)
+    return setup.cached(name, lambda: measured(remedy, norm_place, depth, seed, setup.device), **settings)
 
 
-def network(place: str, depth: int, seed: int) -> Transformer:
+def network(norm_place: str, depth: int, seed: int) -> Transformer:
     """The one that all remedies go onto."""
-    arch = Architecture(layers=depth, width=WIDTH, heads=HEADS, norm_place=place)  # type: ignore[arg-type]
+    arch = Architecture(layers=depth, width=WIDTH, heads=HEADS, norm_place=norm_place)  # type: ignore[arg-type]
     return Transformer.random(arch, seed=seed, init=INIT)
 
 
-def measured(remedy: str, place: str, depth: int, seed: int, device: str = "cpu") -> pl.DataFrame:
-    """What `part` keeps."""
-    about = {"remedy": remedy, "norm_place": place, "depth": depth, "seed": seed}
-    net = network(place, depth, seed)
+def measured(remedy: str, norm_place: str, depth: int, seed: int, device: str = "cpu") -> pl.DataFrame:
+    """The table that `part` caches."""
+    labels = {"remedy": remedy, "norm_place": norm_place, "depth": depth, "seed": seed}
+    net = network(norm_place, depth, seed)
     try:
         net = net if remedy == NONE else net.with_remedy(remedy)
     except ArchitectureError as refused:
-        return pl.DataFrame([about | {"refused": str(refused)}], schema=SCHEMA)
+        return pl.DataFrame([labels | {"refused": str(refused)}], schema=SCHEMA)
     X, padding = word_tokens(bundled_excerpts(TOKENS)[:SAMPLES], WIDTH, TOKENS)
     rows: list[dict[str, object]] = []
     for name, variant in VARIANTS.items():
@@ -74,7 +74,7 @@ def measured(remedy: str, place: str, depth: int, seed: int, device: str = "cpu"
         at = profile.table.group_by("layer").agg(pl.col("below_floor").any()).sort("layer")["below_floor"]
         gone = math.isinf(curve[-1]) and not bool(which.run(X.to(which.dtype), padding).states[-1].any())
         rows += [
-            about | {"variant": name, "layer": layer, "log10": value, "marked": bool(marked),
+            labels | {"variant": name, "layer": layer, "log10": value, "marked": bool(marked),
                      "arithmetic": profile.arithmetics[0], "note": ZERO if gone and layer else None}
             for layer, (value, marked) in enumerate(zip(curve, at, strict=True))
         ]  # fmt: skip
@@ -89,9 +89,9 @@ where the remedy does not go, or all tokens are zero."""
 def curves(table: pl.DataFrame) -> Curves:
     """The curves in a table of parts."""
     rows = table.filter(pl.col("refused").is_null() & pl.col("note").is_null().all().over(NETWORK))
-    found: Curves = {}
+    by_network: Curves = {}
     by_seed = rows.sort("seed", "layer").group_by(*NETWORK, "seed", maintain_order=True)
-    for (remedy, place, variant, depth, _), each in by_seed:
-        key = (str(remedy), str(place), str(variant), int(depth))
-        found.setdefault(key, []).append(each["log10"].to_list())
-    return found
+    for (remedy, norm_place, variant, depth, _), curve in by_seed:
+        key = (str(remedy), str(norm_place), str(variant), int(depth))
+        by_network.setdefault(key, []).append(curve["log10"].to_list())
+    return by_network

@@ -25,8 +25,8 @@ class DepthReached(NamedTuple):
 
 
 def depth_reached(log10: Sequence[float], threshold: float = THRESHOLD) -> DepthReached:
-    """Of a curve of log10 of the relative residual, the input first. A curve that ends in what is not a
-    number, where tokens overflow, is known up to there.
+    """The depth that a curve of log10 of the relative residual reaches, the input first. A curve that ends in
+    what is not a number, where tokens overflow, is known up to there.
 
     >>> depth_reached([0.0, -0.5, -1.5, -0.2]), depth_reached([0.0, -0.5])
     (DepthReached(layers=1, whole=False), DepthReached(layers=1, whole=True))
@@ -41,17 +41,20 @@ def depth_reached(log10: Sequence[float], threshold: float = THRESHOLD) -> Depth
     return DepthReached(known, True)
 
 
-def over_seeds(each: Sequence[DepthReached]) -> DepthReached:
+def over_seeds(depths: Sequence[DepthReached]) -> DepthReached:
     """The median of several networks; `whole` where that is one that never fell."""
-    middle = statistics.median(one.layers for one in each)
-    return DepthReached(middle, all(one.whole for one in each if one.layers >= middle))
+    middle = statistics.median(depth.layers for depth in depths)
+    return DepthReached(middle, all(depth.whole for depth in depths if depth.layers >= middle))
 
 
-def spread(each: Sequence[DepthReached]) -> str:
+def spread(depths: Sequence[DepthReached]) -> str:
     """The median, and the range over seeds where they differ.
 
     >>> spread([DepthReached(8, False), DepthReached(9, False), DepthReached(12, True)])
     '9 (8–12)'
     """
-    said, low, high = str(over_seeds(each)), *(end(one.layers for one in each) for end in (min, max))
-    return said if low == high else f"{said} ({low:g}–{high:g})"
+    middle, low, high = (
+        str(over_seeds(depths)),
+        *(end(depth.layers for depth in depths) for end in (min, max)),
+    )
+    return middle if low == high else f"{middle} ({low:g}–{high:g})"

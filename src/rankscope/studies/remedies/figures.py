@@ -6,18 +6,12 @@ from collections.abc import Iterable
 from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.figures.text import label, power, tick
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE, Curves
 from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "attention": ("shaped", "attnscale", "centred"),
-    "scores": ("sinkhorn", "logn", "differential", "differential2"),
-    "branches": ("rezero", "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda"),
-    "values": ("valueresidual", "neutreno", "featscale", "contranorm", "gate", "headgate"),
-}
-"""By what a remedy changes; others are `more`."""
 PANELS = {
     "whole, post-norm": ("post", WHOLE),
     "whole, pre-norm": ("pre", WHOLE),
@@ -28,49 +22,51 @@ HELD, LOWER, COST = PALETTE[0], PALETTE[1], PALETTE[2]
 
 def figures(tables: RemedyMeasurements) -> dict[str, Figure]:
     """All that there is something for."""
-    found = {"price": price_figure(tables)} if _priced(tables) else {}
+    drawn = {"price": price_figure(tables)} if _priced(tables) else {}
     for family, names in families(tables.remedies).items():
-        found[f"residual_{family}"] = residuals(tables.known, names, tables.deepest)
-    return found
+        drawn[f"residual_{family}"] = residuals(tables.known, names, tables.deepest)
+    return drawn
 
 
 def families(remedies: Iterable[str]) -> dict[str, list[str]]:
-    """The remedies of each family that are there, whatever their numbers."""
-    found: dict[str, list[str]] = {}
+    """Remedies by what of a block they change, whatever their numbers; others are `more`."""
+    members: dict[str, list[str]] = {}
     for remedy in remedies:
         name = remedy.partition(":")[0]
-        family = next((key for key, names in FAMILIES.items() if name in names), "more")
+        family = REMEDIES[name].family if name in REMEDIES else "more"
         if remedy != NONE:
-            found.setdefault(family, []).append(remedy)
-    return found
+            members.setdefault(family, []).append(remedy)
+    return members
 
 
 def residuals(known: Curves, remedies: list[str], depth: int) -> Figure:
     """Post-norm, pre-norm, and without skips: the median of seeds, and their range."""
     figure, axes = panels(len(PANELS), width=4.3, height=3.7)
-    for place, (title, which) in zip(axes, PANELS.items(), strict=True):
+    for panel, (title, which) in zip(axes, PANELS.items(), strict=True):
         lowest = -1.2
-        for number, remedy in enumerate([*remedies, NONE]):
-            lowest = min(lowest, _curve(place, known, remedy, which, depth, number))
-        place.axhline(math.log10(THRESHOLD), color=FAINT, linewidth=0.8, linestyle=":")
-        place.set_title(title, loc="left", fontsize=10)
-        place.set_xlabel("layer")
+        for k, remedy in enumerate([*remedies, NONE]):
+            lowest = min(lowest, _curve(panel, known, remedy, which, depth, k))
+        panel.axhline(math.log10(THRESHOLD), color=FAINT, linewidth=0.8, linestyle=":")
+        panel.set_title(title, loc="left", fontsize=10)
+        panel.set_xlabel("layer")
         if lowest < -20:
-            place.set_yscale("symlog", linthresh=1.0)
-            place.set_ylim(lowest * 10, 0.5)
-            place.set_yticks(_ticks(lowest))
+            panel.set_yscale("symlog", linthresh=1.0)
+            panel.set_ylim(lowest * 10, 0.5)
+            panel.set_yticks(_ticks(lowest))
         else:
-            place.set_ylim(lowest * 1.08, 0.12)
+            panel.set_ylim(lowest * 1.08, 0.12)
         if lowest > -2:
-            place.set_yticks(
-                [math.log10(each) for each in (1, 0.5, 0.2, 0.1, 0.05, 0.02) if each > 10**lowest]
+            panel.set_yticks(
+                [math.log10(value) for value in (1, 0.5, 0.2, 0.1, 0.05, 0.02) if value > 10**lowest]
             )
-        place.yaxis.set_major_formatter(tick if lowest <= -2 else lambda log10, _: power(log10))
+        panel.yaxis.set_major_formatter(tick if lowest <= -2 else lambda log10, _: power(log10))
     axes[0].set_ylabel("relative residual")
     handles = {
-        name: each for place in axes for each, name in zip(*place.get_legend_handles_labels(), strict=True)
+        name: handle
+        for panel in axes
+        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    handles = dict(sorted(handles.items(), key=lambda each: each[0] != NONE))
+    handles = dict(sorted(handles.items(), key=lambda item: item[0] != NONE))
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)),
         frameon=False, fontsize=9,
@@ -78,7 +74,7 @@ def residuals(known: Curves, remedies: list[str], depth: int) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth: int, number: int) -> float:
+def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth: int, k: int) -> float:
     """Draw one; its lowest point."""
     given = known.get((remedy, *which, depth), [])
     if not given:
@@ -86,15 +82,15 @@ def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth
     by_layer = [sorted(values) for values in zip(*given, strict=True)]
     middle = [values[len(values) // 2] for values in by_layer]
     plain = remedy == NONE
-    color = "black" if plain else PALETTE[number % 6]
+    color = "black" if plain else PALETTE[k % 6]
     layers = range(len(middle))
     axes.fill_between(
         layers, [v[0] for v in by_layer], [v[-1] for v in by_layer], color=color, alpha=0.15, linewidth=0
     )
     axes.plot(
         layers, middle, color=color, label=label(remedy), linewidth=1.6, linestyle="--" if plain else "-",
-        marker=None if plain else MARKERS[number % len(MARKERS)], markersize=4.5,
-        markevery=(number * max(1, depth // 40), max(1, depth // 6)), zorder=3 if plain else 2,
+        marker=None if plain else MARKERS[k % len(MARKERS)], markersize=4.5,
+        markevery=(k * max(1, depth // 40), max(1, depth // 6)), zorder=3 if plain else 2,
     )  # fmt: skip
     return min((value for value in middle if math.isfinite(value)), default=0.0)
 
@@ -119,31 +115,33 @@ def _priced(tables: RemedyMeasurements) -> bool:
 def price_figure(tables: RemedyMeasurements) -> Figure:
     """A panel a setting, and one of the time per step. In a setting where all learn at all depths, depth says
     nothing: its panel has the loss of the deepest. Rows go from what learns deepest to what does not."""
-    settings = [each for each in results.SETTINGS if results.depths(tables.trained, each)]
-    remedies = _by_depth(tables, [each for each in settings if not _all_learn(tables, each)])
+    settings = [setting for setting in results.SETTINGS if results.depths(tables.trained, setting)]
+    remedies = _by_depth(tables, [setting for setting in settings if not _all_learn(tables, setting)])
     width = 10.5 / (len(settings) + 1)
     figure, axes = panels(len(settings) + 1, width=width, height=0.8 + 0.24 * len(remedies))
     rows = {remedy: -row for row, remedy in enumerate(remedies)}
-    for place, setting in zip(axes, settings, strict=False):
-        (_losses if _all_learn(tables, setting) else _depths)(place, tables, setting, rows)
+    for panel, setting in zip(axes, settings, strict=False):
+        (_losses if _all_learn(tables, setting) else _depths)(panel, tables, setting, rows)
     _times(axes[-1], tables, rows)
-    for place in axes:
-        place.set_yticks(list(rows.values()), [])
-        place.set_ylim(-len(rows) + 0.4, 0.6)
-        place.grid(visible=False, axis="y")
+    for panel in axes:
+        panel.set_yticks(list(rows.values()), [])
+        panel.set_ylim(-len(rows) + 0.4, 0.6)
+        panel.grid(visible=False, axis="y")
         if NONE in rows:
-            place.axhspan(rows[NONE] - 0.5, rows[NONE] + 0.5, color=FAINT, alpha=0.18, linewidth=0)
-    axes[0].set_yticklabels([label(each) for each in rows])
-    said = "Arrows: no deeper ones were trained, so more is possible. ×: does not go there."
+            panel.axhspan(rows[NONE] - 0.5, rows[NONE] + 0.5, color=FAINT, alpha=0.18, linewidth=0)
+    axes[0].set_yticklabels([label(remedy) for remedy in rows])
+    caption = "Arrows: no deeper ones were trained, so more is possible. ×: does not go there."
     if len(tables.slower):
-        said += f" Rings: learns with a learning rate of {tables.slower_rate:g} in place of {results.RATE:g}."
-    figure.supxlabel(said, fontsize=8, color=INK)
+        caption += (
+            f" Rings: learns with a learning rate of {tables.slower_rate:g} in place of {results.RATE:g}."
+        )
+    figure.supxlabel(caption, fontsize=8, color=INK)
     return figure
 
 
 def _all_learn(tables: RemedyMeasurements, setting: str) -> bool:
-    found = [results.learns(tables.trained, each, setting) for each in _trained(tables)]
-    return all(each is None or each.whole for each in found)
+    depths = [results.learns(tables.trained, remedy, setting) for remedy in _trained(tables)]
+    return all(depth is None or depth.whole for depth in depths)
 
 
 def _trained(tables: RemedyMeasurements) -> list[str]:
@@ -154,9 +152,9 @@ def _by_depth(tables: RemedyMeasurements, settings: list[str]) -> list[str]:
     """Deepest first, of those that are as deep the fastest."""
 
     def order(remedy: str) -> tuple[float, ...]:
-        reached = [results.learns(tables.trained, remedy, each) for each in settings]
+        reached = [results.learns(tables.trained, remedy, setting) for setting in settings]
         cost = results.price(tables.costs, remedy)
-        return -sum(each.layers for each in reached if each), 1.0 if cost is None else cost.median
+        return -sum(depth.layers for depth in reached if depth), 1.0 if cost is None else cost.median
 
     return sorted(_trained(tables), key=order)
 
@@ -165,16 +163,20 @@ def _depths(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
     """The deepest networks that learn, on an axis of the depths that were tried."""
     depths = [0, *results.depths(tables.trained, setting)]
     for remedy, y in rows.items():
-        found = results.learns(tables.trained, remedy, setting)
-        if found is None:
+        reached = results.learns(tables.trained, remedy, setting)
+        if reached is None:
             axes.plot(0, y, marker="x", color=FAINT, markersize=4)
             continue
-        x = depths.index(int(found.layers))
+        x = depths.index(int(reached.layers))
         color = "black" if remedy == NONE else HELD
         axes.plot([0, x], [y, y], color=color, linewidth=1.2)
-        axes.plot(x, y, marker=">" if found.whole else "o", color=color, markersize=5, linestyle="none")
+        axes.plot(x, y, marker=">" if reached.whole else "o", color=color, markersize=5, linestyle="none")
         for depth in results.depths(tables.slower, setting, remedy):
-            if depth > found.layers and depth in depths and results.at(tables.slower, remedy, setting, depth):
+            if (
+                depth > reached.layers
+                and depth in depths
+                and results.at(tables.slower, remedy, setting, depth)
+            ):
                 axes.plot(
                     depths.index(depth), y, marker="o", markerfacecolor="none", color=color, markersize=6
                 )
@@ -188,15 +190,15 @@ def _losses(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
     """Of the deepest networks, with the range over seeds; the band is that of no remedy."""
     depth = results.depths(tables.trained, setting)[-1]
     for remedy, y in rows.items():
-        found = results.spread(results.values(tables.trained, remedy, setting, depth, "loss"))
-        if found is None:
+        loss = results.spread(results.values(tables.trained, remedy, setting, depth, "loss"))
+        if loss is None:
             axes.plot(0.02, y, marker="x", color=FAINT, markersize=4, transform=axes.get_yaxis_transform())
             continue
         color = "black" if remedy == NONE else LOWER
-        axes.plot([found.low, found.high], [y, y], color=color, linewidth=1.2)
-        axes.plot(found.median, y, marker="o", color=color, markersize=5)
+        axes.plot([loss.low, loss.high], [y, y], color=color, linewidth=1.2)
+        axes.plot(loss.median, y, marker="o", color=color, markersize=5)
         if remedy == NONE:
-            axes.axvspan(found.low, found.high, color=FAINT, alpha=0.3, linewidth=0)
+            axes.axvspan(loss.low, loss.high, color=FAINT, alpha=0.3, linewidth=0)
     axes.set_title(_named(setting), loc="left", fontsize=10)
     axes.set_xlabel(f"loss, {depth} layers", fontsize=9)
 
@@ -204,11 +206,11 @@ def _losses(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
 def _times(axes: Axes, tables: RemedyMeasurements, rows: dict[str, int]) -> None:
     """Of a step, without a remedy one."""
     for remedy, y in rows.items():
-        found = results.price(tables.costs, remedy)
-        if found is not None:
+        cost = results.price(tables.costs, remedy)
+        if cost is not None:
             color = "black" if remedy == NONE else COST
-            axes.plot([1, found.median], [y, y], color=color, linewidth=1.2)
-            axes.plot(found.median, y, marker="o", color=color, markersize=5)
+            axes.plot([1, cost.median], [y, y], color=color, linewidth=1.2)
+            axes.plot(cost.median, y, marker="o", color=color, markersize=5)
     axes.axvline(1.0, color=FAINT, linewidth=0.8)
     axes.set_title("price", loc="left", fontsize=10)
     axes.set_xlabel("time per step, none = 1", fontsize=9)

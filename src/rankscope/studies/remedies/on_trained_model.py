@@ -42,7 +42,7 @@ def part(setup: Setup, remedy: str, model: str) -> pl.DataFrame:
 
 
 def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
-    """What `part` keeps."""
+    """The table that `part` caches."""
     net, X, padding = subject(model, device)
     try:
         mine = net if remedy == NONE else net.with_remedy(remedy)
@@ -56,7 +56,7 @@ def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
     ]  # fmt: skip
     by_layer = profile.table.filter(metric=ENTROPY).group_by("sample", "layer", maintain_order=True)
     rows += by_layer.agg(pl.col("value").mean(), pl.lit("entropy").alias("quantity")).to_dicts()
-    Y_0, Y = (each.run(X.to(each.dtype), padding).states[-1].double() for each in (net, mine))
+    Y_0, Y = (model.run(X.to(model.dtype), padding).states[-1].double() for model in (net, mine))
     for sample in range(len(X)):
         real = slice(None) if padding is None else ~padding[sample]
         for quantity, value in _moved(Y_0[sample][real], Y[sample][real]).items():
@@ -85,5 +85,5 @@ def mean(table: pl.DataFrame, remedy: str, quantity: str, layer: int | None = No
     if rows.is_empty():
         return None
     at = rows.filter(layer=int(rows["layer"].max()) if layer is None else layer)  # type: ignore[arg-type]
-    found = at["value"].mean()
-    return found if isinstance(found, float) and not math.isnan(found) else None
+    mean_value = at["value"].mean()
+    return mean_value if isinstance(mean_value, float) and not math.isnan(mean_value) else None

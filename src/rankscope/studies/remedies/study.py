@@ -20,11 +20,11 @@ from rankscope.remedies import REMEDIES, remedy
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import HEADS, INIT, NONE, WIDTH, depths
-from rankscope.studies.remedies.comparisons import comparisons
 from rankscope.studies.remedies.figures import figures
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements, rows
 from rankscope.studies.remedies.tables import page_tables
 from rankscope.studies.remedies.trainings import SLOWER, costs, gathered, recipes, trained
+from rankscope.studies.remedies.verdicts import comparisons
 from rankscope.studies.study import Setup, Study, StudyResult
 from rankscope.workers import run_pieces
 
@@ -116,13 +116,14 @@ def plan(setup: Setup, options: RemedyOptions) -> list[Job]:
     for depth in depths(setup.full):
         seconds = at_initialisation.SECONDS * depth * len(at_initialisation.VARIANTS)
         jobs += [
-            Job("initial", {"remedy": name, "place": place, "depth": depth, "seed": seed}, seconds)
-            for name in every for place in at_initialisation.PLACES for seed in range(options.seeds)
+            Job("initial", {"remedy": name, "norm_place": norm_place, "depth": depth, "seed": seed}, seconds)
+            for name in every for norm_place in at_initialisation.PLACES for seed in range(options.seeds)
         ]  # fmt: skip
     deepest = depths(setup.full)[-1]
+    notes_of = {name: theory_notes.note_of(name) for name in every if ":" not in name}
     jobs += [
         Job("variance", {"remedy": name, "depth": deepest, "seed": seed}, 0.3)
-        for name in every if name in theory_notes.ADDED for seed in range(options.seeds)
+        for name, note in notes_of.items() if note and note.layer_weight for seed in range(options.seeds)
     ]  # fmt: skip
     return jobs
 
@@ -187,8 +188,8 @@ def trainings(
         earlier = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
         earlier = [table.filter(pl.col("remedy").is_in(options.trained)) for table in earlier]
         timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
-        found = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
-        table, again, price = (part if len(part) else None for part in found)
+        parts = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
+        table, again, price = (part if len(part) else None for part in parts)
         return table, again, price
     train = partial(
         trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers
@@ -204,9 +205,10 @@ def summary(measurements: RemedyMeasurements) -> str:
     at initialisation."""
     lines = [*_trained_summary(measurements)] or [*_start_summary(measurements)]
     cold = measurements.cold.filter(quantity="moved")
+    start = measurements.at_start
     idle = [
         name for name in measurements.remedies[1:]
-        if all(measurements.at_start(name, place) == measurements.at_start(NONE, place) for place in PLACED)
+        if all(start(name, setting) == start(NONE, setting) for setting in PLACED)
         and len(moved := cold.filter(remedy=name)["value"]) and (moved == 0).all()
     ]  # fmt: skip
     if idle:
@@ -239,7 +241,7 @@ def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
 
 
 def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements) -> list[str]:
-    """What it was run on, and what was not run."""
+    """Sentences on what the study was run on, and on what was not run."""
     table = measurements.trained
     lines = [
         f"At initialisation: {options.seeds} networks ({INIT}) of {', '.join(map(str, depths(setup.full)))} "

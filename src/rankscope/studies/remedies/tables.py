@@ -12,8 +12,7 @@ from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE
 from rankscope.studies.remedies.depth_reached import THRESHOLD, DepthReached, spread
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements
-from rankscope.studies.remedies.said import said_of
-from rankscope.studies.remedies.theory_notes import taken_out
+from rankscope.studies.remedies.theory_notes import note_of, taken_out
 from rankscope.studies.study import PageTable
 
 NOTHING = "–"
@@ -22,9 +21,9 @@ BEFORE, AFTER = "To choose by, before training", "To choose by, trained from scr
 
 
 def page_tables(tables: RemedyMeasurements) -> list[PageTable]:
-    """In the order of reading."""
+    """All tables of the page, in the order of reading."""
     after = chosen_after(tables)
-    found = [
+    pages = [
         *([] if after is None else [after]),
         chosen_before(tables),
         initial(tables, WHOLE),
@@ -33,15 +32,15 @@ def page_tables(tables: RemedyMeasurements) -> list[PageTable]:
         *trainings(tables),
         laws(tables),
     ]
-    return [*found, theory(tables), refusals(tables)]
+    return [*pages, theory(tables), refusals(tables)]
 
 
 def chosen_before(tables: RemedyMeasurements) -> PageTable:
     """A row a remedy, the numbers to choose by that are known before training."""
     rows: list[list[str]] = []
     for remedy in tables.remedies:
-        found = [tables.at_start(remedy, setting) for setting in PLACED]
-        cells = [spread(each) if each else NOTHING for each in found]
+        reached = [tables.at_start(remedy, setting) for setting in PLACED]
+        cells = [spread(depths) if depths else NOTHING for depths in reached]
         moved = _number(on_trained_model.mean(tables.cold, remedy, "moved"), ".2f")
         rows.append([remedy, *cells, _order(tables, remedy), moved])
     note = (
@@ -58,8 +57,8 @@ def chosen_before(tables: RemedyMeasurements) -> PageTable:
 
 
 def chosen_after(tables: RemedyMeasurements) -> PageTable | None:
-    """The same of trained networks; None where there are none."""
-    settings = [each for each in results.SETTINGS if results.depths(tables.trained, each)]
+    """A row a remedy, the numbers to choose by of trained networks; None where there are none."""
+    settings = [kind for kind in results.SETTINGS if results.depths(tables.trained, kind)]
     if not settings:
         return None
     rows: list[list[str]] = []
@@ -82,20 +81,22 @@ def chosen_after(tables: RemedyMeasurements) -> PageTable | None:
 
 def initial(tables: RemedyMeasurements, variant: str) -> PageTable:
     """Residuals after the last layer, depth by depth."""
-    columns = [(place, depth) for place in PLACES for depth in sorted(tables.initial["depth"].unique())]
+    columns = [
+        (norm_place, depth) for norm_place in PLACES for depth in sorted(tables.initial["depth"].unique())
+    ]
     rows, marks = [], 0
     for remedy in tables.remedies:
         cells = [remedy]
-        for place, depth in columns:
-            ends = [each[-1] for each in tables.known.get((remedy, place, variant, depth), [])]
+        for norm_place, depth in columns:
+            ends = [curve[-1] for curve in tables.known.get((remedy, norm_place, variant, depth), [])]
             at = tables.initial.filter(
-                remedy=remedy, norm_place=place, variant=variant, depth=depth, layer=depth
+                remedy=remedy, norm_place=norm_place, variant=variant, depth=depth, layer=depth
             )
             noisy = bool(ends) and bool(at["marked"].any())
             marks += noisy
             cells.append(_ends(ends) + ("°" if noisy else "") if ends else NOTHING)
         rows.append(cells)
-    headings = ["remedy", *(f"{place}-norm, {depth} layers" for place, depth in columns)]
+    headings = ["remedy", *(f"{norm_place}-norm, {depth} layers" for norm_place, depth in columns)]
     note = (
         "Relative residual after the last layer: geometric mean over samples, median over seeds, in "
         "deviation arithmetic, on the same random weights."
@@ -109,11 +110,11 @@ def put_cold(tables: RemedyMeasurements) -> PageTable:
     """Before and after, and why not."""
     rows, reasons = [], []
     for remedy in tables.remedies:
-        found = {
+        means = {
             name: on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES
         }
-        residual = found["log10"]
-        numbers = [_number(found[name], ".3f") for name in ("entropy", "moved", "cosine")]
+        residual = means["log10"]
+        numbers = [_number(means[name], ".3f") for name in ("entropy", "moved", "cosine")]
         rows.append([remedy, NOTHING if residual is None else power(residual), *numbers])
         reasons += [f" {NOTHING} {why}." for why in tables.cold.filter(remedy=remedy)["refused"].drop_nulls()]
     note = (
@@ -169,7 +170,7 @@ def trained_in(table: pl.DataFrame, setting: str, title: str) -> PageTable:
 
 
 def laws(tables: RemedyMeasurements) -> PageTable:
-    """Predicted beside measured."""
+    """The table of laws, predicted numbers beside measured ones."""
     names = {
         "order": "no skips: m of r' = k r^m",
         "identity": "whole: log10 of the residual, last layer less input",
@@ -198,13 +199,13 @@ def theory(tables: RemedyMeasurements) -> PageTable:
     rows = []
     held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
     for remedy in tables.remedies:
-        said, kind = said_of(remedy), REMEDIES.get(remedy.partition(":")[0])
+        known_theory, kind = note_of(remedy), REMEDIES.get(remedy.partition(":")[0])
         lost, reason = taken_out(tables.theorems, remedy)
         every = len(lost) == len(held)
         gone = f"{f'all {len(held)}' if every else ', '.join(lost)}: {reason}" if lost else "none"
         rows.append([
             remedy, "the network as it is" if kind is None else kind.formula,
-            NOTHING if said is None else f"{said.theory} ({said.source})", gone,
+            NOTHING if known_theory is None else f"{known_theory.sentence} ({known_theory.source})", gone,
         ])  # fmt: skip
     headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]
     note = (
@@ -219,16 +220,16 @@ def refusals(tables: RemedyMeasurements) -> PageTable:
     rows = []
     for remedy in tables.remedies:
         rows += [
-            [remedy, f"random, {place}-norm", why]
-            for place in PLACES
-            if (why := tables.refused(remedy, place)) is not None
+            [remedy, f"random, {norm_place}-norm", why]
+            for norm_place in PLACES
+            if (why := tables.refused(remedy, norm_place)) is not None
         ]
         notes = tables.initial.filter(remedy=remedy)["note"].drop_nulls()
         rows += [[remedy, "random, no skips", notes[0]]] if len(notes) else []
-        other = tables.initial.filter(pl.col("arithmetic") != "deviation", remedy=remedy)["arithmetic"]
+        arithmetic = tables.initial.filter(pl.col("arithmetic") != "deviation", remedy=remedy)["arithmetic"]
         rows += (
-            [[remedy, "random", f"deviation arithmetic has no rule for it: run in {other[0]}"]]
-            if len(other)
+            [[remedy, "random", f"deviation arithmetic has no rule for it: run in {arithmetic[0]}"]]
+            if len(arithmetic)
             else []
         )
         why = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
@@ -243,8 +244,8 @@ def _learns(found: DepthReached | None) -> str:
 
 
 def _order(tables: RemedyMeasurements, remedy: str) -> str:
-    found = tables.laws.filter(remedy=remedy, law="order")["measured"].drop_nulls()
-    return NOTHING if found.is_empty() else f"{found[0]:.2f}"
+    order = tables.laws.filter(remedy=remedy, law="order")["measured"].drop_nulls()
+    return NOTHING if order.is_empty() else f"{order[0]:.2f}"
 
 
 def _ends(ends: list[float]) -> str:

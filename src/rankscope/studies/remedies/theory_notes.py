@@ -2,7 +2,7 @@
 
 | law       | of              | predicted                                                                  |
 |-----------|-----------------|----------------------------------------------------------------------------|
-| order     | no skips        | m of `r' = k r^m` (`said.py`)                                              |
+| order     | no skips        | m of `r' = k r^m` (`TheoryNote`)                                            |
 | identity  | whole           | the residual after the last layer is that of the input                     |
 | fall      | whole, post     | decades a layer: `log10(1 + b^2 w^2) / 2`                                   |
 | variance  | whole, pre      | of the tokens after the last layer: `v_0 + sum_l w_l^2 v_l`                 |
@@ -22,6 +22,7 @@ import polars as pl
 
 from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer
+from rankscope.remedies import REMEDIES, TheoryNote
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.remedies.at_initialisation import (
     BARE,
@@ -34,7 +35,6 @@ from rankscope.studies.remedies.at_initialisation import (
     network,
 )
 from rankscope.studies.remedies.depth_reached import THRESHOLD
-from rankscope.studies.remedies.said import said_of
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
 
@@ -50,18 +50,20 @@ NETWORKS = {"pure attention": "san", "with skips": "san+skip", "whole": "transfo
 LAYERS, WORDS = 2, 6
 NEAR = -2.0
 """log10 of a residual below which tokens are nearly the same, so that laws for small r apply."""
-WEIGHTS: dict[str, Callable[[int], float]] = {
-    "1": lambda L: 1.0,
-    "1/2": lambda L: 0.5,
-    "L^(-1/2)": lambda L: L**-0.5,
-    "(8L)^(-1/2) (2L)^(-1/4)": lambda L: (8 * L) ** -0.5 * (2 * L) ** -0.25,
-}
-ADDED: dict[str, Callable[[int, int], float]] = {
-    "none": lambda layer, L: 1.0,
-    "lnscale": lambda layer, L: layer**-0.5,
-    "sqrtl": lambda layer, L: L**-0.5,
-}
-"""w_l, by remedy."""
+NONE_NOTE = TheoryNote(
+    3,
+    "Without skips the log of the residual triples in every layer; a skip makes the fall exponential "
+    "at most, as the branch adds what tokens have in common.",
+    "Dong et al. 2021; derived here",
+    layer_weight=lambda layer, depth: 1.0,
+)
+
+
+def note_of(remedy: str) -> TheoryNote | None:
+    """What theory says of none, or of a remedy as `contranorm:s=0.1` has it, whatever its numbers; None of a
+    remedy that is not built in."""
+    name = remedy.partition(":")[0]
+    return NONE_NOTE if name == NONE else REMEDIES[name].theory if name in REMEDIES else None
 
 
 def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
@@ -72,21 +74,21 @@ def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
 
 def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
     X, padding = word_tokens(bundled_excerpts(WORDS)[:1], WIDTH, WORDS)
-    for place in ("post", "pre"):
+    for norm_place in ("post", "pre"):
         try:
-            net = network(place, LAYERS, 0)
+            net = network(norm_place, LAYERS, 0)
             net = net if remedy == NONE else net.with_remedy(remedy)
         except ArchitectureError:
             continue
         for name, variant in NETWORKS.items():
-            about = {"remedy": remedy, "network": f"{place}, {name}"}
+            labels = {"remedy": remedy, "network": f"{norm_place}, {name}"}
             try:
-                found = certify(net.variant(variant), 0.1 * X, padding)
+                certificate = certify(net.variant(variant), 0.1 * X, padding)
             except TheoremError as refused:
-                yield about | {"theorem": "all", "held": False, "why": str(refused)}
+                yield labels | {"theorem": "all", "held": False, "why": str(refused)}
                 continue
-            for row in found.summary().iter_rows(named=True):
-                yield about | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]}
+            for row in certificate.summary().iter_rows(named=True):
+                yield labels | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]}
 
 
 def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
@@ -98,8 +100,8 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
     whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())[
         "why"
     ]
-    usual = {each for why in table.filter(remedy=NONE)["why"].drop_nulls() for each in why.split("; ")}
-    reasons = [each for why in whys for each in _reasons(why) if each not in usual]
+    usual = {reason for why in table.filter(remedy=NONE)["why"].drop_nulls() for reason in why.split("; ")}
+    reasons = [reason for why in whys for reason in _reasons(why) if reason not in usual]
     return lost, statistics.mode(reasons) if reasons and lost else ""
 
 
@@ -117,9 +119,9 @@ def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
         net = net if remedy == NONE else net.with_remedy(remedy)
         X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
         sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
-        about = {"remedy": remedy, "depth": depth, "seed": seed}
+        labels = {"remedy": remedy, "depth": depth, "seed": seed}
         return pl.DataFrame({"layer": range(depth + 1), "variance": sizes}).with_columns(
-            **{name: pl.lit(value) for name, value in about.items()}
+            **{name: pl.lit(value) for name, value in labels.items()}
         )
 
     return setup.cached(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
@@ -132,13 +134,15 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
     initial = curves(table)
     rows: list[dict[str, Any]] = []
     for remedy in table["remedy"].unique(maintain_order=True):
-        said = said_of(remedy)
-        if said is None or ":" in remedy:  # predictions are for the published numbers
+        note = note_of(remedy)
+        if note is None or ":" in remedy:  # predictions are for the published numbers
             continue
-        rows.append(_order(initial, remedy, said.order, depth))
-        rows += _identity(initial, remedy, depth) if said.order is None else []
-        rows += _fall(initial, remedy, said.branch, depth) if said.branch != "1" else []
-        rows += [] if sizes is None or remedy not in ADDED else _variance(sizes, remedy)
+        rows.append(_order(initial, remedy, note.order, depth))
+        rows += _identity(initial, remedy, depth) if note.order is None else []
+        rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
+        rows += (
+            [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
+        )
     return pl.DataFrame(rows, schema=LAWS)
 
 
@@ -149,42 +153,50 @@ def order_of(curve: list[float]) -> float | None:
     >>> order_of([0.0, -3.0, -9.0, -27.0, -81.0])
     3.0
     """
-    found = [
+    ratios = [
         (c - b) / (b - a)
         for a, b, c in zip(curve, curve[1:], curve[2:], strict=False)
         if NEAR > b > c and b < a and math.isfinite(c)
     ]
-    return statistics.median(found) if len(found) > 1 else None
+    return statistics.median(ratios) if len(ratios) > 1 else None
 
 
 def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
-    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, BARE, depth), [])]
-    found = [m for each in given if (m := order_of(each)) is not None]
-    about = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
-    if not given:
-        return about | {"said": "every token is zero"}
-    if len(found) < len(given):
-        return about | {"said": "no fall to take it from"}
-    return about | _spread(found)
+    curves_given = [
+        curve
+        for norm_place in ("post", "pre")
+        for curve in initial.get((remedy, norm_place, BARE, depth), [])
+    ]
+    orders = [m for curve in curves_given if (m := order_of(curve)) is not None]
+    labels = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
+    if not curves_given:
+        return labels | {"said": "every token is zero"}
+    if len(orders) < len(curves_given):
+        return labels | {"said": "no fall to take it from"}
+    return labels | _spread(orders)
 
 
 def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
-    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, WHOLE, depth), [])]
-    if given:
+    whole_curves = [
+        curve
+        for norm_place in ("post", "pre")
+        for curve in initial.get((remedy, norm_place, WHOLE, depth), [])
+    ]
+    if whole_curves:
         yield {"remedy": remedy, "law": "identity", "predicted": 0.0,
-               **_spread([each[-1] - each[0] for each in given])}  # fmt: skip
+               **_spread([curve[-1] - curve[0] for curve in whole_curves])}  # fmt: skip
 
 
-def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
-    plain, mine = (initial.get((each, "post", WHOLE, depth), []) for each in (NONE, remedy))
+def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[dict[str, Any]]:
+    plain, mine = (initial.get((name, "post", WHOLE, depth), []) for name in (NONE, remedy))
     base = statistics.median(map(_slope, plain)) if plain else math.nan
     if mine and base > 0:
         b2 = 10 ** (2 * base) - 1
-        predicted = math.log10(1 + b2 * WEIGHTS[branch](depth) ** 2) / 2
-        found = _spread([*map(_slope, mine)])
-        apart = f"{found['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
-        near = all(each[-1] < math.log10(THRESHOLD) for each in mine)
-        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **found,
+        predicted = math.log10(1 + b2 * weight**2) / 2
+        spread = _spread([*map(_slope, mine)])
+        apart = f"{spread['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
+        near = all(curve[-1] < math.log10(THRESHOLD) for curve in mine)
+        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **spread,
                "said": None if near else apart}  # fmt: skip
 
 
@@ -194,21 +206,21 @@ def _slope(curve: list[float]) -> float:
     return (curve[start] - curve[-1]) / (len(curve) - 1 - start)
 
 
-def _variance(sizes: pl.DataFrame, remedy: str) -> Iterator[dict[str, Any]]:
+def _variance(
+    sizes: pl.DataFrame, remedy: str, weight: Callable[[int, int], float]
+) -> Iterator[dict[str, Any]]:
     if remedy == NONE:
         return
-    predicted, found = [], []
-    for _, each in sizes.filter(remedy=remedy).group_by("seed", "depth", maintain_order=True):
-        plain = sizes.filter(remedy=NONE, seed=each["seed"][0], depth=each["depth"][0]).sort("layer")
+    predicted, ends = [], []
+    for _, group in sizes.filter(remedy=remedy).group_by("seed", "depth", maintain_order=True):
+        plain = sizes.filter(remedy=NONE, seed=group["seed"][0], depth=group["depth"][0]).sort("layer")
         v, depth = plain["variance"].to_list(), len(plain) - 1
-        steps = [
-            ADDED[remedy](layer, depth) ** 2 * (v[layer] - v[layer - 1]) for layer in range(1, depth + 1)
-        ]
+        steps = [weight(layer, depth) ** 2 * (v[layer] - v[layer - 1]) for layer in range(1, depth + 1)]
         predicted.append(v[0] + sum(steps))
-        found.append(each.sort("layer")["variance"][-1])
-    if found:
+        ends.append(group.sort("layer")["variance"][-1])
+    if ends:
         yield {"remedy": remedy, "law": "variance", "predicted": statistics.median(predicted),
-               **_spread(found)}  # fmt: skip
+               **_spread(ends)}  # fmt: skip
 
 
 def _spread(found: list[float]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class SeedSpread(NamedTuple):
 
     def said(self, form: str = ".3f") -> str:
         """The median, with the range where seeds differ."""
-        middle, low, high = (f"{each:{form}}" for each in self[:3])
+        middle, low, high = (f"{value:{form}}" for value in self[:3])
         between = " to " if self.low < 0 else "–"
         return middle if low == high else f"{middle} ({low}{between}{high})"
 
@@ -61,12 +61,12 @@ def values(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity:
     }
 
 
-def spread(found: dict[int, float]) -> SeedSpread | None:
-    """None where there is nothing."""
-    if not found:
+def spread(by_seed: dict[int, float]) -> SeedSpread | None:
+    """Median and ends of what was found; None where there is nothing."""
+    if not by_seed:
         return None
-    each = list(found.values())
-    return SeedSpread(statistics.median(each), min(each), max(each), len(each))
+    numbers = list(by_seed.values())
+    return SeedSpread(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
 
 
 def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list[int]:
@@ -82,10 +82,10 @@ def learns(table: pl.DataFrame, remedy: str, setting: str) -> DepthReached | Non
     that is the shallowest."""
     deepest = 0
     for depth in depths(table, setting):
-        found = at(table, remedy, setting, depth)
-        if found is None:
+        learnt = at(table, remedy, setting, depth)
+        if learnt is None:
             break
-        if not found:
+        if not learnt:
             return DepthReached(deepest, False)
         deepest = depth
     return DepthReached(deepest, True) if deepest else None
@@ -112,7 +112,7 @@ def refusal(table: pl.DataFrame, remedy: str, setting: str) -> str | None:
 
 
 def diverged(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> int:
-    """So many seeds."""
+    """The number of seeds that diverged there."""
     return int(sum(values(table, remedy, setting, depth, "diverged").values()))
 
 

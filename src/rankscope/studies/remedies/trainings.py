@@ -111,7 +111,7 @@ def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
 
 def recipes(folder: str | Path) -> list[str]:
     """How networks were trained whose tables a folder has: a sentence for each way that there was."""
-    found: dict[str, int] = {}
+    networks: dict[str, int] = {}
     for part in sorted(Path(folder).glob("parts/*.parquet")):
         if not part.name.startswith(("trained-", "at=")):
             continue
@@ -120,18 +120,18 @@ def recipes(folder: str | Path) -> list[str]:
             continue
         key = manifest.key
         how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
-        said = (
+        sentence = (
             f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
             f"{how['batch']}, learning rate {how['lr']:g}, seeds {seeds} ({key['device']})"
         )
-        found[said] = found.get(said, 0) + len(table.filter(quantity="diverged"))
-    return [f"Trained: {number} networks {said}." for said, number in found.items() if number]
+        networks[sentence] = networks.get(sentence, 0) + len(table.filter(quantity="diverged"))
+    return [f"Trained: {count} networks {sentence}." for sentence, count in networks.items() if count]
 
 
 def _cached_table(folder: Path, full: bool, device: str, until: float, trial: Trial) -> pl.DataFrame:
     """A trial's table, from the folder where it has been done."""
-    about = asdict(trial)
-    return Setup(folder, full, device).cached(trial.name, lambda: trial.table(device, until), **about)
+    settings = asdict(trial)
+    return Setup(folder, full, device).cached(trial.name, lambda: trial.table(device, until), **settings)
 
 
 def _table(result: PieceResult[Trial, pl.DataFrame]) -> pl.DataFrame:
@@ -146,13 +146,13 @@ def _failed(trial: Trial, why: str) -> pl.DataFrame:
 def _line(result: PieceResult[Trial, pl.DataFrame], done: int, of: int) -> str:
     """What one says of a trial that has ended."""
     trial, table = result.piece, _table(result)
-    said = {name: table.filter(quantity=name)["value"] for name in ("loss", "diverged")}
+    losses, diverged = (table.filter(quantity=name)["value"] for name in ("loss", "diverged"))
     if table["quantity"].null_count():
-        came = table["refused"][0]
+        outcome = table["refused"][0]
     else:
-        losses = ", ".join(f"{each:.3f}" for each in said["loss"])
-        came = f"loss {losses or 'none'}, {int(said['diverged'].sum())} diverged"
-    return f"{done}/{of} {result.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {came}"
+        listed = ", ".join(f"{loss:.3f}" for loss in losses)
+        outcome = f"loss {listed or 'none'}, {int(diverged.sum())} diverged"
+    return f"{done}/{of} {result.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {outcome}"
 
 
 def costs(
@@ -164,9 +164,9 @@ def costs(
     remedy in the same, which is in the table too."""
     sizes = sizes or (FULL if setup.full else QUICK).sizes
     steps = WARM + ROUNDS * STEPS
-    chosen = [Trial(each, "", depth, (0,), replace(sizes, steps=steps)) for each in remedies]
-    about = {"remedies": list(remedies), "depth": depth, "sizes": str(sizes)}
-    return setup.cached("costs", lambda: _timed(chosen, setup.device), **about)
+    chosen = [Trial(remedy, "", depth, (0,), replace(sizes, steps=steps)) for remedy in remedies]
+    key = {"remedies": list(remedies), "depth": depth, "sizes": str(sizes)}
+    return setup.cached("costs", lambda: _timed(chosen, setup.device), **key)
 
 
 def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
@@ -184,25 +184,25 @@ def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
         base = replace(fit, remedy=NONE)
         ratio = median(mine / theirs for mine, theirs in zip(seconds[fit], seconds[base], strict=True))
         count, without = _parameters(training), _parameters(running[base])
-        found = {
+        quantities = {
             "seconds_per_step": median(seconds[fit]), "ratio": ratio, "parameters": count,
             "parameters_added": count - without,
         }  # fmt: skip
-        about = fit.remedy, fit.setting, fit.depth, fit.seeds[0]
-        rows += [(*about, quantity, value, None) for quantity, value in found.items()]
+        key = fit.remedy, fit.setting, fit.depth, fit.seeds[0]
+        rows += [(*key, quantity, value, None) for quantity, value in quantities.items()]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 def _fitted(trial: Trial, device: str) -> tuple[Trial, Training | None, str]:
     """In the first setting that takes it; else why the last does not."""
-    said = ""
+    refusal = ""
     for setting in SETTINGS:
         fit = replace(trial, setting=setting)
         try:
             return fit, fit.training(device), ""
         except ArchitectureError as error:
-            said = str(error)
-    return trial, None, said
+            refusal = str(error)
+    return trial, None, refusal
 
 
 def _rounds(trainings: dict[Trial, Training], device: str) -> dict[Trial, list[float]]:
@@ -217,10 +217,10 @@ def _rounds(trainings: dict[Trial, Training], device: str) -> dict[Trial, list[f
     return taken
 
 
-def _advanced(steps: Iterator[int], number: int, device: str) -> float:
+def _advanced(steps: Iterator[int], count: int, device: str) -> float:
     """Seconds for so many steps, with all that a GPU has still to do."""
     start = time.perf_counter()
-    for _ in islice(steps, number):
+    for _ in islice(steps, count):
         pass
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()

@@ -24,7 +24,7 @@ from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.profiles import measure
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.drawing import TEX, by_layer, powers_of_ten, title
+from rankscope.studies.wu2024.panels import TEX, by_layer, powers_of_ten, title
 from rankscope.theory.equilibria import equilibrium, network, step
 
 W = 2.0
@@ -42,10 +42,10 @@ Angles = Float[Tensor, " start"]
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 720 if setup.full else 180
+    count = 720 if setup.full else 180
     paths = setup.cached("trajectories", trajectories, w=W, layers=LAYERS)
-    basins = setup.cached("basins", lambda: basin_map(number, W), w=W, number=number, settled=SETTLED)
-    shares = setup.cached("shares", lambda: basin_shares(number), w=STRENGTHS, number=number, settled=SETTLED)
+    basins = setup.cached("basins", lambda: basin_map(count, W), w=W, number=count, settled=SETTLED)
+    shares = setup.cached("shares", lambda: basin_shares(count), w=STRENGTHS, number=count, settled=SETTLED)
     share = float(basins["apart"].mean())  # type: ignore[arg-type]
     comparisons = [
         _collapse(paths),
@@ -61,7 +61,7 @@ def _run(setup: Setup) -> StudyResult:
         _boundary(),
     ]
     notes = [
-        f"Dynamics are exact and need no model. Basin map: {number} x {number} starts, {SETTLED} layers "
+        f"Dynamics are exact and need no model. Basin map: {count} x {count} starts, {SETTLED} layers "
         "each, float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds "
         "1/(2w).",
         "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it to "
@@ -126,12 +126,12 @@ def stays_apart(X: Pairs, w: float) -> Float[Tensor, "*start"]:
     return (sine.abs() > 1 / (2 * w)).to(X.dtype)
 
 
-def basin_map(number: int, w: float) -> pl.DataFrame:
+def basin_map(count: int, w: float) -> pl.DataFrame:
     """Both tokens from every angle: whether they end apart, and at which pole token 1 does."""
-    angle = (torch.arange(number, dtype=torch.float64) + 0.5) * 360 / number
+    angle = (torch.arange(count, dtype=torch.float64) + 0.5) * 360 / count
     # Off by a quarter of a step: opposite tokens average to zero, which no norm can turn anywhere.
-    grid = torch.meshgrid(angle, angle + 90 / number, indexing="ij")
-    first, second = (each.flatten() for each in grid)
+    grid = torch.meshgrid(angle, angle + 90 / count, indexing="ij")
+    first, second = (axis.flatten() for axis in grid)
     end = layer_bounds(pairs(first, second), w)
     return pl.DataFrame(
         {
@@ -143,10 +143,10 @@ def basin_map(number: int, w: float) -> pl.DataFrame:
     )
 
 
-def basin_shares(number: int) -> pl.DataFrame:
+def basin_shares(count: int) -> pl.DataFrame:
     """The share of starts that end apart, by w."""
-    found = [float(basin_map(number, w)["apart"].mean()) for w in STRENGTHS]  # type: ignore[arg-type]
-    return pl.DataFrame({"w": STRENGTHS, "share": found})
+    shares_apart = [float(basin_map(count, w)["apart"].mean()) for w in STRENGTHS]  # type: ignore[arg-type]
+    return pl.DataFrame({"w": STRENGTHS, "share": shares_apart})
 
 
 def _beyond(basins: pl.DataFrame) -> float:
@@ -186,13 +186,13 @@ def multiplier(sign: int, w: float) -> float:
 
 def _slope(name: str, sign: int) -> Comparison:
     c = math.sqrt(1 - 1 / W**2)
-    measured, said = multiplier(sign, W), 1 + sign * c
+    measured, predicted = multiplier(sign, W), 1 + sign * c
     stable = "stable" if sign < 0 else "unstable"
     return Comparison(
         f"token 2 at {name} = (-1/w, {'+' if sign > 0 else '-'}c)",
-        f"{stable}, slope {said:.4f}",
+        f"{stable}, slope {predicted:.4f}",
         f"slope {measured:.4f}",
-        math.isclose(measured, said, rel_tol=1e-4) and (measured < 1) == (sign < 0),
+        math.isclose(measured, predicted, rel_tol=1e-4) and (measured < 1) == (sign < 0),
     )
 
 
@@ -215,15 +215,15 @@ def _boundary() -> Comparison:
 def _dynamics(paths: pl.DataFrame) -> Figure:
     figure, (without, with_norm, fall) = panels(3, width=4.4, height=3.8)
     rest = math.degrees(math.atan2(-math.sqrt(1 - 1 / W**2), -1 / W)) % 360
-    for number, name in enumerate(STARTS):
-        colour = PALETTE[number]
+    for k, name in enumerate(STARTS):
+        colour = PALETTE[k]
         for norm, axes in ((False, without), (True, with_norm)):
             part = paths.filter(start=name, norm=norm)
             axes.plot(part["layer"], part["angle_1"], color=colour, linestyle="--", linewidth=1.3)
             axes.plot(part["layer"], part["angle_2"], color=colour, linewidth=1.8, marker="o", markersize=2.5)
             look: dict[str, Any] = {"linewidth": 1.8} if norm else {"linewidth": 1.1, "linestyle": ":"}
-            said = f"{name} start, {'with' if norm else 'without'} LN"
-            fall.plot(part["layer"], part["log10_relative_mu"], color=colour, label=said, **look)
+            label = f"{name} start, {'with' if norm else 'without'} LN"
+            fall.plot(part["layer"], part["log10_relative_mu"], color=colour, label=label, **look)
     for axes, name in ((without, "Without LN"), (with_norm, "With LN")):
         title(axes, name)
         by_layer(axes, LAYERS)
@@ -253,9 +253,9 @@ def in_degrees(axes: Axes, both: bool = False) -> None:
 def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
     figure, (circle, torus, by_w) = panels(3, width=4.4, height=4.1)
     _map(circle)
-    number = round(math.sqrt(len(basins)))
-    image = basins["apart"].to_numpy().reshape(number, number).T.astype(float)
-    pole = basins["pole"].to_numpy().reshape(number, number).T
+    count = round(math.sqrt(len(basins)))
+    image = basins["apart"].to_numpy().reshape(count, count).T.astype(float)
+    pole = basins["pole"].to_numpy().reshape(count, count).T
     colours = ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]])
     extent: dict[str, Any] = {"extent": (0, 360, 0, 360), "origin": "lower", "aspect": "auto"}
     ends = image + np.where(pole > 0, 0, 2)
@@ -294,8 +294,8 @@ def _map(axes: Axes) -> None:
         face = INK if filled else "white"
         axes.plot(at, at, marker="o", markersize=7, color=INK, markerfacecolor=face, zorder=4)
         axes.annotate(name, (at, at), xytext=(8, -12), textcoords="offset points", color=INK)
-    about = {"xlabel": "token 2 before", "ylabel": "token 2 after one layer"}
-    title(axes, "Token 2, once token 1 rests at (0, 1)", **about)
+    labels = {"xlabel": "token 2 before", "ylabel": "token 2 after one layer"}
+    title(axes, "Token 2, once token 1 rests at (0, 1)", **labels)
     axes.legend(fontsize=9, loc="upper left", frameon=False)
     in_degrees(axes, both=True)
 

@@ -19,8 +19,8 @@ from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
-from rankscope.studies.wu2024.drawing import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, MISSING, UNTRAINED, VARIANTS, last, powers
+from rankscope.studies.wu2024.panels import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
 
 EQUAL = -2.0
 """log10 of mu / ||X||_F below which tokens are said to have become the same."""
@@ -29,47 +29,47 @@ By = tuple[str, Collection[str]]
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 200 if setup.full else 2
+    samples = 200 if setup.full else 2
     models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
-    found = pl.concat([curves(setup, name, net, number) for name, net in nets.items()])
-    figures = {networks.part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
-    comparisons = [each for name in nets for each in _compared(found.filter(network=name), name)]
+    table = pl.concat([curves(setup, name, net, samples) for name, net in nets.items()])
+    figures = {networks.part(name).lower(): figure_of(table.filter(network=name), name) for name in nets}
+    comparisons = [comparison for name in nets for comparison in _compared(table.filter(network=name), name)]
     notes = [
-        f"{number} excerpts of 128 tokens. Lines are geometric means over them. {networks.said_of(models)}",
+        f"{samples} excerpts of 128 tokens. Lines are geometric means over them. {networks.said_of(models)}",
         MISSING,
         "Dropout off: deviation arithmetic, which resolves any mu. Dropout on: 0.1, float64, one fixed draw.",
     ]
-    return StudyResult(figures, {"collapse": found}, comparisons, notes)
+    return StudyResult(figures, {"collapse": table}, comparisons, notes)
 
 
-def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
+def curves(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
     """Every variant under every mask, with and without dropout."""
-    X = networks.tokens_of(net, networks.excerpts(number))
-    return networks.of_network(name, networks.swept(setup, net, X, name, excerpts=number))
+    X = networks.tokens_of(net, networks.excerpts(samples))
+    return networks.of_network(name, networks.swept(setup, net, X, name, excerpts=samples))
 
 
-def figure_of(found: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figure:
+def figure_of(table: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figure:
     """A column for each variant, a line for each mask."""
-    figure, first = collapse_figure(found, ("variant", VARIANTS), ("mask", MASKS), 3.0, lowest=lowest)
+    figure, first = collapse_figure(table, ("variant", VARIANTS), ("mask", MASKS), 3.0, lowest=lowest)
     key(figure, first, name, {"dropout off": "-", "dropout on": "--"})
     return figure
 
 
 def collapse_figure(
-    found: pl.DataFrame, panels: By, lines: By, width: float, lowest: float = -math.inf, **look: Any
+    table: pl.DataFrame, panels: By, lines: By, width: float, lowest: float = -math.inf, **look: Any
 ) -> tuple[Figure, Axes]:
     """mu above, mu / ||X||_F below, by layer; dashed with dropout. Also the panel that has all labels."""
-    depth = int(found["layer"].max())  # type: ignore[arg-type]
+    depth = int(table["layer"].max())  # type: ignore[arg-type]
     figure, axes = grid(2, len(panels[1]), width=width, height=2.9)
     for row, measured in enumerate(COLLAPSE):
         for panel, shown in zip(axes[row], panels[1], strict=True):
-            part = found.filter(pl.col(panels[0]) == shown, metric=measured).sort("sample", "layer")
-            for (number, label), dropout in product(enumerate(lines[1]), (False, True)):
+            part = table.filter(pl.col(panels[0]) == shown, metric=measured).sort("sample", "layer")
+            for (k, label), dropout in product(enumerate(lines[1]), (False, True)):
                 logs = part.filter(pl.col(lines[0]) == label, dropout=dropout)["log10"].to_numpy()
                 if not len(logs):
                     continue
-                line = {**looks(number, 3.5, 1.7), "label": label, "zorder": 3, **look}
+                line = {**looks(k, 3.5, 1.7), "label": label, "zorder": 3, **look}
                 if dropout:
                     line |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
                 mean = geometric(logs.reshape(-1, depth + 1))
@@ -82,12 +82,12 @@ def collapse_figure(
     return figure, axes[0][0]
 
 
-def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
-    depth = int(found["layer"].max())  # type: ignore[arg-type]
-    off = found.filter(~pl.col("dropout"))
+def _compared(table: pl.DataFrame, name: str) -> list[Comparison]:
+    depth = int(table["layer"].max())  # type: ignore[arg-type]
+    off = table.filter(~pl.col("dropout"))
     ends = {m: last(off, "mu", variant="SAN", mask=m) for m in MASKS}
     shares = {m: last(off, "relative_mu", variant="SAN", mask=m) for m in MASKS}
-    begin = float(found.filter(metric="mu", layer=0, dropout=False)["log10"].mean())  # type: ignore[arg-type]
+    begin = float(table.filter(metric="mu", layer=0, dropout=False)["log10"].mean())  # type: ignore[arg-type]
     order = sorted(MASKS, key=lambda mask: shares[mask])
     fallen = all(end < begin - 2 for end in ends.values())
     return [
@@ -109,16 +109,16 @@ def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
             f"relative mu at layer {depth}, smallest first: {', '.join(order)}",
             order[:2] == ["complete", "causal"],
         ),
-        _plateau(found, name, depth),
+        _plateau(table, name, depth),
         _kept_apart(off, name, depth),
     ]
 
 
-def _plateau(found: pl.DataFrame, name: str, depth: int) -> Comparison:
+def _plateau(table: pl.DataFrame, name: str, depth: int) -> Comparison:
     """The published plateau of SAN + LN belongs to dropout."""
     which = {"variant": "SAN + LN", "mask": "complete"}
-    off = last(found, "relative_mu", **which, dropout=False)
-    on = last(found, "relative_mu", **which, dropout=True) if found["dropout"].any() else math.nan
+    off = last(table, "relative_mu", **which, dropout=False)
+    on = last(table, "relative_mu", **which, dropout=True) if table["dropout"].any() else math.nan
     ours = f"relative mu at layer {depth}: {power(off)} with dropout off, {power(on)} with dropout on"
     why = ""
     if off <= EQUAL:
@@ -126,10 +126,10 @@ def _plateau(found: pl.DataFrame, name: str, depth: int) -> Comparison:
             "the plateau is dropout's: it makes tokens different in every layer. Without it LN alone does "
             "not stop the collapse under the complete mask"
         )
-    said, agrees = "with LN alone mu no longer goes to zero", off > EQUAL
+    claim, agrees = "with LN alone mu no longer goes to zero", off > EQUAL
     if name != UNTRAINED:
-        said, agrees = "LN prevents the collapse together with other parts", off <= EQUAL
-    return Comparison(f"{name}: SAN + LN, complete mask", said, ours, agrees, why)
+        claim, agrees = "LN prevents the collapse together with other parts", off <= EQUAL
+    return Comparison(f"{name}: SAN + LN, complete mask", claim, ours, agrees, why)
 
 
 def _kept_apart(off: pl.DataFrame, name: str, depth: int) -> Comparison:

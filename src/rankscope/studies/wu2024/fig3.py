@@ -16,55 +16,55 @@ from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
-from rankscope.studies.wu2024.drawing import key
 from rankscope.studies.wu2024.fig2 import collapse_figure
 from rankscope.studies.wu2024.networks import MASKS, MISSING, UNTRAINED
+from rankscope.studies.wu2024.panels import key
 
 DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
 """sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 50 if setup.full else 2
+    samples = 50 if setup.full else 2
     models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
-    found = pl.concat([curves(setup, name, net, number) for name, net in nets.items()])
-    figures = {networks.part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
-    sharp = pl.concat([sharpness(setup, name, net, number) for name, net in nets.items()])
+    table = pl.concat([curves(setup, name, net, samples) for name, net in nets.items()])
+    figures = {networks.part(name).lower(): figure_of(table.filter(network=name), name) for name in nets}
+    sharp = pl.concat([sharpness(setup, name, net, samples) for name, net in nets.items()])
     largest = {name: float(sharp.filter(network=name, divisor="1/8")["largest_weight"][0]) for name in nets}
     comparisons = [
-        _slower(found.filter(network=name, mask=mask), name, mask, largest[name])
+        _slower(table.filter(network=name, mask=mask), name, mask, largest[name])
         for name in nets
         for mask in MASKS
     ]
     notes = [
-        f"Pure attention (SAN, no norm), {number} excerpts of 128 tokens, deviation arithmetic. "
+        f"Pure attention (SAN, no norm), {samples} excerpts of 128 tokens, deviation arithmetic. "
         f"{networks.said_of(models)}",
         MISSING,
     ]
-    return StudyResult(figures, {"divisor": found, "sharpness": sharp}, comparisons, notes)
+    return StudyResult(figures, {"divisor": table, "sharpness": sharp}, comparisons, notes)
 
 
-def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
+def curves(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
     """Pure attention under every mask with every divisor."""
-    X = networks.tokens_of(net, networks.excerpts(number))
+    X = networks.tokens_of(net, networks.excerpts(samples))
     tables = []
     for mask in MASKS:
         for label, divisor in DIVISORS.items():
-            found = setup.cached(
+            table = setup.cached(
                 networks.part(name, mask, f"{divisor:g}"),
                 lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
-                excerpts=number,
+                excerpts=samples,
             )
-            tables.append(found.with_columns(pl.lit(label).alias("divisor")))
+            tables.append(table.with_columns(pl.lit(label).alias("divisor")))
     return networks.of_network(name, pl.concat(tables))
 
 
-def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
+def sharpness(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
     """The largest weight of a row of attention, the mean over rows, heads and layers, complete mask."""
 
     def compute() -> pl.DataFrame:
-        X = networks.tokens_of(net, networks.excerpts(min(number, 2)))
+        X = networks.tokens_of(net, networks.excerpts(min(samples, 2)))
         rows = []
         for label, divisor in DIVISORS.items():
             pure = net.variant("san").variant(mask="complete", divisor=divisor)
@@ -73,15 +73,17 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 
-    return networks.of_network(name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=number))
+    return networks.of_network(
+        name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=samples)
+    )
 
 
-def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:
+def _slower(table: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:
     """At the last layer, what is left of mu must grow as the divisor shrinks."""
-    ends = [networks.last(found, "relative_mu", divisor=label) for label in DIVISORS]
+    ends = [networks.last(table, "relative_mu", divisor=label) for label in DIVISORS]
     falling = all(later <= earlier + 0.02 for earlier, later in pairwise(ends))
-    depth = int(found["layer"].max())  # type: ignore[arg-type]
-    said = ", ".join(f"{label}: {power(end)}" for label, end in zip(DIVISORS, ends, strict=True))
+    depth = int(table["layer"].max())  # type: ignore[arg-type]
+    text = ", ".join(f"{label}: {power(end)}" for label, end in zip(DIVISORS, ends, strict=True))
     why = ""
     if not falling:
         why = (
@@ -93,16 +95,16 @@ def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
     return Comparison(
         f"{name}, {mask} mask: a smaller divisor slows the collapse",
         "the smaller, the slower",
-        f"relative mu at layer {depth} by divisor: {said}",
+        f"relative mu at layer {depth} by divisor: {text}",
         falling,
         why,
     )
 
 
-def figure_of(found: pl.DataFrame, name: str) -> Figure:
+def figure_of(table: pl.DataFrame, name: str) -> Figure:
     """A column for each mask, a line for each divisor."""
     figure, first = collapse_figure(
-        found, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2
+        table, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2
     )
     key(figure, first, f"{name}, scores divided by")
     return figure

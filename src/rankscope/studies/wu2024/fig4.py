@@ -11,26 +11,25 @@ import torch
 
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.drawing import looks, powers_of_ten, title
-from rankscope.studies.wu2024.networks import MISSING
-from rankscope.studies.wu2024.spectra import spectra
+from rankscope.studies.wu2024.networks import MISSING, spectra
+from rankscope.studies.wu2024.panels import looks, powers_of_ten, title
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 200 if setup.full else 4
-    found = by_input(spectra(setup, number))
-    names = found["network"].unique(maintain_order=True).to_list()
-    comparisons = [_compared(found.filter(network=name), name) for name in names]
+    samples = 200 if setup.full else 4
+    table = by_input(spectra(setup, samples))
+    names = table["network"].unique(maintain_order=True).to_list()
+    comparisons = [_compared(table.filter(network=name), name) for name in names]
     notes = [
-        f"{number} excerpts of 128 tokens; networks run in float64.",
+        f"{samples} excerpts of 128 tokens; networks run in float64.",
         MISSING,
         "Those called untrained have random weights and a random embedding with positions.",
     ]
-    return StudyResult({"fig4": _figure(found, names)}, {"ranks": found}, comparisons, notes)
+    return StudyResult({"fig4": _figure(table, names)}, {"ranks": table}, comparisons, notes)
 
 
 def by_input(values: pl.DataFrame) -> pl.DataFrame:
-    """Of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
+    """A row of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
     most, least = pl.col("singular_value").max(), pl.col("singular_value").min()
     tolerances = {
         "full_rank": torch.finfo(torch.float64).eps,
@@ -47,17 +46,17 @@ def by_input(values: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def mean(found: pl.DataFrame, column: str) -> list[float]:
-    """By layer, over inputs."""
-    return found.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
+def mean(table: pl.DataFrame, column: str) -> list[float]:
+    """The mean over inputs, by layer."""
+    return table.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
 
 
-def _compared(found: pl.DataFrame, name: str) -> Comparison:
+def _compared(table: pl.DataFrame, name: str) -> Comparison:
     rank, single, cosine = (
-        mean(found, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine")
+        mean(table, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine")
     )
     kept, rises = min(rank) > 0.5, cosine[-1] > cosine[0]
-    smallest = min(mean(found, "relative_sigma_min"))
+    smallest = min(mean(table, "relative_sigma_min"))
     why = f"smallest singular value at least {smallest:.0e} of the largest"
     if name.endswith("untrained"):
         why += "; untrained: the paper's models are trained"
@@ -76,12 +75,12 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
     )
 
 
-def _figure(found: pl.DataFrame, names: list[str]) -> Figure:
+def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     figure, (rank, sigma, cosine) = panels(3, width=4.4, height=3.8)
-    for number, name in enumerate(names):
-        part = found.filter(network=name)
+    for k, name in enumerate(names):
+        part = table.filter(network=name)
         layers = range(int(part["layer"].max()) + 1)  # type: ignore[arg-type]
-        look = looks(number) | {"linestyle": "--" if name.endswith("untrained") else "-"}
+        look = looks(k) | {"linestyle": "--" if name.endswith("untrained") else "-"}
         logs = part.with_columns(pl.col("sigma_min").log10().alias("log10"))
         rank.plot(layers, mean(part, "full_rank"), **look)
         sigma.plot(layers, mean(logs, "log10"), **look)

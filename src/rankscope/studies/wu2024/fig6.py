@@ -27,11 +27,11 @@ EQUAL = -10.0
 
 
 def _run(setup: Setup) -> StudyResult:
-    number, length, width = (4, 128, 768) if setup.full else (1, 64, 192)
+    samples, length, width = (4, 128, 768) if setup.full else (1, 64, 192)
     net = deep(width, setup.device)
-    X = networks.tokens_of(net, networks.excerpts(number), length)
-    settings = {"excerpts": number, "length": length, "width": width, "depth": DEPTH}
-    found = networks.swept(setup, net, X, **settings)
+    X = networks.tokens_of(net, networks.excerpts(samples), length)
+    settings = {"excerpts": samples, "length": length, "width": width, "depth": DEPTH}
+    table = networks.swept(setup, net, X, **settings)
     single = pl.concat(
         [
             setup.cached(
@@ -42,24 +42,24 @@ def _run(setup: Setup) -> StudyResult:
             for mask in MASKS
         ]
     )
-    off = found.filter(~pl.col("dropout"))
+    off = table.filter(~pl.col("dropout"))
     comparisons = [
         _until(off, "SAN", "collapses, local masks later", length),
         _until(off, "SAN + LN", "with LN alone mu no longer goes to zero", length),
-        _with_dropout(found),
+        _with_dropout(table),
         _gain(off),
         _underflow(single),
-        _skips(found),
+        _skips(table),
     ]
-    size = f"{number} excerpt{'s' if number > 1 else ''} of {length} tokens"
+    size = f"{samples} excerpt{'s' if samples > 1 else ''} of {length} tokens"
     narrow = "" if setup.full else ", weights N(0, 0.04) to keep each matrix's gain (--full has bert-base)"
     built = f"{DEPTH} different layers, width {width}, heads of 64{narrow}; {size}."
     notes = [
         built,
         "Nothing trained is needed. Text: Moby Dick in place of Wikipedia, under a random embedding.",
     ]
-    tables = {"collapse": found, "float32": single}
-    return StudyResult({"fig6": figure_of(found, "128 layers", lowest=-1e4)}, tables, comparisons, notes)
+    tables = {"collapse": table, "float32": single}
+    return StudyResult({"fig6": figure_of(table, "128 layers", lowest=-1e4)}, tables, comparisons, notes)
 
 
 def deep(width: int, device: str = "cpu") -> Transformer:
@@ -75,9 +75,9 @@ def deep(width: int, device: str = "cpu") -> Transformer:
     return replace(net, weights=Transformer.from_weights(arch, larger).weights)
 
 
-def layers_until(found: pl.DataFrame, variant: str, mask: str) -> int | None:
+def layers_until(table: pl.DataFrame, variant: str, mask: str) -> int | None:
     """The first layer at which relative mu of every excerpt is below 10^EQUAL; None where there is none."""
-    rows = found.filter(variant=variant, mask=mask, metric="relative_mu")
+    rows = table.filter(variant=variant, mask=mask, metric="relative_mu")
     most = rows.group_by("layer").agg(pl.col("log10").max()).filter(pl.col("log10") < EQUAL)
     return int(most["layer"].min()) if len(most) else None  # type: ignore[arg-type]
 
@@ -109,8 +109,8 @@ def _until(off: pl.DataFrame, variant: str, said: str, tokens: int) -> Compariso
     )
 
 
-def _with_dropout(found: pl.DataFrame) -> Comparison:
-    on = found.filter("dropout")
+def _with_dropout(table: pl.DataFrame) -> Comparison:
+    on = table.filter("dropout")
     ends = {mask: last(on, "relative_mu", variant="SAN + LN", mask=mask) for mask in MASKS}
     pure = {mask: last(on, "relative_mu", variant="SAN", mask=mask) for mask in MASKS}
     return Comparison(
@@ -151,9 +151,9 @@ def _underflow(single: pl.DataFrame) -> Comparison:
     )
 
 
-def _skips(found: pl.DataFrame) -> Comparison:
+def _skips(table: pl.DataFrame) -> Comparison:
     """Under the complete mask skips slow the collapse; they do not end it."""
-    off, on = (networks.least_with_skips(found, dropout=dropout) for dropout in (False, True))
+    off, on = (networks.least_with_skips(table, dropout=dropout) for dropout in (False, True))
     kept = all(end > -1 for end in off.values())
     return Comparison(
         f"variants with a skip: smallest mu/||X||_F of any mask at layer {DEPTH}",

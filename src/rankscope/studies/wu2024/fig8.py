@@ -8,22 +8,21 @@ import polars as pl
 
 from rankscope.figures.matplotlib import Figure, Normalize, ScalarMappable, colormaps
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.drawing import grid, title
-from rankscope.studies.wu2024.networks import MISSING
-from rankscope.studies.wu2024.spectra import spectra
+from rankscope.studies.wu2024.networks import MISSING, spectra
+from rankscope.studies.wu2024.panels import grid, title
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 200 if setup.full else 4
+    samples = 200 if setup.full else 4
     mean = (
-        spectra(setup, number)
+        spectra(setup, samples)
         .group_by("network", "layer", "index", maintain_order=True)
         .agg(pl.col("singular_value").log10().mean().alias("log10"))
         .sort("network", "layer", "index", maintain_order=True)
     )
     names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
     comparisons = [_compared(mean.filter(network=name), name) for name in names]
-    notes = [f"{number} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
+    notes = [f"{samples} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
     return StudyResult({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
 
 

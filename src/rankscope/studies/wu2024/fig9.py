@@ -14,32 +14,32 @@ from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics.cosine import cosines
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.drawing import grid, title
 from rankscope.studies.wu2024.networks import MISSING, excerpts, part, said_of, tokens_of, trained
+from rankscope.studies.wu2024.panels import grid, title
 
 BINS = np.linspace(-1, 1, 81)
 
 
 def _run(setup: Setup) -> StudyResult:
-    number = 200 if setup.full else 20
+    samples = 200 if setup.full else 20
     models = trained(setup)
     nets = {**models, "BERT untrained": fresh("bert-base", device=setup.device)}
-    found = pl.concat(
+    table = pl.concat(
         [
             setup.cached(
-                part(name), lambda net=net: angles(tokens_of(net, excerpts(number))), excerpts=number
+                part(name), lambda net=net: angles(tokens_of(net, excerpts(samples))), excerpts=samples
             ).select(pl.lit(name).alias("network"), pl.all())
             for name, net in nets.items()
         ]
     )
-    comparisons = [_compared(found.filter(network=name), name) for name in nets]
+    comparisons = [_compared(table.filter(network=name), name) for name in nets]
     notes = [
-        f"{number} excerpts of 128 tokens, layer 0: what the first block gets. {said_of(models)}",
+        f"{samples} excerpts of 128 tokens, layer 0: what the first block gets. {said_of(models)}",
         MISSING,
         "The untrained embedding is word + position + segment, each drawn at random: the segment, common to "
         "all tokens, alone makes every cosine about a third.",
     ]
-    return StudyResult({"fig9": _figure(found, list(nets))}, {"cosines": found}, comparisons, notes)
+    return StudyResult({"fig9": _figure(table, list(nets))}, {"cosines": table}, comparisons, notes)
 
 
 def angles(X: Tensor) -> pl.DataFrame:
@@ -49,20 +49,20 @@ def angles(X: Tensor) -> pl.DataFrame:
         matrix, pairs = cosines(tokens)
         values = matrix[pairs].cpu().numpy()
         counts, _ = np.histogram(values, BINS)
-        about = {
+        columns = {
             "sample": sample,
             "least": float(values.min()),
             "negative": float((values < 0).mean()),
             "mean": float(values.mean()),
         }
         rows += [
-            {**about, "cosine": float(low), "pairs": int(k)} for low, k in zip(BINS, counts, strict=False)
+            {**columns, "cosine": float(low), "pairs": int(k)} for low, k in zip(BINS, counts, strict=False)
         ]
     return pl.DataFrame(rows)
 
 
-def _compared(found: pl.DataFrame, name: str) -> Comparison:
-    inputs = found.group_by("sample").agg(pl.col("least", "negative", "mean").first())
+def _compared(table: pl.DataFrame, name: str) -> Comparison:
+    inputs = table.group_by("sample").agg(pl.col("least", "negative", "mean").first())
     holds = float((inputs["least"] >= 0).mean())  # type: ignore[arg-type]
     negative, mean, least = (float(inputs[c].mean()) for c in ("negative", "mean", "least"))  # type: ignore[arg-type]
     return Comparison(
@@ -75,10 +75,10 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
     )
 
 
-def _figure(found: pl.DataFrame, names: list[str]) -> Figure:
+def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     figure, rows = grid(1, len(names), width=3.9, height=3.2)
     for axes, name in zip(rows[0], names, strict=True):
-        total = found.filter(network=name).group_by("cosine").agg(pl.col("pairs").sum()).sort("cosine")
+        total = table.filter(network=name).group_by("cosine").agg(pl.col("pairs").sum()).sort("cosine")
         share = total["pairs"] / total["pairs"].sum()
         below = total["cosine"].to_numpy() < -1e-9
         for chosen, colour, label in ((below, PALETTE[1], "below 0"), (~below, PALETTE[0], "0 and above")):

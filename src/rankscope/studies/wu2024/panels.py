@@ -56,9 +56,9 @@ def key(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None
 
 def geometric(logs: Float[np.ndarray, "sample layer"]) -> Float[np.ndarray, " layer"]:
     """The mean over samples of powers of ten, where any is finite: exact zeros have none and stay out."""
-    there = np.isfinite(logs)
-    total = np.where(there, logs, 0.0).sum(0)
-    return np.divide(total, there.sum(0), out=np.full(logs.shape[1], np.nan), where=there.any(0))
+    finite = np.isfinite(logs)
+    total = np.where(finite, logs, 0.0).sum(0)
+    return np.divide(total, finite.sum(0), out=np.full(logs.shape[1], np.nan), where=finite.any(0))
 
 
 def by_layer(axes: Axes, depth: int) -> None:
@@ -105,17 +105,17 @@ def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
 
 def _plain_ticks(bottom: float, top: float) -> list[float]:
     """log10 of round numbers in between: the fewest kinds that give three of them."""
-    found: list[float] = []
+    levels: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), range(1, 10)):
-        found = [
+        levels = [
             k + math.log10(digit)
             for k in range(math.floor(bottom), math.ceil(top) + 1)
             for digit in digits
             if bottom <= k + math.log10(digit) <= top
         ]
-        if len(found) >= 3:
+        if len(levels) >= 3:
             break
-    return found
+    return levels
 
 
 def power_of_ten(k: float) -> str:

@@ -10,6 +10,7 @@ from rankscope.errors import StudyError
 from rankscope.lab.trial import TrialSizes
 from rankscope.studies.remedies.trainings import costs, gathered, trained
 from rankscope.studies.study import Setup
+from tests.raising import raises
 
 SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=3, evaluation_samples=4, probe_samples=2)
 REMEDIES = ["none", "deepnorm"]
@@ -45,7 +46,7 @@ def test_a_table_is_the_same_in_several_processes(tmp_path: Path) -> None:
 
 
 def test_one_remedy_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="must be different"):
+    with raises(StudyError, subject="remedies"):
         trained(Setup(tmp_path), ["none", "none"], [0])
 
 
