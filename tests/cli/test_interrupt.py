@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.profiles import Profile
-from rankscope.runs import Stopped, read
+from rankscope.runs import EarlyStop, read
 from rankscope.theory import Certificates
 from tests.cli.running import COMMAND
 
@@ -50,7 +50,7 @@ def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
     assert code == 130 and " san " in out and " transformer " not in out
     assert said == "stopped after 1 of 2 (san); these are written to out"
     profile = Profile.read(tmp_path / "out" / "profile.parquet")
-    assert profile.variants == ["san"] and profile.manifest.stopped == Stopped(finished=("san",), asked=2)
+    assert profile.variants == ["san"] and profile.manifest.stopped == EarlyStop(finished=("san",), asked=2)
     assert (tmp_path / "out" / "report.html").is_file()
 
 

@@ -21,7 +21,7 @@ from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
 from rankscope.report.reported_run import TABLES
 from rankscope.report.tables import curve_table
-from rankscope.runs import Stopped, read
+from rankscope.runs import EarlyStop, read
 from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, links_within, profile_of, study, whole_run
 
@@ -151,7 +151,7 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
-    stopped = Stopped(finished=("san", "transformer"), asked=5)
+    stopped = EarlyStop(finished=("san", "transformer"), asked=5)
     profile = profile_of()
     profile = Profile(profile.table, profile.manifest.adding(stopped=stopped))
     html = write_run_directory(profile, tmp_path, "t").read_text()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rankscope.runs import Manifest, Network, Stopped, Text
+from rankscope.runs import EarlyStop, Manifest, Network, Text
 
 
 def test_known_and_unknown_fields_are_read_and_written() -> None:
@@ -16,7 +16,7 @@ def test_known_and_unknown_fields_are_read_and_written() -> None:
     manifest = Manifest.from_dict(given)
     assert manifest.networks == (Network(variant="san", metrics=("mu",), more={"later": 1}),)
     assert manifest.text == Text(path="a.txt", limit=3)
-    assert manifest.stopped == Stopped(finished=("san",), asked=2)
+    assert manifest.stopped == EarlyStop(finished=("san",), asked=2)
     assert manifest.more == {"later": {"b": []}}
     assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict()))) == manifest
     for field, odd in (

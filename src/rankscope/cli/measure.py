@@ -155,7 +155,7 @@ def measure_all(
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile, measure_together
     from rankscope.profiles.pass_cost import in_words
-    from rankscope.runs import Stopped
+    from rankscope.runs import EarlyStop
 
     profiles = list(saved or [])
     passes = [(group, arithmetic) for group in _groups(jobs) for arithmetic in task.arithmetics]
@@ -185,7 +185,7 @@ def measure_all(
     except KeyboardInterrupt:
         if not profiles:
             raise
-        stopped = Stopped(finished=tuple(finished), asked=len(jobs) * len(task.arithmetics))
+        stopped = EarlyStop(finished=tuple(finished), asked=len(jobs) * len(task.arithmetics))
         return with_manifest(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 

@@ -1,13 +1,7 @@
-"""The hooks that report the run of a model and of its blocks, in order, to a `Recorder`.
+"""The hooks that report the run of a model and of its blocks to a `Recorder`, whose file has the order.
 
-`Watch` attaches `BlockHooks` with its recorder. From then on, when the model is called:
-
-1. `begin_call`: the model is called, or a module around the blocks by itself, as an encoder in generation;
-2. `enter_block` and `leave_block`, for every block;
-3. `end_call`: the model has returned, or failed.
-
-A layer may be a `ModuleList` of parts that are called one by one, while the list itself is never called:
-`ListedParts` makes one block of them.
+`Watch` attaches `BlockHooks`. A layer may be a `ModuleList` of parts that are called one by one, while the
+list itself is never called: `ListedParts` makes one block of them.
 """
 
 import sys

@@ -115,7 +115,7 @@ class Text(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopped(Record):
+class EarlyStop(Record):
     """How far a run came that ended early: what is finished, and how many there were to be."""
 
     finished: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class Manifest(Record):
     """The excerpts of a corpus that were measured."""
     closure: float | None = None
     """How nearly the sum of all paths is the output."""
-    stopped: Stopped | None = None
+    stopped: EarlyStop | None = None
     key: dict[str, Any] | None = None
     """All that decides the numbers of a run that can be resumed (`key.py`)."""
 

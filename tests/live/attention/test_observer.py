@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankscope import read
 from rankscope.errors import WatchError
-from rankscope.live import OBSERVERS, AttentionCall, watch
+from rankscope.live import OBSERVERS, AttentionCall, Monitor, watch
 from rankscope.live.attention import OnAttention, WatchedBlocks
 from tests.live.families import seen
 from tests.live.gpt import GPT, HEADS, METRICS, WIDTH, Block, SelfAttention, same, words
@@ -85,6 +87,15 @@ def test_a_kernel_of_ones_own() -> None:
     same(w, seen(plain, METRICS, words()))
     assert "Attention was seen in a kernel of my own." in w.notes
     assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_a_monitor_takes_it_too(tmp_path: Path) -> None:
+    model = GPT(block=KernelBlock)
+    options: dict[str, Any] = {"attention": [KernelObserver()], "run": tmp_path, "alarms": ()}
+    with Monitor(model, "entropy", every=1, probe=words(), **options):
+        pass
+    rows = read(tmp_path).table("training").filter(metric="entropy")
+    assert rows["layer"].unique().sort().to_list() == [1, 2, 3]
 
 
 def test_heads_need_what_the_observer_does_not_give() -> None:

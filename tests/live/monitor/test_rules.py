@@ -223,7 +223,7 @@ def test_a_run_that_goes_on_has_the_alarms_of_an_undisturbed_one(tmp_path: Path,
     assert len(alarms(tmp_path / "whole")) == 1
 
 
-def test_a_rule_of_ones_own_is_any_object_that_hears(tmp_path: Path) -> None:
+def test_a_rule_of_ones_own_is_any_object_with_on_measurement(tmp_path: Path) -> None:
     class Loss:
         def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
             loss = rows.filter(metric="loss")["value"]
@@ -241,7 +241,7 @@ def test_a_rule_of_ones_own_is_any_object_that_hears(tmp_path: Path) -> None:
         assert monitor.should_stop
 
 
-def test_rules_that_hear_nothing_are_noted(tmp_path: Path) -> None:
+def test_rules_without_their_metrics_are_noted(tmp_path: Path) -> None:
     with Monitor(encoder(), "relative_mu", probe=X, run=tmp_path) as monitor:
         assert not any("tokens collapse" in note for note in monitor.notes)
         assert any("'a head has died' needs head_mu" in note for note in monitor.notes)

@@ -257,7 +257,7 @@ def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) 
     assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_look_of_ones_own_takes_nothing_from_the_next(tmp_path: Path) -> None:
+def test_measuring_now_takes_nothing_from_the_next_measurement(tmp_path: Path) -> None:
     model = _encoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     X = torch.randn(2, 5, WIDTH, dtype=torch.float64)

@@ -104,8 +104,8 @@ class TokenGradients:
 def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     """The loss to differentiate: what the function returns or, without one, the output's own `loss`."""
     if loss is None:
-        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        return own if isinstance(own, Tensor) and own.requires_grad else None
+        value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        return value if isinstance(value, Tensor) and value.requires_grad else None
     value = loss(output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
