@@ -112,7 +112,7 @@ class Transformer:
         if dtype is not None:
             check_dtype(dtype)
         if device is not None:
-            check_device(device)
+            check_device(device, dtype or self.dtype)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, Conversion(dtype, device))

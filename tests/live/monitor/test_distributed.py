@@ -82,5 +82,5 @@ def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> 
 
 
 def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:
-    assert all("paths need the weights whole; those of" in each for each in runs[1])
+    assert all("paths need all weights on one process" in each for each in runs[1])
     assert not (runs[0] / "2" / "paths_fsdp").exists()
