@@ -18,6 +18,7 @@ from rankscope.errors import ArchitectureError, PathError
 from rankscope.metrics import composite_norm
 from rankscope.nets.dropout import Dropout, training_states
 from tests.deviation.reference import Network, Rows, log10_residual
+from tests.raising import raises
 
 PADDING = torch.arange(6)[None] >= torch.tensor([[6], [4]])
 
@@ -179,7 +180,7 @@ def test_it_is_part_of_the_fingerprint_and_comes_back_from_a_file_with_the_objec
     one, two = with_part(net, AttnScale(0.5)), with_part(net, AttnScale(0.6))
     assert len({net.fingerprint, one.fingerprint, two.fingerprint}) == 3
     assert Architecture.from_dict(one.arch.to_dict(), own=[AttnScale(0.5)]) == one.arch
-    with pytest.raises(ArchitectureError, match="attn_scale.*pass the object"):
+    with raises(ArchitectureError, subject="attn_scale(w=0.5)"):
         Architecture.from_dict(one.arch.to_dict())
 
 
@@ -197,7 +198,7 @@ def test_one_without_a_rule_falls_back_and_is_refused_by_paths() -> None:
     mixed = run.attention[1] @ (V2 + 0.5 * V1).view(2, 6, 2, 3).transpose(1, 2)
     expected = mixed.transpose(1, 2).flatten(-2) @ second.weights.attention.output.weight.flatten(0, 1)
     torch.testing.assert_close(run.states[2], expected, rtol=1e-12, atol=1e-13)
-    with pytest.raises(PathError, match="value_residual changes the values"):
+    with raises(PathError, subject="value_residual"):
         decompose(mine, tokens())
 
 
@@ -205,7 +206,7 @@ def test_paths_refuse_a_part_without_a_linear_rule() -> None:
     class Elsewhere(AttnScale):
         place: ClassVar[Any] = "stream"
 
-    with pytest.raises(PathError, match="attn_scale has none: write one"):
+    with raises(PathError, subject="attn_scale"):
         decompose(with_part(network(), Elsewhere(0.0)), tokens())
 
 
@@ -219,8 +220,5 @@ def test_a_place_that_there_is_not() -> None:
     class Lost(AttnScale):
         place: ClassVar[Any] = "nowhere"
 
-    with pytest.raises(
-        ArchitectureError,
-        match="place of attn_scale must be one of attention_in, cross_in, mlp_in, read, values",
-    ):
+    with raises(ArchitectureError, subject="place"):
         Architecture(layers=1, width=4, heads=1, parts=(Lost(1.0),))  # type: ignore[arg-type]

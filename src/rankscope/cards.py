@@ -61,8 +61,8 @@ def card(
     if rows:
         parts.append(_table(headings, rows))
     parts.append("</div>")
-    said = "color:inherit;opacity:.8;margin-top:6px;max-width:860px"
-    parts += [f'<div style="{said}">{escape(note)}</div>' for note in notes]
+    note_style = "color:inherit;opacity:.8;margin-top:6px;max-width:860px"
+    parts += [f'<div style="{note_style}">{escape(note)}</div>' for note in notes]
     return "\n".join([*parts, "</div>"])
 
 
@@ -108,8 +108,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     body = [line("td", row, "") for row in rows[:ROWS]]
     if len(rows) > ROWS:
-        said = f"… and {len(rows) - ROWS} more"
-        body.append(f'<tr><td colspan="{len(headings)}" style="{_CELL}left">{said}</td></tr>')
+        rest = f"… and {len(rows) - ROWS} more"
+        body.append(f'<tr><td colspan="{len(headings)}" style="{_CELL}left">{rest}</td></tr>')
     head = line("th", headings, "font-weight:500;opacity:.75")
     table = f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
     return f'<div style="{_PIECE};overflow-x:auto">{table}</div>'
@@ -120,19 +120,21 @@ def _images(figure: "Figure", title: str) -> list[str]:
     from rankscope.figures.matplotlib import SHARPNESS, png, rendered
 
     image = rendered(figure)
-    found: list[str] = []
+    images: list[str] = []
     for left, right in _columns(figure, image.width):
         part = image.crop((left, 0, right, image.height))
         data = base64.b64encode(png(part)).decode()
-        alt = escape(f"{title}, panel {len(found) + 1}" if found else title)
+        alt = escape(f"{title}, panel {len(images) + 1}" if images else title)
         width = part.width // SHARPNESS + 2 * EDGE
-        found.append(f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">')
-    return found
+        images.append(
+            f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">'
+        )
+    return images
 
 
 def _columns(figure: "Figure", width: int) -> list[tuple[int, int]]:
     """From where to where, in pixels, each panel reaches; all of it where they do not stand in one row."""
-    boxes = [each.get_tightbbox() for each in figure.axes if each.get_subplotspec() is not None]
+    boxes = [subplot.get_tightbbox() for subplot in figure.axes if subplot.get_subplotspec() is not None]
     scale = width / figure.bbox.width
     reach = sorted((box.x0 * scale, box.x1 * scale) for box in boxes if box is not None)
     if len(reach) < 2 or any(this[1] > following[0] for this, following in pairwise(reach)):

@@ -212,8 +212,11 @@ OVERLAPS = """[...document.querySelectorAll('.xaxislayer-above, .yaxislayer-abov
 """Pairs of an axis's labels that stand on each other; boxes have some air above and below their ink."""
 
 
+DEEP = "model=random&shape.width=16&shape.heads=2&skip=0&mlp=false&norm=false&layers=12&tokens=8"
+
+
 def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer: Served) -> None:
-    opened(page, explorer, "#model=random&skip=0&mlp=false&norm=false&layers=24&A=model%3Drandom", whole=True)
+    opened(page, explorer, f"#{DEEP}&A=model%3Drandom%26shape.width%3D16%26tokens%3D8", whole=True)
     for width in (1366, 360):
         page.set_viewport_size({"width": width, "height": 768})
         until(page, f"document.querySelector('#curve .main-svg').clientWidth <= {width}")

@@ -18,7 +18,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec: dict[str, Any] = {
         "metrics": "relative_mu",
         "all": {"model": "bert-tiny", "samples": 1, "tokens": 6},
-        "grid": {"skip": [0.0, 1.0], "init": ["xavier", "bert"], "depth": [1, 12]},
+        "grid": {"skip": [0.0, 1.0], "init": ["xavier", "bert"], "depth": [1, 6]},
     }
     run = tmp_path_factory.mktemp("run")
     sweep(spec, run, workers=1)

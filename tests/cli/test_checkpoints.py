@@ -49,7 +49,7 @@ def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(
 ) -> None:
     run = tmp_path / "run"
     said = printed("checkpoints", "trained", *GIVEN, "-o", "run", cwd=tmp_path)
-    assert "3 checkpoints in trained." in said and "step 100 · 2 looks" in said
+    assert "3 checkpoints in trained." in said and "step 100 · 2 measurements" in said
     assert "checkpoint-20 cannot be measured: the weights of" in " ".join(said.split())
     assert (run / "report.html").is_file()
     found = read_training(run)
@@ -57,10 +57,10 @@ def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(
     assert found.scalar("loss") == ([3, 100], [1 / 3, 1 / 100]) and found.scalar("lr")[1] == [0.003, 0.1]
 
     net = load(str(trained / "checkpoint-100"))
-    from rankscope.cli.inputs import bundled
+    from rankscope.cli.inputs import bundled_text
 
     words: Any = load("minilm").origin.tokenizer  # type: ignore[union-attr]
-    encoded = load(str(trained / "checkpoint-100"), tokenizer=words).encode(bundled(2, 8), 8)
+    encoded = load(str(trained / "checkpoint-100"), tokenizer=words).encode(bundled_text(2, 8), 8)
     alone = measure(net, *encoded, ["relative_mu"]).curve("relative_mu").mean(0)
     assert found.grid("relative_mu").value[:, 1].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from rankscope import Profile, fresh, measure
-from rankscope.cli.compare import Side, unique
+from rankscope.cli.compare import Side, unique_titles
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope
@@ -90,7 +90,7 @@ def test_seeds_go_to_random_weights_alone() -> None:
 
 def test_names_of_lines_are_unique() -> None:
     things = ["one/model", "two/model", "bert-tiny", "bert-tiny:san"]
-    titles = unique([Side.of(thing).title for thing in things], things)
+    titles = unique_titles([Side.parse(thing).title for thing in things], things)
     assert titles == things
 
 

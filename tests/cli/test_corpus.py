@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     here = ["--text", "corpus.txt", "--split", "line", "-o", "out"]
-    out = printed(*SHORT, *here, "--limit", "20", cwd=corpus)
+    out = printed(*SHORT, *here, "--samples", "20", cwd=corpus)
     assert "median of 20 excerpts" in out
     for variant in ("san", "transformer"):
         assert f" {variant} " in out
@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> No
     out, said = run.communicate(timeout=120)
     assert run.returncode == 130, said
     assert "median of 16 excerpts" in out
-    assert "stopped after 16 excerpts; the same command goes on from here" in said
+    assert "stopped after 16 excerpts; the same command resumes from here" in said
     again = answered(*SHORT, "--text", "-", "-o", "out", cwd=corpus, text="\n".join(LINES))
     once = answered(*SHORT, "--text", "-", cwd=corpus, text="\n".join(LINES))
     assert again["table"] == once["table"]
@@ -110,7 +110,7 @@ def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
     done = rankscope(*SHORT, "--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
     assert done.code == 2 and "median of 16 excerpts" in done.out
     assert done.err.splitlines() == [
-        "rankscope: stopped after 16 excerpts; the same command goes on from here",
+        "rankscope: stopped after 16 excerpts; the same command resumes from here",
         "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8, or leave out "
         "what is no text",
     ]

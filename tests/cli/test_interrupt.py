@@ -60,7 +60,7 @@ def test_a_sweep_goes_on_with_the_cells_that_are_left(tmp_path: Path) -> None:
         "metrics = 'mu'\n[all]\nmodel = 'bert-tiny'\nsamples = 2\n[grid]\ndepth = 30\nseed = {range = 40}\n"
     )
     code, _, said = interrupted("2 of 40 cells", "sweep", "study.toml", "--workers", "1", cwd=tmp_path)
-    assert code == 130 and said.endswith("of 40 cells; the same command goes on from there")
+    assert code == 130 and said.endswith("of 40 cells; the same command resumes from there")
     before = int(read(tmp_path / "runs" / "study").table("cells")["done"].sum())
     assert said.startswith(f"stopped after {before} of") and 2 <= before < 40
 
@@ -107,7 +107,7 @@ def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
 def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:
     code, _, said = interrupted("wu2024 fig1: ", "reproduce", "wu2024", "-o", "out", cwd=tmp_path)
     assert code == 130
-    assert said == "stopped in wu2024 fig1, after 0 of 8; the same command goes on from here"
+    assert said == "stopped in wu2024 fig1, after 0 of 8; the same command resumes from here"
 
 
 def test_results_go_to_stdout_while_a_terminal_shows_progress(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from rankscope.errors import ArchitectureError, FileError, MaskError
 from rankscope.nets import Architecture
+from tests.raising import raises
 from tests.strategies import architectures
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2}
@@ -52,52 +53,52 @@ def test_masks_may_differ_by_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "subject"),
     [
-        ({"layers": 0}, "layers must be a whole number >= 1; got 0"),
-        ({"heads": 3}, "width must be a multiple of heads unless head_width is given; got width 8 and 3"),
-        ({"heads": 3, "head_width": 2, "key_heads": 2}, "heads must be a multiple of key_heads; got 3 and 2"),
-        ({"activation": "gelo"}, r"activation must be one of gelu, .*did you mean 'gelu'"),
-        ({"kernel": "softmax:3"}, "kernel 'softmax' takes no number; got 'softmax:3'"),
-        ({"kernel": "linformer"}, "kernel linformer must be written linformer:k"),
-        ({"kernel": "linformer:2", "mask": "causal"}, "its mask must be complete; got 'causal'"),
-        ({"kernel": "linformer:2", "positions": "rotary"}, "positions must be none or absolute"),
-        ({"kernel": "linear", "positions": "alibi"}, "no scores to add alibi positions to"),
-        ({"divisor": -1.0}, "divisor must be > 0, or 0 for its usual value; got -1.0"),
-        ({"attention_skip": float("nan")}, "attention_skip must be a finite number"),
-        ({"parallel": True, "mlp_skip": 0.5}, "a parallel block has one skip, attention_skip"),
-        ({"positions": "rotary", "rotary_share": 0.25}, r"even number >= 2; got 0.25 \* 4"),
-        ({"biases": ("key", "values")}, "biases must be one of .*got 'values'"),
-        ({"kept_heads": ((0,),)}, r"one tuple per layer \(2\); got 1"),
-        ({"kept_heads": ((0,), (2,))}, r"heads are numbered 0\.\.1; got 2"),
-        ({"norm_eps": -1.0}, "norm_eps must be a finite number >= 0; got -1.0"),
-        ({"head_width": -4}, "head_width must be > 0, or 0 for its usual value; got -4"),
-        ({"norm_eps": float("inf")}, "norm_eps must be a finite number"),
-        ({"mlp_width": -4}, "mlp_width must be a whole number >= 1; got -4"),
+        ({"layers": 0}, "layers"),
+        ({"heads": 3}, "width"),
+        ({"heads": 3, "head_width": 2, "key_heads": 2}, "heads"),
+        ({"activation": "gelo"}, r"activation"),
+        ({"kernel": "softmax:3"}, "kernel"),
+        ({"kernel": "linformer"}, "kernel"),
+        ({"kernel": "linformer:2", "mask": "causal"}, "mask"),
+        ({"kernel": "linformer:2", "positions": "rotary"}, "positions"),
+        ({"kernel": "linear", "positions": "alibi"}, "positions"),
+        ({"divisor": -1.0}, "divisor"),
+        ({"attention_skip": float("nan")}, "attention_skip"),
+        ({"parallel": True, "mlp_skip": 0.5}, "mlp_skip"),
+        ({"positions": "rotary", "rotary_share": 0.25}, "rotary_share"),
+        ({"biases": ("key", "values")}, "biases"),
+        ({"kept_heads": ((0,),)}, "kept_heads"),
+        ({"kept_heads": ((0,), (2,))}, "kept_heads"),
+        ({"norm_eps": -1.0}, "norm_eps"),
+        ({"head_width": -4}, "head_width"),
+        ({"norm_eps": float("inf")}, "norm_eps"),
+        ({"mlp_width": -4}, "mlp_width"),
     ],
 )
-def test_a_bad_architecture_is_a_sentence(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ArchitectureError, match=sentence):
+def test_a_bad_architecture_is_a_sentence(change: dict[str, Any], subject: str) -> None:
+    with raises(ArchitectureError, subject=subject):
         Architecture(**{**SMALL, **change})
 
 
 def test_a_bad_mask_is_a_sentence() -> None:
-    with pytest.raises(MaskError, match="did you mean 'causal'"):
+    with raises(MaskError, subject="mask"):
         Architecture(**SMALL, mask="casual")
 
 
 def test_bad_fields_and_files_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(ArchitectureError, match="architecture field must be one of .*got 'depth'"):
+    with raises(ArchitectureError, subject="depth"):
         Architecture.from_dict({**SMALL, "depth": 3})
-    with pytest.raises(ArchitectureError, match="heads is missing"):
+    with raises(ArchitectureError, subject="heads"):
         Architecture.from_dict({"layers": 1, "width": 4})
-    with pytest.raises(FileError, match="there is none at .*absent.json"):
+    with raises(FileError, subject=str(tmp_path / "absent.json")):
         Architecture.read(tmp_path / "absent.json")
     (tmp_path / "half.json").write_text('{"layers": 2,')
-    with pytest.raises(FileError, match="half.json must be a JSON file of architecture fields"):
+    with raises(FileError, subject=str(tmp_path / "half.json")):
         Architecture.read(tmp_path / "half.json")
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(FileError, match="must hold a JSON object of architecture fields; got a list"):
+    with raises(FileError, subject=str(tmp_path / "list.json")):
         Architecture.read(tmp_path / "list.json")
     (tmp_path / "good.json").write_text(json.dumps(SMALL))
     assert Architecture.read(tmp_path / "good.json") == Architecture(**SMALL)

@@ -10,6 +10,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.order import norms, order
 from tests.builders import awake, normal
+from tests.raising import raises
 
 CROSS: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "cross_attention": True}
 LATENT: dict[str, Any] = {"layers": 1, "width": 8, "heads": 2, "head_width": 6, "query_latent": 3,
@@ -86,30 +87,27 @@ def test_variants_dtypes_and_samples_keep_the_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "subject"),
     [
-        ({"parallel": True}, "cross_attention goes with .*; got parallel"),
-        ({"query_norm": True}, "cross_attention goes with .*; got query_norm"),
-        ({"kernel": "linformer:2"}, "cross_attention goes with .*; got linformer"),
-        ({"positions": "relative"}, "cross_attention goes with .*; got positions 'relative'"),
-        ({"key_latent": 4}, "key_latent goes with attention among tokens"),
-        ({"key_latent": 1, "cross_attention": False}, "key_latent must be 0, for none, or a width >= 2"),
-        ({"query_latent": -3, "cross_attention": False}, "query_latent must be 0, for none, or a width >= 2"),
-        ({"value_width": -1}, "value_width must be a whole number >= 1"),
+        ({"parallel": True}, "cross_attention"),
+        ({"query_norm": True}, "cross_attention"),
+        ({"kernel": "linformer:2"}, "cross_attention"),
+        ({"positions": "relative"}, "cross_attention"),
+        ({"key_latent": 4}, "key_latent"),
+        ({"key_latent": 1, "cross_attention": False}, "key_latent"),
+        ({"query_latent": -3, "cross_attention": False}, "query_latent"),
+        ({"value_width": -1}, "value_width"),
     ],
 )
-def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ArchitectureError, match=said):
+def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], subject: str) -> None:
+    with raises(ArchitectureError, subject=subject):
         Architecture(**{**CROSS, **more})
 
 
 def test_a_memory_is_checked() -> None:
     net = awake(Architecture(**CROSS), 3)
-    for M, said in (
-        (normal(1, 7, 9), r"received \(1, 7, 9\)"),
-        (torch.ones(1, 7, 8).long(), r"received \(1, 7, 8\)"),
-    ):
-        with pytest.raises(TokensError, match=f"a memory must be a floating tensor.*width 8; {said}"):
+    for M in (normal(1, 7, 9), torch.ones(1, 7, 8).long()):
+        with raises(TokensError, subject="memory"):
             net.with_memory(M)
     assert "1 sample of up to 7 tokens" in repr(net.with_memory(normal(1, 7, 8)).memory)
 

@@ -1,4 +1,3 @@
-import re
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from rankscope.metrics import METRICS, mu
 from rankscope.nets import Architecture, Transformer, mask_matrix, shapes
 from rankscope.nets.masks import from_matrix
 from tests.builders import normal, one_head
+from tests.raising import raises
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -113,7 +113,7 @@ def test_a_token_left_with_nothing_to_see_is_a_sentence() -> None:
     ring = torch.roll(torch.eye(4, dtype=torch.bool), 1, 0)
     net = Transformer.random(Architecture(**BASE).replace(mask=from_matrix(ring)))
     net.run(tokens(4))
-    with pytest.raises(MaskError, match="at least one real token; padding takes away all"):
+    with raises(MaskError, subject="mask"):
         net.run(tokens(4), torch.tensor([[False, False, True, True]] * 2))
 
 
@@ -188,17 +188,17 @@ def test_one_token_and_no_token_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("X", "sentence"),
+    ("X", "subject"),
     [
-        (torch.ones(5, 8, dtype=torch.float64), r"width\] of width 8; received (5, 8)"),
-        (torch.ones(1, 5, 7, dtype=torch.float64), r"of width 8; received (1, 5, 7)"),
-        (torch.ones(1, 5, 8), "must be torch.float64 on cpu like the network; received torch.float32"),
-        (torch.ones(1, 10, 8, dtype=torch.float64), "takes at most 9 tokens; received 10"),
+        (torch.ones(5, 8, dtype=torch.float64), "X"),
+        (torch.ones(1, 5, 7, dtype=torch.float64), "X"),
+        (torch.ones(1, 5, 8), "X"),
+        (torch.ones(1, 10, 8, dtype=torch.float64), "length"),
     ],
 )
-def test_tokens_that_do_not_fit_are_a_sentence(X: Tensor, sentence: str) -> None:
+def test_tokens_that_do_not_fit_are_a_sentence(X: Tensor, subject: str) -> None:
     net = Transformer.random(Architecture(**BASE, positions="absolute", length=9))
-    with pytest.raises(TokensError, match=re.escape(sentence.replace("\\", ""))):
+    with raises(TokensError, subject=subject):
         net.run(X)
 
 
@@ -206,17 +206,17 @@ def test_weights_that_do_not_fit_are_a_sentence() -> None:
     arch = Architecture(**BASE)
     good = Transformer.random(arch).state()
     name = "layers.1.attention.query.weight"
-    with pytest.raises(WeightsError, match=f"'{name}' is missing"):
+    with raises(WeightsError, subject="layers.1.attention.query.weight"):
         Transformer.from_weights(arch, {k: v for k, v in good.items() if k != name})
-    with pytest.raises(WeightsError, match="'extra' is not one of them"):
+    with raises(WeightsError, subject="extra"):
         Transformer.from_weights(arch, {**good, "extra": torch.ones(1)})
-    with pytest.raises(WeightsError, match=re.escape(f"{name} must have shape (8, 2, 4); received (8, 8)")):
+    with raises(WeightsError, subject="layers.1.attention.query.weight"):
         Transformer.from_weights(arch, {**good, name: good[name].flatten(1)})
-    with pytest.raises(WeightsError, match="one floating dtype and one device; received .*float32.*float64"):
+    with raises(WeightsError, subject="dtype"):
         Transformer.from_weights(arch, {**good, name: good[name].float()})
-    with pytest.raises(ArchitectureError, match="dtype must be a floating torch.dtype; got torch.int64"):
+    with raises(ArchitectureError, subject="dtype"):
         Transformer.random(arch).to(torch.int64)
-    with pytest.raises(ArchitectureError, match=r"init must be one of .*got 'xavir' \(did you mean"):
+    with raises(ArchitectureError, subject="init"):
         Transformer.random(arch, init="xavir")
 
 

@@ -13,6 +13,7 @@ from rankscope.nets.norms import normalise
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import traverse
+from tests.raising import raises
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -123,7 +124,7 @@ def test_parallel_blocks_have_one_skip(X: Tensor) -> None:
     net = Transformer.random(Architecture(**BASE, parallel=True, norm_place="pre"), init="xavier")
     bare = net.variant(skip=0.0, layers=1)
     assert torch.allclose(net.variant(layers=1).run(X).output, X + bare.run(X).output, atol=1e-13)
-    with pytest.raises(ArchitectureError, match="one skip"):
+    with raises(ArchitectureError, subject="mlp_skip"):
         net.variant(mlp_skip=0.5)
 
 
@@ -150,23 +151,23 @@ def test_every_part_put_back_is_the_network(net: Transformer, X: Tensor) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "subject"),
     [
-        ({"layers": 0}, "at least one layer; got layers=0"),
-        ({"layers": [3]}, r"layers must name layers 0\.\.2, at least one; got \[3\]"),
-        ({"layers": []}, "at least one; got"),
-        ({"heads": [2]}, r"heads are numbered 0\.\.1; got 2"),
-        ({"heads": {3: [0]}}, r"layers are numbered 0\.\.2; got 3"),
-        ({"kernel": "linformer:2"}, "from 'softmax' to 'linformer:2' is another network"),
-        ({"divisor": -2.0}, "divisor must be > 0"),
+        ({"layers": 0}, "layers"),
+        ({"layers": [3]}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"heads": [2]}, "kept_heads"),
+        ({"heads": {3: [0]}}, "heads"),
+        ({"kernel": "linformer:2"}, "kernel"),
+        ({"divisor": -2.0}, "divisor"),
     ],
 )
-def test_a_bad_variant_is_a_sentence(net: Transformer, change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ArchitectureError, match=sentence):
+def test_a_bad_variant_is_a_sentence(net: Transformer, change: dict[str, Any], subject: str) -> None:
+    with raises(ArchitectureError, subject=subject):
         net.variant(**change)
 
 
 @pytest.mark.parametrize("name", ["sna", "transformer+skip", "san+skp"])
 def test_a_bad_name_is_a_sentence(net: Transformer, name: str) -> None:
-    with pytest.raises(ArchitectureError, match="variant"):
+    with raises(ArchitectureError, subject="variant"):
         net.variant(name)

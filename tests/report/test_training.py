@@ -38,7 +38,9 @@ def test_it_has_the_map_the_curves_and_the_alarms(tmp_path: Path) -> None:
         "training", "training-curves", "training-run", "training-gradients", "training-paths",
     ]  # fmt: skip
     (view,) = drawn["run1-figure-training"]
-    assert view["figure"]["data"][0]["text"][1] == [f"{falling(step, 1):.3g}" for step in (0, 10, 20)]
+    assert view["figure"]["data"][0]["text"][1] == [
+        f"step {step}, layer 1<br><b>{falling(step, 1):.3g}</b>" for step in (0, 10, 20)
+    ]
     assert f"<td>{falling(20, 3):.3g}</td>" in re.sub(r"<td[^>]*>", "<td>", page)
 
 

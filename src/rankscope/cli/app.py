@@ -15,6 +15,7 @@ from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.metrics import metrics
 from rankscope.cli.models import models
+from rankscope.cli.options import flattened
 from rankscope.cli.paths import paths
 from rankscope.cli.remedies import remedies
 from rankscope.cli.report import report
@@ -32,7 +33,7 @@ for command in (
     demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
     masks, metrics, models,
 ):  # fmt: skip
-    app.command(help=unwrapped(command.__doc__))(command)
+    app.command(help=unwrapped(command.__doc__))(flattened(command))
 
 
 def _version(asked: bool) -> bool:

@@ -2,31 +2,34 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import described, excerpts_of
+from rankscope.cli.inputs import MeasureTask, read_excerpts, text_fields
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from rankscope.cli.show import Tell
     from rankscope.live.monitor import Measurement
     from rankscope.live.monitor.measurement import RunWriter
+    from rankscope.nets import Transformer
     from rankscope.runs.training import TrainingRun
 
 RULE = "checkpoint"
-"""Under which the alarms say that one could not be measured."""
+"""The rule of the alarm for a checkpoint that could not be measured."""
 LOGGED = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
-"""What a Trainer logs, and what the table calls it."""
+"""What a Trainer logs, and the name of each in the table."""
 
 
-class Checkpoint(NamedTuple):
-    """A folder of weights, and the step at which they were."""
+class CheckpointRow(NamedTuple):
+    """A folder of weights, and the training step at which they were saved."""
 
     step: int
     folder: Path
@@ -36,31 +39,26 @@ def checkpoints(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
     tokenizer: Annotated[
         str | None,
-        opt.option(opt.TEXT, "PATH", "Where checkpoints have none.", show_default="theirs, or DIR's"),
+        opt.option(
+            opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"
+        ),
     ] = None,
     device: opt.Device = "cpu",
-    text: opt.Text = None,
-    split: opt.Split = "auto",
-    field: opt.Field = "text",
-    samples: opt.Samples = 4,
-    tokens: opt.Tokens = 128,
+    text: opt.TextOptions = opt.TextOptions(),
     metrics: opt.Metrics = opt.DEFAULT_METRICS,
-    output: Annotated[
-        Path | None, opt.option(opt.RESULT, "FOLDER", "output", (), "-o", "--output", show_default="runs/DIR")
-    ] = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    output: Annotated[Path | None, opt.output_option("runs/DIR")] = None,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure the checkpoints of a training that nobody watched, as a Monitor would have.
 
     Hugging Face's [bold]checkpoint-N[/bold] folders are measured in the order of their steps, all on the same
-    text; losses and learning rates are those that the trainer has logged. One that cannot be loaded is said,
-    and the others are measured. The same command into the same folder measures only what came since.
+    text; losses and learning rates are those that the trainer has logged. A checkpoint that cannot be loaded
+    is reported, and the others are measured. The same command into the same folder measures only new
+    checkpoints.
     """
-    from rankscope.cli.exits import Stopped
-    from rankscope.cli.follow import described as told
-    from rankscope.cli.follow import shown
-    from rankscope.cli.measure import checked, command
+    from rankscope.cli.exits import Interruption
+    from rankscope.cli.follow import described, shown
+    from rankscope.cli.measure import command_line
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
     from rankscope.live.monitor.measurement import RunWriter
@@ -70,88 +68,101 @@ def checkpoints(
     from rankscope.runs.manifest import begun
     from rankscope.runs.training import read_training
 
-    _, numbers, _ = checked("transformer", metrics, "deviation")
-    found = checkpoints_in(directory)
+    metric_names = MeasureTask.parse(metrics).metrics
+    saved = checkpoints_in(directory)
     require_report("a report of checkpoints", "transformers")
-    read = excerpts_of(text, split, field, samples, tokens)
-    output = Path("runs") / directory.resolve().name if output is None else output
+    excerpts = read_excerpts(text)
+    name = directory.resolve().name
+    output = Path("runs") / name if output is None else output
     key = key_of(
-        directory=str(directory.resolve()), metrics=numbers, tokens=tokens, samples=len(read),
-        excerpts=read, tokenizer=tokenizer,
+        directory=str(directory.resolve()), metrics=metric_names, tokens=text.tokens, samples=len(excerpts),
+        excerpts=excerpts, tokenizer=tokenizer,
     )  # fmt: skip
     manifest = begun(device).adding(
-        key=key, command=command(), title=directory.resolve().name, model=str(directory),
-        networks=(Network(variant="transformer", arithmetic="deviation", metrics=tuple(numbers)),),
-        **described(text, split, field, read, tokens),
+        key=key, command=command_line(), title=name, model=str(directory),
+        networks=(Network(variant="transformer", arithmetic="deviation", metrics=tuple(metric_names)),),
+        **text_fields(text, excerpts),
     )  # fmt: skip
-    refuse_other(output, key)
+    require_same_work(output, key)
     run_writer = RunWriter(output, manifest)
     try:
-        left = [each for each in found if each.step not in measured(run_writer)]
-        if not (quiet or as_json):
-            done = len(found) - len(left)
+        left = [checkpoint for checkpoint in saved if checkpoint.step not in measured_steps(run_writer)]
+        if not printing.silent:
+            done = len(saved) - len(left)
             before = f" ({done} measured before)" if done else ""
-            say(f"{len(found)} checkpoints in {directory}{before}.")
+            say(f"{len(saved)} checkpoints in {directory}{before}.")
         try:
-            with steps(quiet or as_json, [1.0] * len(left)) as step:
-                for each in left:
-                    tell = step(each.folder.name)
-                    measurement = measurement_of(
-                        each, directory, tokenizer, device, read, tokens, numbers, tell
+            with steps(printing.silent, [1.0] * len(left)) as step:
+                for checkpoint in left:
+                    tell = step(checkpoint.folder.name)
+
+                    def load_network(checkpoint: CheckpointRow = checkpoint) -> "Transformer":
+                        return checkpoint_network(checkpoint, directory, tokenizer).to(device=device)
+
+                    measurement = measure_checkpoint(
+                        checkpoint, load_network, excerpts, text.tokens, metric_names, tell
                     )
-                    write(run_writer, measurement)
+                    write_measurement(run_writer, measurement)
         except KeyboardInterrupt as stop:
-            number = len(measured(run_writer))
-            raise Stopped(
-                f"after {number} of {len(found)} checkpoints; the same command goes on from there"
+            done = len(measured_steps(run_writer))
+            raise Interruption(
+                f"after {done} of {len(saved)} checkpoints; the same command resumes from there"
             ) from stop
     finally:
         run_writer.close()
     result = read_training(output)
-    if as_json:
-        machine({**told(result, result.metrics[:1]), "disagreement": differently(result) or None})
+    differ = metric_disagreement(result)
+    if printing.as_json:
+        machine({**described(result, result.metrics[:1]), "disagreement": differ or None})
         return
-    console().print(shown(result, result.metrics[:1], quiet))
-    differ = differently(result)
+    console().print(shown(result, result.metrics[:1], printing.quiet))
     if differ:
         say("", differ)
     written = write_report([output], output / "report.html")
-    if not quiet:
+    if not printing.quiet:
         say("")
         say_where("Report", written)
 
 
-def differently(found: "TrainingRun") -> str:
-    """At the last layer: two metrics that rank two checkpoints differently."""
+def metric_disagreement(run: "TrainingRun") -> str:
+    """A sentence on two metrics that rank two checkpoints differently at the last layer; empty if none do."""
     from rankscope.profiles.verdict import disagreement
 
-    grids = [grid for grid in map(found.grid, found.metrics) if grid.layers]
+    grids = [grid for grid in map(run.grid, run.metrics) if grid.layers]
     return disagreement({
         grid.metric: {f"checkpoint-{step}": log for step, log in grid.logs(max(grid.layers)).items()}
         for grid in grids
     })  # fmt: skip
 
 
-def checkpoints_in(directory: Path) -> list[Checkpoint]:
-    """The `checkpoint-N` folders, in the order of N; a sentence where there is none."""
+def checkpoints_in(directory: Path) -> list[CheckpointRow]:
+    """The `checkpoint-N` folders of a training in the order of N; a folder without any is refused."""
     if not directory.is_dir():
-        raise FileError(f"checkpoints are read from the folder of a training; there is none at {directory}")
-    named = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
-    found = [Checkpoint(int(name[1]), path) for path, name in named.items() if name and path.is_dir()]
-    if not found:
+        raise FileError(
+            f"checkpoints are read from the folder of a training; there is none at {directory}",
+            subject=str(directory),
+        )
+    matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
+    saved = sorted(
+        CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir()
+    )
+    if not saved:
         raise FileError(
             f"{directory} must hold folders named checkpoint-N, as transformers' Trainer writes them; it "
-            "holds none: give the trainer's output_dir"
+            "holds none: give the trainer's output_dir",
+            subject=str(directory),
         )
-    steps = [each.step for each in found]
-    twice = next((each for each in sorted(found) if steps.count(each.step) > 1), None)
-    if twice is not None:
-        raise FileError(f"{directory} must hold one checkpoint of a step; {twice.folder.name} has another")
-    return sorted(found)
+    for checkpoint, following in pairwise(saved):
+        if checkpoint.step == following.step:
+            raise FileError(
+                f"{directory} must hold one checkpoint of a step; {checkpoint.folder.name} has another",
+                subject=str(directory),
+            )
+    return saved
 
 
-def refuse_other(output: Path, key: dict[str, Any]) -> None:
-    """A folder that holds other work is not gone on with."""
+def require_same_work(output: Path, key: dict[str, Any]) -> None:
+    """Refuse to resume in a folder that holds other work."""
     from rankscope.runs import read
     from rankscope.runs.key import difference
     from rankscope.runs.training import TRAINING_TABLE
@@ -160,64 +171,79 @@ def refuse_other(output: Path, key: dict[str, Any]) -> None:
     if entry is None:
         return
     if entry.manifest.key is None:
-        raise FileError(f"{output} holds a training run that a Monitor has watched: give another folder")
-    other = difference(entry.manifest.key, key)
-    if other:
-        raise FileError(f"{output} holds checkpoints that were measured otherwise, in {other}: give another "
-                        "folder with -o, or the same options")  # fmt: skip
+        raise FileError(
+            f"{output} holds a training run that a Monitor has watched: give another folder", subject="output"
+        )
+    differing = difference(entry.manifest.key, key)
+    if differing:
+        raise FileError(
+            f"{output} holds checkpoints that were measured otherwise, in {differing}: give another folder "
+            "with -o, or the same options",
+            subject="output",
+        )
 
 
-def measurement_of(
-    each: Checkpoint,
-    directory: Path,
-    tokenizer: str | None,
-    device: str,
+def measure_checkpoint(
+    checkpoint: CheckpointRow,
+    load_network: "Callable[[], Transformer]",
     texts: list[str],
     tokens: int,
     metrics: list[str],
-    tell: Any,
+    tell: "Tell",
 ) -> "Measurement":
-    """What a Monitor would have seen at that step, or a sentence on why it cannot be seen."""
+    """The measurement that a Monitor would have made at that step; if it fails, an alarm with the reason.
+
+    Args:
+        checkpoint: The folder and its step.
+        load_network: Loads its network.
+        texts: What the network reads.
+        tokens: The most tokens of a text.
+        metrics: Names of metrics.
+        tell: Called with the progress.
+    """
     import polars as pl
 
     from rankscope.live.monitor import Alarm, Measurement
     from rankscope.live.monitor.measurement import TRAINING
     from rankscope.profiles import measure
 
+    step = checkpoint.step
     try:
-        net = loaded(each, directory, tokenizer).to(device=device)
+        net = load_network()
         X, padding = net.encode(texts, tokens)
         profile = measure(net, X, padding, metrics, progress=tell)
     except MissingExtraError:
-        raise  # none of them can be loaded
+        raise  # no checkpoint can be loaded
     except (RankscopeError, OSError, RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        said = f"{each.folder.name} cannot be measured: {why}"
-        alarm = Alarm(each.step, each.step, RULE, None, None, "warn", said)
-        return Measurement(each.step, pl.DataFrame(schema=TRAINING), (alarm,))
-    rows = pl.concat([rows_of(each.step, profile.table), logged(each)])
-    return Measurement(each.step, rows)
+        sentence = f"{checkpoint.folder.name} cannot be measured: {' '.join(str(error).split())}"
+        alarm = Alarm(step, step, RULE, None, None, "warn", sentence)
+        return Measurement(step, pl.DataFrame(schema=TRAINING), (alarm,))
+    return Measurement(step, pl.concat([rows_of(step, profile.table), logged_rows(checkpoint)]))
 
 
-def loaded(each: Checkpoint, directory: Path, tokenizer: str | None) -> Any:
-    """The network of a checkpoint; its tokenizer is its own, or the one asked for, or that of the folder."""
+def checkpoint_network(checkpoint: CheckpointRow, directory: Path, tokenizer: str | None) -> "Transformer":
+    """The network of a checkpoint, with the tokenizer asked for, its own, or that of the directory."""
     from rankscope.sources import load
     from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 
-    own = any(each.folder.glob("tokenizer*")) or any(each.folder.glob("vocab*"))
-    above = any(directory.glob("tokenizer*")) or any(directory.glob("vocab*"))
-    other = tokenizer or (str(directory) if above and not own else None)
-    if other is None:
-        return load(str(each.folder))
-    where = (
-        CheckpointLocation(other, other, {}) if Path(other).is_dir() else locate(other, {})
-    )  # it needs no weights
-    return load(str(each.folder), tokenizer=read_tokenizer(where))
+    def has_tokenizer(folder: Path) -> bool:
+        return any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
+
+    folder = checkpoint.folder
+    if tokenizer is None and has_tokenizer(directory) and not has_tokenizer(folder):
+        tokenizer = str(directory)
+    if not tokenizer:
+        return load(str(folder))
+    if Path(tokenizer).is_dir():
+        location = CheckpointLocation(tokenizer, tokenizer, {})  # it needs no weights
+    else:
+        location = locate(tokenizer, {})
+    return load(str(folder), tokenizer=read_tokenizer(location))
 
 
 def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
-    """The rows of a profile as a measurement has them: over samples the mean, deviation and ends."""
+    """The rows of a profile as a measurement has them: mean, deviation, minimum and maximum over samples."""
     import polars as pl
 
     from rankscope.live.monitor.measurement import TRAINING
@@ -236,36 +262,39 @@ def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
     )  # fmt: skip
 
 
-def logged(each: Checkpoint) -> "pl.DataFrame":
-    """The loss and learning rate that the trainer has logged last, up to that step."""
+def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
+    """Rows of the loss and learning rate that the trainer logged last, up to the checkpoint's step."""
     import polars as pl
 
     from rankscope.live.monitor.measurement import TRAINING
 
+    values: dict[str, float] = {}
     try:
-        history = json.loads((each.folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
-        found: dict[str, float] = {}
-        for line in sorted(history, key=lambda line: line["step"]):
-            if line["step"] <= each.step:
-                found |= {LOGGED[name]: float(line[name]) for name in LOGGED if name in line}
+        state = json.loads((checkpoint.folder / "trainer_state.json").read_text(encoding="utf-8"))
+        for line in sorted(state["log_history"], key=lambda line: line["step"]):
+            if line["step"] <= checkpoint.step:
+                values |= {LOGGED[name]: float(line[name]) for name in LOGGED if name in line}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = {}  # another trainer's, or none
+        values = {}  # the file of another trainer, or none
     rows = [
-        {"step": each.step, "metric": name, "value": value, "spread": 0.0, "least": value, "most": value,
-         "floor": 0.0, "samples": 1, "broken": 0}
-        for name, value in found.items()
+        {"step": checkpoint.step, "metric": name, "value": value, "spread": 0.0, "least": value,
+         "most": value, "floor": 0.0, "samples": 1, "broken": 0}
+        for name, value in values.items()
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=TRAINING)
 
 
-def measured(run_writer: "RunWriter") -> set[int]:
-    """The steps that have numbers."""
+def measured_steps(run_writer: "RunWriter") -> set[int]:
+    """The steps whose checkpoints have numbers."""
     return set(run_writer.store.run.table("training")["step"].to_list())
 
 
-def write(run_writer: "RunWriter", measurement: "Measurement") -> None:
-    """Put a measurement in its place. Tables grow by steps: rows of later steps are taken off and put back,
-    and what an earlier try said of this step is forgotten."""
+def write_measurement(run_writer: "RunWriter", measurement: "Measurement") -> None:
+    """Write a measurement at the place of its step.
+
+    Tables grow by steps: rows of later steps are taken off and appended again, and rows of an earlier attempt
+    at this step are dropped.
+    """
     import polars as pl
 
     from rankscope.live.monitor.measurement import alarm_rows
@@ -276,10 +305,6 @@ def write(run_writer: "RunWriter", measurement: "Measurement") -> None:
     ):
         later = run_writer.store.run.table(name).filter(pl.col("step") > measurement.step)
         journal.cut(measurement.step - 1)
-        for rows in (new, *_by_step(later)):
+        for rows in (new, *(later.partition_by("step", maintain_order=True) if len(later) else [])):
             if len(rows):
                 journal.append(int(rows["step"][0]), rows)
-
-
-def _by_step(rows: "pl.DataFrame") -> "Sequence[pl.DataFrame]":
-    return rows.partition_by("step", maintain_order=True) if len(rows) else []

@@ -1,14 +1,14 @@
-"""`rankscope measure --text`: a corpus, streamed, with what has been done kept whatever happens."""
+"""`rankscope measure --text`: a corpus, streamed; what has been measured is kept whatever ends it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.exits import Stopped, complain
-from rankscope.cli.inputs import begins, stream, title_of
+from rankscope.cli.exits import Interruption, complain
+from rankscope.cli.inputs import MeasureTask, beginning, stream_excerpts, title_of
+from rankscope.cli.options import CorpusOptions, PrintOptions
 from rankscope.cli.output import ending, with_manifest
 from rankscope.cli.show import progress, show_run
 from rankscope.errors import RankscopeError, TokensError
@@ -23,90 +23,89 @@ if TYPE_CHECKING:
     from rankscope.runs.tables import SavedTable
     from rankscope.sources import Excerpts
 
-KEPT, SHOWN = 16, 2
-"""Excerpts from the first on that are kept as text, and those with a token of which the report shows more."""
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What is to be read, and how."""
-
-    path: str
-    split: str
-    field: str
-    limit: int | None
-    batch: int
-    tokens: int
-    compile: bool = False
+FIRST_EXCERPTS = 16
+"""Excerpts from the beginning that are kept as text."""
+DRAWN_EXCERPTS = 2
+"""Of these, how many the report draws."""
 
 
 def measure_text(
     net: "Transformer",
-    corpus: Corpus,
+    corpus: CorpusOptions,
     variants: list[str],
-    metrics: list[str],
-    arithmetics: list[str],
+    task: MeasureTask,
     store: "Store | None",
-    about: dict[str, Any],
-    as_json: bool,
-    quiet: bool,
+    fields: dict[str, Any],
+    printing: PrintOptions,
     on: str | None = None,
 ) -> None:
-    """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
-    after that of what was done."""
+    """Measure a corpus, then print and write its summary.
+
+    If Ctrl-C or a bad line ends it early, the summary is of the excerpts until then.
+
+    Args:
+        net: The network.
+        corpus: The text and how it is read.
+        variants: Names of the variants of the network.
+        task: What is measured.
+        store: The run folder; None writes nothing.
+        fields: Further fields of the manifest.
+        printing: How results are printed.
+        on: The cluster that measures it; None for this process.
+    """
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 
-    texts = stream(corpus.path, corpus.split, corpus.field, corpus.tokens)
+    texts = stream_excerpts(corpus)
     nets = {name: net.variant(name) for name in variants}
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
-    read = _keeping(texts, first)
-    runner = None if on is None else _runner(on, quiet or as_json)
-    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json, runner)
+    runner = None if on is None else _cluster_job(on, printing.silent)
+    gathered, end = _gather(nets, texts, _remember(texts, first), corpus, task, rows, printing.silent, runner)
     if gathered is None or not gathered.excerpts:
-        raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
-    summary = gathered.summary()
+        raise end or TokensError(
+            f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text"
+        )
     text = Text(
-        path=corpus.path, split=corpus.split, field=corpus.field, limit=corpus.limit,
+        path=str(corpus.text), split=corpus.split, field=corpus.field, limit=corpus.samples,
         read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},
     )  # fmt: skip
     tables: dict[str, pl.DataFrame | SavedTable] = {}
     if store is not None and not isinstance(end, KeyboardInterrupt):
-        tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
-    summary = with_manifest(summary, **about, text=text, tokens=corpus.tokens)
+        tables, text = _report_tables(net, variants, first, corpus.tokens, text, printing.silent)
+    summary = with_manifest(gathered.summary(), **fields, text=text, tokens=corpus.tokens)
     written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
-    show_run(summary, metrics[0], [verdict(summary)], written, as_json, quiet)
+    show_run(summary, task.metrics[0], [verdict(summary)], written, printing)
     if end is not None:
-        again = "nothing is kept without -o" if store is None else "the same command goes on from here"
-        stopped = f"after {summary.excerpts} excerpts; {again}"
+        again = "nothing is kept without -o" if store is None else "the same command resumes from here"
+        progress_made = f"after {summary.excerpts} excerpts; {again}"
         if isinstance(end, KeyboardInterrupt):
-            raise Stopped(stopped) from end
-        complain(f"stopped {stopped}")
+            raise Interruption(progress_made) from end
+        complain(f"stopped {progress_made}")
         raise end
 
 
-def _gathered(
+def _gather(
     nets: dict[str, "Transformer"],
     texts: "Excerpts",
     read: Iterator[str],
-    corpus: Corpus,
-    metrics: list[str],
-    arithmetics: list[str],
+    corpus: CorpusOptions,
+    task: MeasureTask,
     store: "Store",
     quiet: bool,
     runner: "BatchRunner | None",
 ) -> tuple["CorpusRows | None", BaseException | None]:
-    """What was gathered, and what ended it early, if anything did."""
+    """The statistics that were gathered, and the error or Ctrl-C that ended them early, if any."""
     from rankscope.profiles.corpus import corpus_steps
 
     gathered = None
     try:
         steps = corpus_steps(
-            nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
-            tokens=corpus.tokens, batch=corpus.batch, compile=corpus.compile, runner=runner,
+            nets, islice(read, corpus.samples), store, metrics=task.metrics, arithmetic=task.arithmetics,
+            tokens=corpus.tokens, batch=corpus.batch, compile=task.checks.get("compile", False),
+            runner=runner,
         )  # fmt: skip
-        with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
+        with _bar(texts, corpus.samples, quiet) as tell, closing(steps):
             for gathered in steps:
                 tell(gathered.excerpts)
     except (KeyboardInterrupt, RankscopeError) as end:
@@ -114,56 +113,56 @@ def _gathered(
     return gathered, None
 
 
-def _runner(on: str, quiet: bool) -> "BatchRunner":
-    """Batches are measured by this cluster until the command ends."""
+def _cluster_job(on: str, quiet: bool) -> "BatchRunner":
+    """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine.cluster import cluster
     from rankscope.engine.ray_jobs import CorpusJob
 
-    found = ending.enter_context(cluster(on))
-    if found.dashboard and not quiet:
-        complain(f"Ray's dashboard: {found.dashboard}")
-    return CorpusJob(found)
+    connected = ending.enter_context(cluster(on))
+    if connected.dashboard and not quiet:
+        complain(f"Ray's dashboard: {connected.dashboard}")
+    return CorpusJob(connected)
 
 
-def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
-    """The same texts; the first few are kept as they pass, also where a run that goes on reads past them."""
+def _remember(texts: Iterable[str], first: list[str]) -> Iterator[str]:
+    """Yield the texts, and append the first few to `first` as they pass."""
     for text in texts:
-        if len(first) < KEPT:
+        if len(first) < FIRST_EXCERPTS:
             first.append(text)
         yield text
 
 
-def _pictures(
+def _report_tables(
     net: "Transformer", variants: list[str], first: list[str], tokens: int, text: "Text", quiet: bool
 ) -> "tuple[dict[str, pl.DataFrame | SavedTable], Text]":
-    """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
-    first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
-    nothing else away."""
-    from rankscope.cli.extra_tables import Pictures
+    """The tables that the report draws of single excerpts, and the manifest's text with how it begins.
+
+    They are no part of the statistics: Ctrl-C here leaves them out, and nothing else.
+    """
+    from rankscope.cli.extra_tables import ReportTables
 
     try:
         X, padding = net.encode(first, tokens)
-        there = (~padding.all(1)).nonzero()[:SHOWN, 0]
-        chosen = [first[number] for number in there.tolist()]
-        if not chosen:
+        with_tokens = (~padding.all(1)).nonzero()[:DRAWN_EXCERPTS, 0]
+        excerpts = [first[index] for index in with_tokens.tolist()]
+        if not excerpts:
             return {}, text
-        drawn = Pictures(net, variants, X[there], padding[there], chosen, tokens)
-        drawn.read_alone(quiet)
-        found = drawn.tables()
+        tables = ReportTables(net, variants, X[with_tokens], padding[with_tokens], excerpts, tokens)
+        tables.read_alone(quiet)
+        return {**tables.tables()}, text.adding(first=beginning(excerpts[0]))
     except KeyboardInterrupt:
         return {}, text
-    return {**found}, text.adding(first=begins(chosen[0]))
 
 
 @contextmanager
 def _bar(texts: "Excerpts", limit: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Progress by what has been read, or by the limit where that will be met first."""
+    """A progress bar by the bytes that were read, or by the excerpts if their limit is reached first."""
     with progress(quiet) as start:
         bar = start("excerpts")
 
         def tell(done: int) -> None:
             shares = [(done, limit), (texts.bytes_read, texts.bytes_total)]
-            known = [(part, whole) for part, whole in shares if whole]
+            known = [(part, total) for part, total in shares if total]
             if known:
                 bar(*max(known, key=lambda share: share[0] / share[1]), f"{done} excerpts")
             else:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.output import opened, require_report, with_manifest
+from rankscope.cli.output import open_store, require_report, with_manifest
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,9 +51,9 @@ def demo(
 
 
 def _measured(output: Path, as_json: bool, quiet: bool) -> None:
-    from rankscope.cli.extra_tables import Pictures
-    from rankscope.cli.inputs import bundled, described, title_of
-    from rankscope.cli.measure import about, end_if_stopped, measured
+    from rankscope.cli.extra_tables import ReportTables
+    from rankscope.cli.inputs import MeasureTask, bundled_text, text_fields, title_of
+    from rankscope.cli.measure import manifest_fields, measure_variants, raise_if_stopped
     from rankscope.cli.show import say, show_run
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory
@@ -61,7 +61,7 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     from rankscope.sources.checkpoint import MINILM
 
     require_report("the demo", MINILM, "transformers")
-    store = opened(output)
+    store = open_store(output)
     assert store is not None
     if not (quiet or as_json):
         say(
@@ -70,20 +70,23 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
             "attention alone (san). In deviation arithmetic, which has no floor.\n"
         )
     net = load("minilm")
-    texts = bundled(samples=4, tokens=128)
+    texts = bundled_text(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
-    variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
-    drawn = Pictures(net, DRAWN, X, padding, texts, 128)
-    profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
-    profile = with_manifest(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
+    task = MeasureTask(list(DEFAULT_METRICS))
+    drawn = ReportTables(net, DRAWN, X, padding, texts, 128)
+    profile = measure_variants(net, X, padding, list(VARIANTS), task, quiet or as_json, drawn)
+    profile = with_manifest(
+        profile, **manifest_fields(net, "minilm"), **text_fields(opt.TextOptions(tokens=128), texts)
+    )
     tables: dict[str, pl.DataFrame | SavedTable] = {}
     if profile.manifest.stopped is None:
         more, closure = _more(net, texts, profile.manifest, quiet or as_json)
         tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
     report = write_run_directory(profile, store, title_of(net), tables, "demo")
     said = {"report": str(report)}
-    show_run(profile, "relative_residual", [verdict(profile)], report, as_json, quiet, more=said)
-    end_if_stopped(profile, output)
+    printing = opt.PrintOptions(as_json, quiet)
+    show_run(profile, "relative_residual", [verdict(profile)], report, printing, more=said)
+    raise_if_stopped(profile, output)
 
 
 def _more(

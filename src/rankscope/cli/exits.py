@@ -24,16 +24,16 @@ from rankscope.errors import RankscopeError
 from rankscope.extras import EXTRAS, install
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
-Misused: Any = typer.BadParameter.__mro__[2]
-"""ClickException, which typer has under another address in each of its versions."""
+ClickException: Any = typer.BadParameter.__mro__[2]
+"""click's class, which each version of typer has in another module."""
 
 
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C, after what was done has been shown and written; its words say what that is."""
+class Interruption(KeyboardInterrupt):
+    """Ctrl-C, raised after the finished part was shown and written; its message says what that is."""
 
 
 class Commands(TyperGroup):
-    """The group of all commands: whatever goes wrong in one is a sentence."""
+    """The group of all commands; every error in one becomes a sentence and an exit code."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
@@ -42,14 +42,14 @@ class Commands(TyperGroup):
             with ending:
                 code = super().main(*args, standalone_mode=False, **extra)
             sys.stdout.flush()
-        except Misused as error:
+        except ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 sys.exit(0)  # the help is printed: asking for nothing is no mistake
             _leave(BAD, _misuse(error))
         except BrokenPipeError:
             _leave(PIPE_CLOSED)
         except OSError as error:  # a full disk behind stdout
-            _leave(BAD, _said(error))
+            _leave(BAD, _os_sentence(error))
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
@@ -58,14 +58,14 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except RankscopeError as error:
             _leave(BAD, str(error))
-        except Stopped as stop:
+        except Interruption as stop:
             _leave(INTERRUPTED, f"stopped {stop}")
         except KeyboardInterrupt:
             _leave(INTERRUPTED, "stopped; what is not printed or written yet is lost")
         except BrokenPipeError:
             _leave(PIPE_CLOSED)
         except OSError as error:
-            _leave(BAD, _said(error))
+            _leave(BAD, _os_sentence(error))
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
@@ -81,7 +81,7 @@ class Commands(TyperGroup):
 
 
 def complain(sentence: str) -> None:
-    """One line on stderr, whole at any width."""
+    """Print one line on stderr, unbroken at any width."""
     out = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     out.print(f"rankscope: {' '.join(sentence.split())}", markup=False)
 
@@ -97,8 +97,7 @@ def unwrapped(docstring: str | None) -> str:
 
 
 def _streams() -> None:
-    """Streams that take whatever is written: one that was closed goes nowhere, and what an encoding does not
-    have is a question mark."""
+    """Make stdout and stderr take any text: a closed stream takes it nowhere, an unknown letter is a `?`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -116,7 +115,7 @@ def _leave(code: int, sentence: str | None = None) -> NoReturn:
             sys.stdout.flush()  # what was done comes before what ended it
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sentence = sentence or _said(error)
+            sentence = sentence or _os_sentence(error)
     if sentence is not None:
         complain(sentence)
     sys.exit(code)
@@ -124,12 +123,12 @@ def _leave(code: int, sentence: str | None = None) -> NoReturn:
 
 def _misuse(error: Any) -> str:
     """What was wrong with the command line, and where to look it up."""
-    said = error.format_message().rstrip(". ")
+    message = error.format_message().rstrip(". ")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "rankscope"
-    return f"{said[:1].lower()}{said[1:]}; see {command} --help"
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 
-def _said(error: OSError) -> str:
+def _os_sentence(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"

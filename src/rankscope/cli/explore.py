@@ -1,4 +1,4 @@
-"""`rankscope explore`: the page in which parts of a network are turned."""
+"""`rankscope explore`: the page on which the parts of a network are changed."""
 
 import sys
 from typing import Annotated
@@ -7,8 +7,6 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.complete import one
-from rankscope.cli.named import models_named, tell_hub
 
 
 def explore(
@@ -19,16 +17,15 @@ def explore(
             help="Models to choose from: a directory, a hub id, a size with random weights (bert-tiny), or a "
             "JSON file of an architecture. MiniLM and random networks of any shape are there anyway.",
             show_default=False,
-            autocompletion=one(names.MODELS),
-            callback=models_named,
+            autocompletion=names.complete_one(names.MODELS),
+            callback=names.models_named,
         ),
     ] = None,
     port: opt.Port = 0,
     no_open: opt.NoOpen = False,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Open a local page: type a text, turn the parts of a network, and watch its tokens become the same.
+    """Open a local page: type a text, change the parts of a network, and watch its tokens become the same.
 
     It answers to this machine alone. Ctrl-C ends it.
     """
@@ -41,25 +38,26 @@ def explore(
     from rankscope.sources import named_network
     from rankscope.sources.checkpoint import MINILM
 
-    there = ["minilm"] if find_spec(MINILM) is not None else []
-    named = list(dict.fromkeys(models or there))
+    installed = ["minilm"] if find_spec(MINILM) is not None else []
+    named = list(dict.fromkeys(models or installed))
     socket = bind_port(port)
     address = f"http://127.0.0.1:{socket.getsockname()[1]}/"
-    if named and not (as_json or quiet):
+    if named and not printing.silent:
         say(f"Loading {', '.join(named)} ...")
     for name in named:
-        tell_hub(name, as_json or quiet)
-    networks = NetworkCache({name: named_network(name) for name in named}, there)
-    if as_json:
+        names.say_hub(name, printing.silent)
+    networks = NetworkCache({name: named_network(name) for name in named}, installed)
+    if printing.as_json:
         machine({"address": address, "models": networks.names})
     else:
-        console().print(address if quiet else f"Explorer: {address} (Ctrl-C ends it)", soft_wrap=True)
+        line = address if printing.quiet else f"Explorer: {address} (Ctrl-C ends it)"
+        console().print(line, soft_wrap=True)
     sys.stdout.flush()
     serve(networks, socket, None if no_open else address)
 
 
 def require_server(what: str) -> None:
-    """A sentence with the line that installs what serves a page, where it is not there."""
+    """Refuse to begin unless the packages that serve a page are installed."""
     from rankscope.extras import need
 
     need(what, "fastapi", "uvicorn", "plotly")

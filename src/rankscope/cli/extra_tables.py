@@ -1,4 +1,4 @@
-"""What a run directory holds for the report beside its numbers: the token cloud and the singular values."""
+"""Tables of a run folder that the report draws beside the curves: the token cloud and the singular values."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,14 +10,20 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Reader
 
-VARIANTS = 4
-"""So many are drawn, and the whole network is among them."""
+MOST_VARIANTS = 4
+"""Variants that are drawn; the whole network is among them."""
 
 
-class Pictures:
-    """Readers of the cloud and of the spectra, for some of the variants, and the tables that they make.
+class ReportTables:
+    """Reads the token cloud and the singular values of some variants, and makes tables of them.
 
-    `texts` are those that X was encoded from.
+    Args:
+        net: The network.
+        variants: Names of its variants; a few of them are drawn.
+        X: The tokens.
+        padding: Where `X` is padding.
+        texts: The texts that `X` was encoded from.
+        tokens: The most tokens of a text.
     """
 
     def __init__(
@@ -32,7 +38,7 @@ class Pictures:
         from rankscope.profiles.readers import ShapeReader
         from rankscope.profiles.spectra import SpectrumReader
 
-        chosen = list(variants)[:VARIANTS]
+        chosen = list(variants)[:MOST_VARIANTS]
         if "transformer" in variants and "transformer" not in chosen:
             chosen[-1] = "transformer"
         self.net, self.X, self.padding, self.texts, self.tokens = net, X, padding, texts, tokens
@@ -40,11 +46,11 @@ class Pictures:
         self._spectra = {name: SpectrumReader(name, samples=2) for name in chosen}
 
     def readers(self, variant: str) -> "Sequence[Reader]":
-        """For the pass over this variant in deviation arithmetic; none where it is not drawn."""
+        """Readers for the pass over a variant in deviation arithmetic; none if it is not drawn."""
         return [readers[variant] for readers in (self._shapes, self._spectra) if variant in readers]
 
     def read_alone(self, quiet: bool) -> None:
-        """A pass of their own, where nothing is measured in deviation arithmetic."""
+        """Run a pass for the readers alone, where nothing else is measured in deviation arithmetic."""
         from rankscope.cli.show import progress
         from rankscope.profiles import one_pass
 
@@ -55,7 +61,7 @@ class Pictures:
                 one_pass(net, self.X[:2], self.padding[:2], self.readers(name))
 
     def tables(self) -> "dict[str, pl.DataFrame]":
-        """By their known names."""
+        """The tables `cloud` and `spectrum`."""
         import polars as pl
 
         from rankscope.profiles.cloud import cloud_table

@@ -64,10 +64,10 @@ def follow(
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
-    from rankscope.cli.inputs import listed
+    from rankscope.cli.inputs import split_names
 
     if metrics is not None:
-        return [training.metric(name) for name in listed("metric", metrics)]
+        return [training.metric(name) for name in split_names("metric", metrics)]
     return training.metrics[:1]
 
 

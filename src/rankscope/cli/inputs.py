@@ -1,11 +1,21 @@
-"""The network and the tokens that a command line asks for, the same way in every command."""
+"""The network and the text that a command line asks for, the same way in every command."""
 
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.named import tell_hub
-from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TokensError
+from rankscope.cli.names import say_hub
+from rankscope.cli.options import NetworkOptions, TextOptions
+from rankscope.errors import (
+    ArchitectureError,
+    FileError,
+    MetricError,
+    RankscopeError,
+    SourceError,
+    TokensError,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
@@ -13,121 +23,156 @@ if TYPE_CHECKING:
     from rankscope.runs import Manifest
     from rankscope.sources import Excerpts
 
-CHARACTERS = 64
-"""An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
-
+CHARACTERS_PER_TOKEN = 64
+"""Characters of an excerpt that are read for each token: no vocabulary has words that long on average."""
 BEGINNING = 90
-"""Characters of an excerpt that name it."""
+"""Characters of an excerpt by which the manifest names it."""
 
 
 def network(
     model: str,
-    mask: str | None = None,
-    layers: int | None = None,
-    init: str | None = None,
-    seed: int | None = None,
+    options: NetworkOptions,
     device: str = "cpu",
     stream: bool = False,
-    remedies: list[str] | None = None,
     quiet: bool = False,
 ) -> "Transformer":
-    """The network of that name, with its mask, depth, device and remedies as asked for; its layers left in
-    their files where that is asked for, or they do not fit into memory. That a hub is asked is said, unless
-    `quiet`."""
+    """The network of this name, with its mask, depth and remedies as the options say.
+
+    Its layers stay in their files if `stream` is set or they do not fit into memory. Unless `quiet`, a line
+    says when the hub is asked.
+    """
     from rankscope.remedies import remedy
     from rankscope.sources import named_network
 
-    known = [remedy(each) for each in remedies or ()]
-    drawn(model, init, seed)
-    if not 0 <= (seed or 0) < 2**31:
-        raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
-    tell_hub(model, quiet)
-    net = named_network(model, seed or 0, init or "bert", device, stream or None)
-    net = net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
-    for each in known:
-        net = net.with_remedy(each)
+    remedies = [remedy(spec) for spec in options.remedy or ()]
+    is_random(model, options)
+    seed = options.seed or 0
+    if not 0 <= seed < 2**31:
+        raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}", subject="seed")
+    say_hub(model, quiet)
+    net = named_network(model, seed, options.init or "bert", device, stream or None)
+    if options.mask is not None or options.layers is not None:
+        net = net.variant(mask=options.mask, layers=options.layers)
+    for chosen in remedies:
+        net = net.with_remedy(chosen)
     return net
 
 
-def drawn(model: str, init: str | None, seed: int | None) -> bool:
-    """Whether the model's weights are random; what draws them must not be asked of a trained one."""
+def is_random(model: str, options: NetworkOptions | None = None) -> bool:
+    """True if a model's weights are random; options that draw weights are refused for a trained one."""
     from rankscope.sources.network_names import is_drawn
 
     random = is_drawn(model)
+    init, seed = (None, None) if options is None else (options.init, options.seed)
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]
     if given and not random:
         raise SourceError(
             f"{' and '.join(given)} must go with random weights, which {model} does not have: leave "
-            f"{'it' if len(given) == 1 else 'them'} out, or name a size as in bert-base"
+            f"{'it' if len(given) == 1 else 'them'} out, or name a size as in bert-base",
+            subject=given[0].removeprefix("--"),
         )
     return random
 
 
-def bundled(samples: int, tokens: int) -> list[str]:
-    """Excerpts of the bundled text, long enough for so many tokens."""
+def bundled_text(samples: int, tokens: int) -> list[str]:
+    """The first excerpts of the bundled prose, each long enough for this many tokens."""
     from rankscope.sources import bundled_excerpts
 
     excerpts = bundled_excerpts(tokens)
     if len(excerpts) < samples:
         raise TokensError(
             f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
-            "ask for fewer samples or tokens"
+            "ask for fewer samples or tokens",
+            subject="samples",
         )
     return excerpts[:samples]
 
 
-def excerpts_of(text: str | None, split: str, field: str, samples: int, tokens: int) -> list[str]:
-    """The first excerpts of a text, or of the bundled prose where there is none."""
-    if text is None:
-        if split != "auto" or field != "text":
-            raise FileError("--split and --field must go with --text, which says what is to be read")
-        return bundled(samples, tokens)
-    return list(islice(stream(text, split, field, tokens), samples))
+def read_excerpts(options: TextOptions) -> list[str]:
+    """The first excerpts of the text that the options name, or of the bundled prose."""
+    samples = options.samples or 4
+    if options.text is None:
+        if options.split != "auto" or options.field != "text":
+            raise FileError(
+                "--split and --field must go with --text, which says what is to be read", subject="text"
+            )
+        return bundled_text(samples, options.tokens)
+    return list(islice(stream_excerpts(options), samples))
 
 
-def stream(text: str, split: str, field: str, tokens: int) -> "Excerpts":
-    """All excerpts of a text, one after another, each long enough for so many tokens."""
+def stream_excerpts(options: TextOptions) -> "Excerpts":
+    """All excerpts of a text, read one after another, each long enough for the tokens that are asked for."""
     from rankscope.sources import excerpts
     from rankscope.sources.texts import LONGEST
 
-    return excerpts(text, split, field, longest=max(LONGEST, CHARACTERS * tokens))
+    longest = max(LONGEST, CHARACTERS_PER_TOKEN * options.tokens)
+    return excerpts(str(options.text), options.split, options.field, longest=longest)
 
 
-def described(text: str | None, split: str, field: str, read: list[str], tokens: int) -> dict[str, Any]:
-    """For the manifest: what was read."""
+def text_fields(options: TextOptions, excerpts: list[str]) -> dict[str, Any]:
+    """Fields of the manifest that say what was read."""
     from rankscope.runs import Text
 
-    source = Text(path="Moby Dick, bundled") if text is None else Text(path=text, split=split, field=field)
-    source = source.adding(first=begins(read[0])) if read else source
-    return {"text": source, "samples": len(read), "tokens": tokens}
+    text = Text(path="Moby Dick, bundled")
+    if options.text is not None:
+        text = Text(path=options.text, split=options.split, field=options.field)
+    text = text.adding(first=beginning(excerpts[0])) if excerpts else text
+    return {"text": text, "samples": len(excerpts), "tokens": options.tokens}
 
 
-def begins(text: str) -> str:
-    """How an excerpt begins, on one line: enough to know it by.
+def beginning(text: str) -> str:
+    """The beginning of an excerpt on one line.
 
-    >>> begins("Call me  Ishmael.\\nSome years ago")
+    >>> beginning("Call me  Ishmael.\\nSome years ago")
     'Call me Ishmael. Some years ago'
     """
     line = " ".join(text[: 8 * BEGINNING].split())
     return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rpartition(' ')[0] or line[:BEGINNING]} …"
 
 
-def listed(option: str, text: str) -> list[str]:
+def split_names(option: str, text: str) -> list[str]:
     """The names of a comma-separated option, each once."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
-        raise RankscopeError(f"--{option} must name at least one; got {text!r}")
+        raise RankscopeError(f"--{option} must name at least one; got {text!r}", subject=option)
     return parts
 
 
+@dataclass(frozen=True)
+class MeasureTask:
+    """What is measured of every network, and how it is checked."""
+
+    metrics: list[str]
+    arithmetics: list[str] = field(default_factory=lambda: ["deviation"])
+    checks: dict[str, bool] = field(default_factory=dict)
+    """The arguments `check`, `confirm` and `compile` of `rankscope.measure`, where they are given."""
+
+    @classmethod
+    def parse(
+        cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None
+    ) -> "MeasureTask":
+        """Read comma-separated names, and refuse unknown ones before a model is loaded for them."""
+        from rankscope.metrics import metric
+        from rankscope.profiles import ARITHMETICS
+
+        metric_names = split_names("metrics", metrics)
+        for name in metric_names:
+            metric(name)
+        arithmetics = split_names("arithmetic", arithmetic)
+        for name in arithmetics:
+            if name not in (*ARITHMETICS, "all"):
+                raise MetricError(one_of("arithmetic", name, [*ARITHMETICS, "all"]), subject="arithmetic")
+        return cls(metric_names, list(ARITHMETICS) if "all" in arithmetics else arithmetics, checks or {})
+
+
 def title_of(net: "Transformer") -> str:
-    """The heading of a run."""
+    """The heading of the report on a network."""
     from rankscope.nets.origin import titled
 
     return titled({} if net.origin is None else net.origin.described())
 
 
-def drawn_at_random(manifest: "Manifest") -> list[str]:
+def random_weights_lines(manifest: "Manifest") -> list[str]:
     """A line for each network whose weights are random: its numbers say nothing of a trained one."""
     from rankscope.nets.origin import weights_of
 
@@ -139,7 +184,7 @@ def drawn_at_random(manifest: "Manifest") -> list[str]:
     ]
 
 
-def fallbacks(profile: "Profile | Summary") -> list[str]:
+def fallback_lines(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
         f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "

@@ -1,4 +1,4 @@
-"""`rankscope masks`: what each mask's graph lets through."""
+"""`rankscope masks`: masks as graphs on the tokens."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,7 +6,6 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.complete import one
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,17 +18,16 @@ def masks(
             metavar="MASK",
             help="As in window:2 or 'causal&window:4'.",
             show_default="one of each kind",
-            autocompletion=one(names.MASKS),
+            autocompletion=names.complete_one(names.MASKS),
         ),
     ] = None,
-    tokens: Annotated[int, opt.option(opt.TEXT, "N", "Tokens that they join.", min=1, max=4096)] = 16,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
     picture: Annotated[
         bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
     ] = False,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Masks as graphs: edges, centres, connectivity, radius and diameter.
+    """Show masks as graphs: edges, centres, connectivity, radius and diameter.
 
     A token reaches another in as many layers as the graph has steps between them. The [bold]radius[/bold] is
     how soon the best-placed token (a [bold]centre[/bold]) has reached all.
@@ -40,19 +38,18 @@ def masks(
     from rankscope.nets import graph, mask_matrix
 
     graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
-    if as_json:
-        machine([{"mask": spec, **found.as_dict()} for spec, found in graphs.items()])
+    if printing.as_json:
+        machine([{"mask": spec, **mask.as_dict()} for spec, mask in graphs.items()])
         return
     out = console()
     table = Table(title=f"Masks on {tokens} tokens", title_justify="left", box=None)
     table.add_column("mask", overflow="fold")
     for heading in ("edges", "centres", "connected", "radius", "diameter"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for spec, found in graphs.items():
-        strength = "strongly" if found.strongly_connected else "quasi" if found.centres else "no"
-        across = "–" if found.diameter is None else str(found.diameter)
-        radius = "–" if found.radius is None else str(found.radius)
-        table.add_row(spec, str(found.edges), str(len(found.centres)), strength, radius, across)
+    for spec, mask in graphs.items():
+        connected = "strongly" if mask.strongly_connected else "quasi" if mask.centres else "no"
+        sizes = ["–" if size is None else str(size) for size in (mask.radius, mask.diameter)]
+        table.add_row(spec, str(mask.edges), str(len(mask.centres)), connected, *sizes)
     out.print(table)
     if picture:
         for spec in graphs:

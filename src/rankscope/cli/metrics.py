@@ -7,7 +7,6 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.complete import one
 
 if TYPE_CHECKING:
     from rankscope.metrics import Metric
@@ -32,67 +31,72 @@ LEGEND = (
 def metrics(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One of them, in full.", autocompletion=one(names.METRICS)),
+        typer.Argument(
+            metavar="[NAME]",
+            help="A metric to explain in full.",
+            autocompletion=names.complete_one(names.METRICS),
+        ),
     ] = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
     from rankscope.cli.show import machine, say
     from rankscope.metrics import METRICS, metric
 
-    found = list(METRICS.values()) if name is None else [metric(name)]
-    if as_json:
-        machine([described(each) for each in found])
+    chosen = list(METRICS.values()) if name is None else [metric(name)]
+    if printing.as_json:
+        machine([described(item) for item in chosen])
         return
     if name is not None:
-        say(*told(found[0]))
+        say(*explanation(chosen[0]))
         return
-    for of in dict.fromkeys(each.of for each in found):
+    for of in dict.fromkeys(item.of for item in chosen):
         say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
-        for each in found:
-            if each.of == of:
-                say(*in_the_list(each))
+        for item in chosen:
+            if item.of == of:
+                say(*list_entry(item))
         say("")
-    if not quiet:
+    if not printing.quiet:
         say(*(line for part in LEGEND for line in (part, "")))
-        say("rankscope metrics NAME: more of one. rankscope measure --metrics NAME,NAME measures them.")
+        say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
 
 
-def described(each: "Metric") -> dict[str, Any]:
+def described(metric: "Metric") -> dict[str, Any]:
     """A metric as JSON has it."""
-    words = {} if each.meaning is None else each.meaning._asdict()
+    words = {} if metric.meaning is None else metric.meaning._asdict()
     return {
-        "name": each.name, "symbol": each.symbol, "tex": each.tex, "of": each.of,
-        "definition": definition(each), **words,
+        "name": metric.name, "symbol": metric.symbol, "tex": metric.tex, "of": metric.of,
+        "definition": definition(metric), **words,
     }  # fmt: skip
 
 
-def told(each: "Metric") -> list[str]:
-    """All that is known of one, in lines."""
-    lines = [f"{each.name}: {each.symbol}", "", f"Is {OF[each.of]}.", definition(each)]
-    if each.meaning is not None:
-        words = each.meaning
+def explanation(metric: "Metric") -> list[str]:
+    """All that is known of a metric, in lines."""
+    lines = [f"{metric.name}: {metric.symbol}", "", f"Is {OF[metric.of]}.", definition(metric)]
+    if metric.meaning is not None:
+        words = metric.meaning
         lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
         lines += [f"Where all tokens are equal: {words.equal}."] if words.equal else []
         lines += [words.note] if words.note else []
     scaled = (
-        "the same" if each.degree == 0 else f"{'c' if each.degree == 1 else f'c^{each.degree:g}'} times it"
+        "the same"
+        if metric.degree == 0
+        else f"{'c' if metric.degree == 1 else f'c^{metric.degree:g}'} times it"
     )
-    lines += [f"Of tokens c times as large: {scaled}."] if each.of in ("tokens", "heads") else []
-    return [*lines, "", f"rankscope measure --metrics {each.name}"]
+    lines += [f"Of tokens c times as large: {scaled}."] if metric.of in ("tokens", "heads") else []
+    return [*lines, "", f"rankscope measure --metrics {metric.name}"]
 
 
-def definition(each: "Metric") -> str:
-    """The first paragraph of what computes it."""
-    compute: Any = each.compute
+def definition(metric: "Metric") -> str:
+    """The definition of a metric: the first paragraph of the docstring of its function."""
+    compute: Any = metric.compute
     words = (getattr(compute, "func", compute).__doc__ or "").partition("\n\n")[0].partition("\n    >>>")[0]
     return " ".join(words.split()).replace("`", "")
 
 
-def in_the_list(each: "Metric") -> list[str]:
-    """Two lines: its name, symbol and range, and what its ends mean."""
-    words = each.meaning
+def list_entry(metric: "Metric") -> list[str]:
+    """A metric in two lines: name, symbol and range, and what small and large values mean."""
+    words = metric.meaning
     assert words is not None
     ends = f"    small: {words.small}; large: {words.large}"
-    return [f"{each.name:<27} {each.symbol:<24} {words.range}", *wrap(ends, 78, subsequent_indent="    ")]
+    return [f"{metric.name:<27} {metric.symbol:<24} {words.range}", *wrap(ends, 78, subsequent_indent="    ")]

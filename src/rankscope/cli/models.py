@@ -10,33 +10,38 @@ if TYPE_CHECKING:
     from rankscope.sources.survey import FamilyParity
 
 
-def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
+def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     """List the models: those at hand by name, and the families that can be loaded, with their parity.
 
-    A small random model of every family is built, loaded and held against itself, here and now.
+    A small random model of every family is built, loaded and compared with the original, here and now.
     """
     from rankscope.cli.show import console, machine, progress, say
     from rankscope.extras import install, there
     from rankscope.sources import PRESETS
     from rankscope.sources.survey import survey
 
-    with progress(quiet or as_json) as start:
-        found = survey(start("families")) if there("transformers") else []
-    if as_json:
+    with progress(printing.silent) as start:
+        families = survey(start("families")) if there("transformers") else []
+    if printing.as_json:
         rows = [
-            {"family": each.family, "config": each.config, "types": each.types, **each.parity.described()}
-            for each in found
+            {
+                "family": family.family,
+                "config": family.config,
+                "types": family.types,
+                **family.parity.described(),
+            }
+            for family in families
         ]
         machine({"presets": list(PRESETS), "families": rows})
         return
     say(f"By name, random weights: {', '.join(PRESETS)}.")
     say("By name, trained: minilm (the demo extra).")
-    if not found:
+    if not families:
         say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
         return
     say("Loaded: a directory or an id on the hub, of one of these families.\n")
-    console().print(_table(found))
-    if quiet:
+    console().print(_table(families))
+    if printing.quiet:
         return
     say(
         "",
@@ -46,7 +51,7 @@ def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     )
 
 
-def _table(found: "list[FamilyParity]") -> "Table":
+def _table(families: "list[FamilyParity]") -> "Table":
     from rich.table import Table
 
     table = Table(title="families", title_justify="left", box=None)
@@ -55,14 +60,14 @@ def _table(found: "list[FamilyParity]") -> "Table":
     for heading in ("states", "attention", "float32"):
         table.add_column(heading, justify="right", no_wrap=True)
     before = None
-    for each in found:
-        first = each.family != before
-        before = each.family
-        parity = each.parity
+    for family in families:
+        first = family.family != before
+        before = family.family
+        parity = family.parity
         table.add_row(
-            each.family if first else "",
-            ", ".join(each.types) if first else "",
-            each.config,
+            family.family if first else "",
+            ", ".join(family.types) if first else "",
+            family.config,
             f"{parity.states:.0e}",
             f"{parity.attention or 0.0:.0e}",
             "" if parity.float32_parts is None else f"{parity.float32_parts:.0e}",

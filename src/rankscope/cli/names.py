@@ -1,8 +1,18 @@
-"""What can be named on the command line, for shells to complete: known without importing torch.
+"""Names on the command line: which there are, what a shell completes on Tab, and what a misspelt one gets.
 
-The names live where their things do; these are copies, and a test holds them together.
+Nothing here imports torch: a name is completed, or refused, at once. The names live where their things do;
+the tables are copies, and a test holds them together.
 """
 
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import typer
+
+from rankscope.errors import SourceError
+from rankscope.files import must_be_text
+from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
 from rankscope.remedies.names import REMEDY_FILES
 
 MODELS = (
@@ -34,7 +44,7 @@ METRICS = (
 ARITHMETICS = ("deviation", "float64", "float32", "bfloat16")
 INITS = ("bert", "xavier", "kaiming", "orthogonal")
 SPLITS = ("auto", "paragraph", "line", "jsonl")
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = ("cpu", "cuda")
 THEOREMS = (
     "dong2021-2.2", "dong2021-2.3", "dong2021-2.3-gamma1", "dong2021-3.2", "dong2021-skip", "oscillation",
     "attention-factors", "exact-factors", "dobrushin", "wu2024-1", "wu2024-2", "wu2024-cor1", "hemisphere",
@@ -44,3 +54,92 @@ FIGURES = {
     "dong2021": ("fig2", "fig3", "fig4", "lengths", "rate"),
     "wu2024": ("fig1", "fig2", "fig3", "fig4", "fig6", "fig8", "fig9", "thm3"),
 }
+
+Completer = Callable[[str], list[str]]
+"""Gives the names that complete the beginning of one."""
+LISTED = "rankscope models lists the names"
+
+
+def complete_one(names: Iterable[str]) -> Completer:
+    """A completer for an option that takes one of these names."""
+    offered = list(names)
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in offered if name.startswith(incomplete)]
+
+    return complete
+
+
+def complete_several(names: Iterable[str]) -> Completer:
+    """A completer for an option that takes several of these names, joined by commas.
+
+    >>> complete_several(("mu", "entropy"))("mu,e")
+    ['mu,entropy']
+    """
+    offered = list(names)
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        given = before.split(",")
+        return [f"{before}{comma}{name}" for name in offered if name.startswith(last) and name not in given]
+
+    return complete
+
+
+def complete_compared(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a model or, after its colon, a variant; bash takes the colon for a word of its own."""
+    before = ctx.params.get("things") or ()
+    if before and before[-1] == ":":
+        return complete_one(VARIANTS)(incomplete)
+    model, colon, variant = incomplete.partition(":")
+    if colon:
+        return [f"{model}:{name}" for name in complete_one(VARIANTS)(variant)]
+    return complete_one(MODELS)(incomplete)
+
+
+def complete_figure(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a figure of the paper that was named before it."""
+    return complete_one(FIGURES.get(str(ctx.params.get("paper")), ()))(incomplete)
+
+
+def model_named(name: str) -> str:
+    """The known name of a model, whatever its case and hyphens; a name that can be no model is refused.
+
+    >>> model_named("MiniLM"), model_named("BERT_Tiny"), model_named("google/bert_uncased_L-2_H-128_A-2")
+    ('minilm', 'bert-tiny', 'google/bert_uncased_L-2_H-128_A-2')
+    """
+    called = forgiven(name, MODELS)
+    if called in MODELS or called.endswith(".json") or Path(called).exists() or may_be_on_hub(called):
+        return called
+    if is_path(called):
+        raise SourceError(
+            f"a model is a directory with config.json and its weights; there is none at {called} ({LISTED})",
+            subject="model",
+        )
+    near = nearest(called, MODELS)
+    hint = f"did you mean {near}? " if near else ""
+    raise SourceError(
+        f"{called!r} is no model known here, no directory and no id on the hub, which is owner/name: "
+        f"{hint}{LISTED}",
+        subject="model",
+    )
+
+
+def models_named(given: list[str] | None) -> list[str] | None:
+    """The known names of several models; None where none is given."""
+    return None if given is None else [model_named(name) for name in given]
+
+
+def text_named(path: str | None) -> str | None:
+    """The path of a text; refused where there is no text at that path."""
+    if path is not None:
+        must_be_text(path)
+    return path
+
+
+def say_hub(model: str, quiet: bool) -> None:
+    """Say on stderr that the hub is asked for a model that is not on this machine."""
+    local = model in MODELS or model.endswith(".json") or Path(model).exists()
+    if not (local or quiet):
+        sys.stderr.write(f"looking for {model} on the hub ...\n")
+        sys.stderr.flush()

@@ -1,100 +1,189 @@
-"""Options that several commands share, under one name and with one meaning."""
+"""Options that several commands share: declared once, under one name and with one meaning.
 
-from collections.abc import Sequence
+A command takes single options (`metrics: opt.Metrics`) and groups of them, which are dataclasses
+(`text: opt.TextOptions = opt.TextOptions(samples=2)`). `flattened` makes of a command with groups one that
+typer understands, where every field of a group is an option.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from rankscope.cli import names
-from rankscope.cli.complete import compared, one, several
-from rankscope.cli.named import model_named, text_named
 
 NETWORK, TEXT, RESULT = "Network", "Text", "Result"
-"""Panels of the help, in the order a command thinks: what runs, on what, and what comes of it."""
+"""Panels of the help: what runs, on which text, and what comes of it."""
 HELP = {
     "model": "minilm (trained), a directory or hub id of a model, a size with random weights (bert-base, "
     "gpt2, ...), or a JSON file of an architecture.",
     "compared": "Models as in measure, model:variant as in minilm:san, folders of runs, RUN:CELL of sweeps.",
     "variant": "transformer, less a part (transformer-skip), or san with parts (san+skip).",
     "variants": "Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
-    "mask": "In place of the model's own: causal, window:2, causal&window:4.",
-    "layers": "Repeat the layers to this depth.",
-    "remedy": "Against collapse, with its numbers: attnscale:w=0.5. Several, one after the other.",
-    "init": "Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).",
-    "seed": "Of random weights and their embedding of words.",
-    "device": "Where networks run: cpu, cuda, cuda:1, mps.",
+    "mask": "A mask in place of the model's own: causal, window:2, causal&window:4.",
+    "layers": "The number of layers: the model's are repeated or cut to it.",
+    "remedy": "A remedy with its numbers, as attnscale:w=0.5. Can be given several times.",
+    "init": "How random weights are drawn: bert, xavier, kaiming, orthogonal; also with /sqrt(L).",
+    "seed": "The seed of random weights and of their embedding.",
+    "device": "The device that networks run on: cpu, cuda, cuda:1.",
     "stream": "Read layers from the model's files one at a time: for models larger than memory.",
-    "tokens": "Tokens of each excerpt at most.",
-    "samples": "So many excerpts, from the first.",
+    "tokens": "The most tokens of each excerpt.",
+    "samples": "The number of excerpts, taken from the beginning of the text.",
     "text": "Your text: a file, a folder of .txt, .md, .jsonl, or - for stdin.",
-    "split": "An excerpt is a paragraph, line or jsonl; auto: of stdin a line, else a paragraph.",
-    "field": "Of each JSON line, what holds the text.",
-    "metrics": "Comma-separated; the first is shown.",
+    "split": "What an excerpt is: paragraph, line, jsonl; auto: a line of stdin, else a paragraph.",
+    "field": "The field of each JSON line that holds the text.",
+    "metrics": "Comma-separated names of metrics; the first is shown.",
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
-    "check": "Mark what a second pass, rounded otherwise, does not agree on.",
-    "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
+    "check": "Run a second pass with other rounding, and mark readings on which they differ.",
+    "confirm": "Run a pass in doubled precision as well (32 digits, about thirty times as long).",
     "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
-    "threshold": "Tokens are uniform when their residual is below this share of them.",
-    "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
-    "workers": "Processes that share the work.",
-    "threads": "Of each cell.",
-    "full": "The full sizes, or those that take minutes on two cores.",
-    "steps": "Of --train: how long.",
-    "gpus_per_cell": "GPUs of each cell, or a share of one; 0: on the CPU.",
-    "output": "Write tables, figures, manifest and report there.",
-    "json": "JSON on stdout, and nothing else.",
-    "quiet": "Results alone: no progress, no hints.",
+    "threshold": "Tokens count as uniform when their residual is below this share of their size.",
+    "on": "ray: a Ray cluster on this machine; ray:HOST:PORT: a cluster that is running.",
+    "workers": "The number of processes that share the work.",
+    "threads": "The number of threads of each cell.",
+    "stuck_after": "On Ray: seconds without any result after which running cells are given up.",
+    "full": "The full sizes, or smaller ones that take minutes on two cores.",
+    "steps": "With --train: the number of training steps.",
+    "gpus_per_cell": "The number of GPUs of each cell, or a share of one; 0: on the CPU.",
+    "output": "Write tables, figures, manifest and report to this folder.",
+    "json": "Print JSON on stdout, and nothing else.",
+    "quiet": "Print results only: no progress, no hints.",
 }
 
 
 def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flags: str, **more: Any) -> Any:
-    """An option in a panel of the help. `help` is a sentence, or the name of one of `HELP`; a shell completes
-    the `known` names: of NAMES several, joined by commas."""
+    """An option in a panel of the help.
+
+    Args:
+        panel: The heading under which the help lists it.
+        metavar: What the help calls its value; several NAMES are joined by commas.
+        help: A sentence, or the key of one in `HELP`.
+        known: The names that a shell completes.
+        flags: How it is spelt, where not as its parameter is.
+        more: Further arguments of `typer.Option`.
+    """
     if known:
-        more["autocompletion"] = several(known) if metavar == "NAMES" else one(known)
+        complete = names.complete_several if metavar == "NAMES" else names.complete_one
+        more["autocompletion"] = complete(known)
     return typer.Option(*flags, metavar=metavar, help=HELP.get(help, help), rich_help_panel=panel, **more)
+
+
+def output_option(default: str) -> Any:
+    """The option `-o` of a command that writes to a folder by default."""
+    return option(RESULT, "FOLDER", "output", (), "-o", "--output", show_default=default)
 
 
 INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help=HELP["model"], autocompletion=one(names.MODELS), callback=model_named
+        metavar="MODEL", help=HELP["model"], autocompletion=names.complete_one(names.MODELS),
+        callback=names.model_named,
     ),
+]  # fmt: skip
+Compared = Annotated[
+    list[str],
+    typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared),
 ]
-Compared = Annotated[list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Variants = Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)]
-Mask = Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)]
-Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
-Remedy = Annotated[
-    list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-]
-Init = Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")]
-Seed = Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
 Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
+Compile = Annotated[bool, option(NETWORK, " ", "compile", (), "--compile")]
 Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]
-Samples = Annotated[int, option(TEXT, "N", "samples", min=1)]
-Text = Annotated[
-    str | None,
-    option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=text_named),
-]
-Split = Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)]
-Field = Annotated[str, option(TEXT, "NAME", "field")]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Arithmetic = Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))]
 Check = Annotated[bool, option(RESULT, " ", "check", (), "--check/--no-check")]
 Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
-Compile = Annotated[bool, option(NETWORK, " ", "compile", (), "--compile")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
-Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any that is free.")]
 NoOpen = Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")]
 Json = Annotated[bool, option(RESULT, " ", "json", (), "--json")]
 Quiet = Annotated[bool, option(RESULT, " ", "quiet", (), "--quiet", "-q")]
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Options that change a model: its mask, depth and remedies, and how random weights are drawn."""
+
+    mask: Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)] = None
+    layers: Annotated[int | None, option(NETWORK, "N", "layers", min=1)] = None
+    remedy: Annotated[
+        list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
+    ] = None
+    init: Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")] = None
+    seed: Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")] = None
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options that say what a network reads; without `text` it is the bundled prose."""
+
+    text: Annotated[
+        str | None,
+        option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=names.text_named),
+    ] = None
+    split: Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)] = "auto"
+    field: Annotated[str, option(TEXT, "NAME", "field")] = "text"
+    samples: Annotated[int | None, option(TEXT, "N", "samples", min=1)] = 4
+    tokens: Tokens = 128
+
+
+@dataclass(frozen=True)
+class CorpusOptions(TextOptions):
+    """The text of `measure`: a few excerpts, or with `text` a corpus of any size."""
+
+    samples: Annotated[
+        int | None, option(TEXT, "N", "samples", min=1, show_default="4, or all of --text")
+    ] = None
+    batch: Annotated[int, option(TEXT, "N", "The number of excerpts that run together.", min=1)] = 16
+
+
+@dataclass(frozen=True)
+class PrintOptions:
+    """Options that say how results are printed."""
+
+    as_json: Json = False
+    quiet: Quiet = False
+
+    @property
+    def silent(self) -> bool:
+        """True if nothing but results is printed."""
+        return self.quiet or self.as_json
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer, in which each field of a group of options is a parameter of its own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
+            continue
+        field_hints = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, default=getattr(parameter.default, field.name),
+                annotation=field_hints[field.name],
+            )
+            for field in fields(groups[name])
+        ]  # fmt: skip
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run

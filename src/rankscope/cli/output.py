@@ -1,4 +1,4 @@
-"""The folder that a command writes to: its own from the first until the command ends."""
+"""The folder that a command writes to, locked from its beginning to its end."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from rankscope.runs import Manifest, Store
     from rankscope.runs.tables import SavedTable
 
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 ending = ExitStack()
-"""What is closed when the command ends, however it ends."""
+"""Context managers that are closed when the command ends, however it ends."""
 
 
-def opened(folder: Path | None) -> "Store | None":
-    """The run folder, or None where nothing is to be written; refused before hours go into what it is to hold
-    if it cannot be written, or another is writing there."""
+def open_store(folder: Path | None) -> "Store | None":
+    """Open and lock the run folder; None where nothing is to be written.
+
+    A folder that cannot be written, or that another process writes, is refused before hours of work.
+    """
     from rankscope.runs import Store
 
     if folder is not None:
@@ -30,8 +32,7 @@ def opened(folder: Path | None) -> "Store | None":
 
 
 def require_report(what: str = "a folder with figures and a report", *also: str) -> None:
-    """A sentence with the line that installs what a report is made with, and packages that are needed
-    `also`, before any work goes into it."""
+    """Refuse to begin unless the packages of a report, and those in `also`, are installed."""
     from rankscope.extras import need
 
     need(what, *also, "matplotlib", "PIL", "jinja2", "plotly")
@@ -44,7 +45,7 @@ def write_folder(
     tables: "Mapping[str, pl.DataFrame | SavedTable]",
     figures: "Mapping[str, Figure]",
 ) -> None:
-    """Tables, figures and the report of a command."""
+    """Write the tables, figures and the report of a command."""
     from rankscope.figures.matplotlib import save
     from rankscope.report import write_report
 
@@ -54,7 +55,7 @@ def write_folder(
     write_report([store.folder], store.folder / "report.html")
 
 
-def with_manifest(found: Told, **fields: Any) -> Told:
-    """The same profile, summary or certificates, with these fields in its manifest."""
-    kept: Any = found
-    return replace(kept, manifest=kept.manifest.adding(**fields))
+def with_manifest(result: Result, **fields: Any) -> Result:
+    """A profile, summary or certificates with these fields added to its manifest."""
+    untyped: Any = result
+    return replace(untyped, manifest=untyped.manifest.adding(**fields))

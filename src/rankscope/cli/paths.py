@@ -1,10 +1,10 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import described, drawn_at_random, excerpts_of, network
-from rankscope.cli.output import opened, write_folder
+from rankscope.cli.inputs import network, random_weights_lines, read_excerpts, text_fields
+from rankscope.cli.output import open_store, write_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -19,138 +19,134 @@ if TYPE_CHECKING:
 def paths(
     model: opt.Model = "minilm",
     variant: opt.Variant = "transformer",
-    mask: opt.Mask = None,
-    layers: opt.Layers = None,
-    remedy: opt.Remedy = None,
-    init: opt.Init = None,
-    seed: opt.Seed = None,
+    network_options: opt.NetworkOptions = opt.NetworkOptions(),
     device: opt.Device = "cpu",
-    text: opt.Text = None,
-    split: opt.Split = "auto",
-    field: opt.Field = "text",
-    samples: opt.Samples = 4,
-    tokens: opt.Tokens = 64,
+    text: opt.TextOptions = opt.TextOptions(tokens=64),
     top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
     output: opt.Output = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Take a network apart into paths: one head, or none, in every layer. All of them, exactly.
 
     Attention, norms and activations are frozen as measured on the text; the terms of all paths then add up to
     the output, and are summed by length, layer and head.
     """
-    from rankscope.cli.exits import Stopped
-    from rankscope.cli.measure import about, kept
-    from rankscope.cli.show import console, machine, progress, say, say_where
+    from rankscope.cli.exits import Interruption
+    from rankscope.cli.measure import manifest_fields, where_written
+    from rankscope.cli.show import console, machine, progress, say, say_written
     from rankscope.paths.views import carried
     from rankscope.runs import manifest_of
 
-    read = excerpts_of(text, split, field, samples, tokens)
-    net = network(model, mask, layers, init, seed, device, remedies=remedy, quiet=quiet or as_json).variant(
-        variant
-    )
-    store = opened(output)
-    d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)
+    excerpts = read_excerpts(text)
+    net = network(model, network_options, device, quiet=printing.silent).variant(variant)
+    store = open_store(output)
+    sums = sum_paths(net, excerpts, text.tokens, top, printing.silent)
+    by_length, heads, heaviest = sums.by_length, sums.heads, sums.heaviest
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": found.closure}).adding(
-        **about(net, model), **described(text, split, field, read, tokens), closure=found.closure
+    checks = {"closure": by_length.closure}
+    manifest = manifest_of(arch, str(net.device), variant, "float64", [], checks).adding(
+        **manifest_fields(net, model), **text_fields(text, excerpts), closure=by_length.closure
     )
     if store is not None:
-        with progress(quiet or as_json) as start:
+        with progress(printing.silent) as start:
             start("single paths by length, figures")
-            write(d, found, heads, store, manifest)
-    if as_json:
+            write_paths(sums, store, manifest)
+    if printing.as_json:
         machine(
             {
                 "manifest": manifest.to_dict(),
-                "lengths": found.table.to_dicts(),
+                "lengths": by_length.table.to_dicts(),
                 "heads": None if heads is None else heads.to_dicts(),
                 "top": None if heaviest is None else heaviest.__dict__,
             }
         )
     else:
-        lengths = found.views()
+        lengths = by_length.views()
         console().print(lengths_table(lengths))
         say(
-            *drawn_at_random(manifest),
+            *random_weights_lines(manifest),
             carried(lengths),
-            f"The parts add up to the output within {found.closure:.0e} of it.",
+            f"The parts add up to the output within {by_length.closure:.0e} of it.",
         )
         if heads is not None:
             say("")
             console().print(heads_table(heads))
         if heaviest is not None:
-            say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.explored))
+            say("", _heaviest_title(heaviest.proved, len(heaviest.paths), heaviest.explored))
             for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
                 heads_of = " ".join("·" if head is None else str(head) for head in path)
                 say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")
-        if output is not None and not quiet:
-            say("")
-            say_where("Tables and figures", output)
-            say_where("Report", output / "report.html")
-    if stopped:
+        if not printing.quiet:
+            say_written("Tables and figures", output)
+    if sums.stopped:
         done = "lengths" if heads is None else "lengths and heads"
-        raise Stopped(f"after {done}; {kept(output)}")
+        raise Interruption(f"after {done}; {where_written(output)}")
 
 
-def taken_apart(
-    net: "Transformer", read: list[str], tokens: int, top: int, quiet: bool
-) -> "tuple[Decomposition, ByLength, pl.DataFrame | None, Heaviest | None, bool]":
-    """The decomposition, its lengths, its heads, its heaviest paths, and whether Ctrl-C came before all of
-    them were there."""
+class PathSums(NamedTuple):
+    """The sums over a network's paths; after Ctrl-C, those that were finished."""
+
+    decomposition: "Decomposition"
+    by_length: "ByLength"
+    heads: "pl.DataFrame | None" = None
+    heaviest: "Heaviest | None" = None
+    stopped: bool = False
+
+
+def sum_paths(net: "Transformer", excerpts: list[str], tokens: int, top: int, quiet: bool) -> PathSums:
+    """Sum the paths of a network by length and by head, and find the `top` heaviest single ones."""
     from rankscope.cli.show import steps
     from rankscope.paths import decompose
 
-    found = heads = heaviest = None
-    weights = [1.0, 2.0, 2.0, *([60.0] if top else [])]  # as they are for a BERT-base
+    by_length = heads = heaviest = None
+    expected = [1.0, 2.0, 2.0, *([60.0] if top else [])]  # shares of the time, as for a BERT-base
     try:
-        with steps(quiet, weights) as step:
+        with steps(quiet, expected) as step:
             step("the network, frozen")
-            d = decompose(net, *net.encode(read, tokens))
+            decomposition = decompose(net, *net.encode(excerpts, tokens))
             step("lengths")
-            found = d.by_length()
+            by_length = decomposition.by_length()
             step("heads")
-            heads = d.by_head()
+            heads = decomposition.by_head()
             if top:
-                heaviest = d.top(top, progress=step("heaviest single paths"))
+                heaviest = decomposition.top(top, progress=step("heaviest single paths"))
     except KeyboardInterrupt:
-        if found is None:
+        if by_length is None:
             raise
-        return d, found, heads, None, True
-    return d, found, heads, heaviest, False
+        return PathSums(decomposition, by_length, heads, stopped=True)
+    return PathSums(decomposition, by_length, heads, heaviest)
 
 
-def write(
-    d: "Decomposition", found: "ByLength", heads: "pl.DataFrame | None", store: "Store", manifest: "Manifest"
-) -> None:
-    """Tables, figures and the report; of a run that was stopped before its heads, what there is."""
+def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
+    """Write tables, figures and the report; if Ctrl-C came before the heads, only the lengths."""
     from rankscope.figures.plot import plot
     from rankscope.paths.figures import heads_chart, single_paths_chart
 
-    tables = {"lengths": found.table}
-    figures = {"lengths": found.plot()}
-    if heads is not None:
-        tables |= {"layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
-        both = heads_chart(heads, "share").beside(heads_chart(heads))
-        figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(tables["single_paths"]))}
+    tables = {"lengths": sums.by_length.table}
+    figures = {"lengths": sums.by_length.plot()}
+    if sums.heads is not None:
+        single = sums.decomposition.residuals()
+        tables |= {"layers": sums.decomposition.by_layer(), "heads": sums.heads, "single_paths": single}
+        both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
+        figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
     write_folder(store, "paths", manifest, tables, figures)
 
 
 def lengths_table(lengths: "list[LengthView]") -> "Table":
-    """A line for each length: how many paths, what they share, how uniform their sum is; and the shares and
-    residuals of all lengths as curves."""
+    """A line for each length: number of paths, their share, how uniform their sum is; beneath, as curves."""
     from rich.table import Table
 
-    from rankscope.cli.show import drawn, sparkline, thinned
+    from rankscope.cli.show import scaled_for_sparkline, sparkline, thinned
 
     table = Table(title="paths by length, mean over samples", title_justify="left", box=None)
     for heading in lengths[0].cells:
         table.add_column(heading, justify="right", no_wrap=True)
-    for each in lengths:
-        table.add_row(*each.cells.values())
-    shares, residuals = [each.share for each in lengths], [each.log10_residual for each in lengths]
-    table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(drawn(residuals))}"
+    for length in lengths:
+        table.add_row(*length.cells.values())
+    shares, residuals = [length.share for length in lengths], [length.log10_residual for length in lengths]
+    table.caption = (
+        f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
+    )
     table.caption_justify = "left"
     return table
 
@@ -173,10 +169,10 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
         table.add_column(heading, justify="right", no_wrap=True)
     carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
-    for place, part in enumerate((carrying, contracting)):
-        if place:
+    for rows in (carrying, contracting):
+        if rows is contracting:
             table.add_row()
-        for row in part.iter_rows(named=True):
+        for row in rows.iter_rows(named=True):
             numbers = [
                 "–" if row[name] is None else f"{row[name]:{'+' if 'share' in name else ''}.3f}"  # noise
                 for name in columns.values()
@@ -185,7 +181,7 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     return table
 
 
-def _proved(proved: int, listed: int, looked: int) -> str:
+def _heaviest_title(proved: int, listed: int, looked: int) -> str:
     if proved == listed:
         return f"The {listed} heaviest single paths, proved after {looked} beginnings:"
     return (

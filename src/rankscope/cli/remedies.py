@@ -67,8 +67,8 @@ def remedies(
     from rankscope.sources.checkpoint import MINILM
 
     require_report("the table of remedies", *((MINILM, "transformers") if model == "minilm" else ()))
-    from rankscope.cli.exits import Stopped
-    from rankscope.cli.measure import command
+    from rankscope.cli.exits import Interruption
+    from rankscope.cli.measure import command_line
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
@@ -100,8 +100,8 @@ def remedies(
     except KeyboardInterrupt as stop:
         done, total = counts
         where = "in training" if done == total else f"after {done} of {total} parts"
-        raise Stopped(f"{where}; the same command goes on from here") from stop
-    report = write_report([write_study(study, setup, result, command())], output / "report.html")
+        raise Interruption(f"{where}; the same command resumes from here") from stop
+    report = write_report([write_study(study, setup, result, command_line())], output / "report.html")
     if as_json:
         machine({
             "remedies": result.tables["remedies"].to_dicts(), "laws": result.tables["laws"].to_dicts(),
@@ -118,12 +118,12 @@ def remedies(
 
 def numbers(text: str | None) -> tuple[int, ...] | None:
     """The depths of a comma-separated option."""
-    from rankscope.cli.inputs import listed
+    from rankscope.cli.inputs import split_names
     from rankscope.errors import StudyError
 
     if text is None:
         return None
-    depths = listed("depths", text)
+    depths = split_names("depths", text)
     if not all(depth.isdecimal() and int(depth) for depth in depths):
         raise StudyError(
             f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}", subject="depths"

@@ -18,10 +18,9 @@ def report(
     output: Annotated[
         Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")
     ] = Path("report.html"),
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
-    """Make one page of run directories, a chapter for each: figures to handle, tables, manifest.
+    """Make one page of run folders, a chapter for each: interactive figures, tables, manifest.
 
     The file stands alone: it can be opened, sent and kept without anything beside it.
     """
@@ -29,7 +28,7 @@ def report(
     from rankscope.report import write_report
 
     written = write_report(runs, output)
-    if as_json:
+    if printing.as_json:
         machine({"report": str(written)})
-    elif not quiet:
+    elif not printing.quiet:
         say_where("Report", written)

@@ -8,8 +8,6 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.complete import figure as complete_figure
-from rankscope.cli.complete import one
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,12 +21,16 @@ def reproduce(
     paper: Annotated[
         str,
         typer.Argument(
-            metavar="PAPER", help="dong2021, wu2024, or all.", autocompletion=one([*names.FIGURES, "all"])
+            metavar="PAPER",
+            help="dong2021, wu2024, or all.",
+            autocompletion=names.complete_one([*names.FIGURES, "all"]),
         ),
     ] = "all",
     figure: Annotated[
         str | None,
-        typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=complete_figure),
+        typer.Argument(
+            metavar="FIGURE", help="One of it; left out: all.", autocompletion=names.complete_figure
+        ),
     ] = None,
     full: opt.Full = False,
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = "",
@@ -49,7 +51,7 @@ def reproduce(
     from rankscope.sources.checkpoint import MINILM
 
     require_report("the papers' figures", *(() if figure or models else (MINILM,)), "transformers")
-    from rankscope.cli.exits import Stopped
+    from rankscope.cli.exits import Interruption
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
@@ -84,8 +86,8 @@ def reproduce(
         if as_json:
             machine(answers)
         where = f"in {studies[len(answers)].name}, " if on is None else ""
-        raise Stopped(
-            f"{where}after {len(answers)} of {len(studies)}; the same command goes on from here"
+        raise Interruption(
+            f"{where}after {len(answers)} of {len(studies)}; the same command resumes from here"
         ) from stop
     written = None if page is None else write_report([page.parent], page.parent / "report.html")
     if as_json:

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rankscope.cli.inputs import drawn_at_random, fallbacks
+from rankscope.cli.inputs import fallback_lines, random_weights_lines
+from rankscope.cli.options import PrintOptions
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary
@@ -24,7 +25,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Results(Console):
-    """A console that leaves a closed pipe to whoever ends the command."""
+    """A console that raises when its pipe is closed, so that `exits` can end the command."""
 
     def on_broken_pipe(self) -> None:
         """Rich would leave by itself, with exit code 1."""
@@ -32,45 +33,61 @@ class _Results(Console):
 
 
 def console() -> Console:
-    """Where results go."""
+    """The console on stdout, for results."""
     return _Results(highlight=False, emoji=False)  # :a: may be the name of a run
 
 
 def say(*lines: str) -> None:
-    """Plain sentences, wrapped to the terminal."""
+    """Print sentences as they are, wrapped to the terminal."""
     for line in lines:
         console().print(line, markup=False)
 
 
 def say_where(what: str, path: Path | None) -> None:
-    """Where something lies, on a line of its own that no terminal breaks."""
+    """Print where something is, on a line of its own that no terminal breaks."""
     console().print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
+def say_written(what: str, folder: Path | None) -> None:
+    """Say where tables and the report were written, if they were."""
+    if folder is not None:
+        say("")
+        say_where(what, folder)
+        say_where("Report", folder / "report.html")
+
+
 def show_run(
-    found: "Profile | Summary",
+    run: "Profile | Summary",
     metric: str,
-    said: Sequence[str],
+    sentences: Sequence[str],
     report: Path | None,
-    as_json: bool,
-    quiet: bool,
+    printing: PrintOptions,
     threshold: float | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """What was measured: a table of one metric's curves, what is said of them, and where the report lies; or
-    all of it as JSON, with `more` beside the manifest and the table."""
-    if as_json:
-        manifest = found.manifest.to_dict()
-        return machine({"manifest": manifest, **(more or {}), "table": found.table.to_dicts()})
-    console().print(curves_table(found.views(metric), threshold))
-    say(*drawn_at_random(found.manifest), *fallbacks(found), "", *said)
-    if report and not quiet:
+    """Print a run: a table of one metric's curves, sentences about them, and where the report is; or as JSON.
+
+    Args:
+        run: What was measured.
+        metric: The metric of the table.
+        sentences: Said below the table.
+        report: The path of the report; None if there is none.
+        printing: Whether as JSON, and whether hints are left out.
+        threshold: Below it tokens count as uniform; adds a column.
+        more: In JSON, further entries beside the manifest and the table.
+    """
+    if printing.as_json:
+        manifest = run.manifest.to_dict()
+        return machine({"manifest": manifest, **(more or {}), "table": run.table.to_dicts()})
+    console().print(curves_table(run.views(metric), threshold))
+    say(*random_weights_lines(run.manifest), *fallback_lines(run), "", *sentences)
+    if report and not printing.quiet:
         say("")
         say_where("Report", report)
 
 
 def machine(value: Any) -> None:
-    """JSON on stdout; NaN and infinity, which JSON does not know, become null."""
+    """Print JSON on stdout; NaN and infinity, which JSON does not know, become null."""
     sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
 
 
@@ -86,14 +103,14 @@ def _plain(value: Any) -> Any:
 
 @runtime_checkable
 class Bar(Protocol):
-    """Moves a progress bar."""
+    """A function that moves a progress bar."""
 
     def __call__(self, done: int, total: int | None, description: str | None = None, /) -> None:
-        """So much is done of so much (None where that is not known), and what it is called now."""
+        """Show that `done` of `total` is done (None if that is not known), and perhaps a new description."""
 
 
 Tell = Callable[[int, int], None]
-"""So much of a step is done, of so much."""
+"""Called with how much of a step is done, and of how much."""
 
 
 class Bars:
@@ -103,7 +120,7 @@ class Bars:
         self.bars = bars
 
     def __call__(self, description: str) -> Bar:
-        """A new bar, whose length is not known yet."""
+        """Start a new bar, whose length is not known yet."""
         task = self.bars.add_task(escape(description), total=None)
 
         def bar(done: int, total: int | None, description: str | None = None) -> None:
@@ -114,7 +131,7 @@ class Bars:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The bars make room for results, which share the terminal with them."""
+        """Hide the bars while results are printed to the same terminal."""
         if self.bars.disable:
             yield
             return
@@ -127,7 +144,7 @@ class Bars:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Bars]:
-    """Bars on stderr, where that is a terminal."""
+    """Progress bars on stderr, if that is a terminal."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
         TimeRemainingColumn(),
@@ -142,9 +159,11 @@ def progress(quiet: bool) -> Iterator[Bars]:
 
 @contextmanager
 def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tell]]:
-    """One bar for work in several steps, each with its share of the time: `tell = step("san")` begins the
-    next, and `tell(done, total)` says how far it is."""
-    whole, fine = sum(weights) or 1.0, 1000
+    """One bar for work in several steps, each with its share of the time.
+
+    `tell = step("san")` begins the next step, and `tell(done, total)` shows how far it is.
+    """
+    total_weight, resolution = sum(weights) or 1.0, 1000
     with progress(quiet) as start:
         bar = start("")
         begun: list[float] = []
@@ -154,8 +173,8 @@ def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tel
             begun.append(weight)
 
             def tell(done: int, total: int) -> None:
-                share = (before + weight * done / max(total, 1)) / whole
-                bar(round(fine * share), fine, description)
+                share = (before + weight * done / max(total, 1)) / total_weight
+                bar(round(resolution * share), resolution, description)
 
             tell(0, 1)
             return tell
@@ -169,12 +188,12 @@ def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None
     >>> sparkline([1.0, 0.5, 0.0])
     '█▅▁'
     """
-    known = [value for value in values if _there(value)]
+    known = [value for value in values if _is_finite(value)]
     low, high = limits or ((min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0))
     span = high - low or 1.0
 
     def block(value: float | None) -> str:
-        return BLOCKS[round((value - low) / span * 7)] if _there(value) else " "
+        return BLOCKS[round((value - low) / span * 7)] if _is_finite(value) else " "
 
     return "".join(block(value) for value in values)
 
@@ -185,28 +204,28 @@ def sparklines(*logs: Sequence[float | None]) -> list[str]:
     >>> sparklines([0.0, -4.0], [0.0, -2.0])
     ['█▁', '█▅']
     """
-    thin = [thinned(each) for each in logs]
-    flat = [value for each in thin for value in each]
-    shown = drawn(flat, len(flat))
-    known = [value for value in shown if _there(value)]
+    curves = [thinned(curve) for curve in logs]
+    flat = [value for curve in curves for value in curve]
+    shown = scaled_for_sparkline(flat, len(flat))
+    known = [value for value in shown if _is_finite(value)]
     limits = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
     parts, at = [], 0
-    for each in thin:
-        parts.append(sparkline(shown[at : at + len(each)], limits))
-        at += len(each)
+    for curve in curves:
+        parts.append(sparkline(shown[at : at + len(curve)], limits))
+        at += len(curve)
     return parts
 
 
 def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
-    """At most so many of them, the ends among them."""
+    """At most `most` of the values, evenly spread, the first and the last among them."""
     if len(values) <= most:
         return values
     return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
 
 
-def drawn(logs: Sequence[float | None], most: int = 13) -> list[float]:
-    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
-    thin = [k if _there(k) else math.nan for k in thinned(logs, most)]
+def scaled_for_sparkline(logs: Sequence[float | None], most: int = 13) -> list[float]:
+    """Heights for a sparkline: values over up to two decades, logs over up to fifty, else logs of logs."""
+    thin = [k if _is_finite(k) else math.nan for k in thinned(logs, most)]
     known = [k for k in thin if math.isfinite(k)]
     span = max(known) - min(known) if known else 0.0
     if span < 2:
@@ -217,7 +236,7 @@ def drawn(logs: Sequence[float | None], most: int = 13) -> list[float]:
     return [math.copysign(math.log1p(abs(k)), k) for k in thin]
 
 
-def _there(value: float | None) -> TypeGuard[float]:
+def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
@@ -231,8 +250,11 @@ def titled(title: str, caption: str = "") -> Table:
 
 
 def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) -> Table:
-    """A line per curve: its shape, its ends (of a corpus the quartiles beneath them), with a threshold from
-    where tokens are uniform, and from where it is only noise."""
+    """A line for each curve: its shape, its ends, and the layer from which on it is below its floor.
+
+    Of a corpus quartiles stand beneath the ends; with a threshold, there is the layer from which on tokens
+    are uniform.
+    """
     from rankscope.figures.text import power
     from rankscope.metrics import is_share, symbol_of
     from rankscope.profiles.views import zeros_note
@@ -254,8 +276,9 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
     table.add_column(f"layers {curves[0].first} →", no_wrap=True)
     for heading in ("first", "last") if few else ("first", "middle", "last"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading, there in (("layers", depths), ("uniform", threshold is not None), ("at floor", noisy)):
-        if there:
+    columns = (("layers", depths), ("uniform", threshold is not None), ("at floor", noisy))
+    for heading, shown in columns:
+        if shown:
             table.add_column(heading, no_wrap=True)
     for curve in curves:
         first, middle = curve.first, (curve.first + curve.depth + 1) // 2
@@ -271,7 +294,7 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
                 curve.variant if apart else curve.name
             ),  # a name may hold brackets, which are not meant as colours
             *([curve.arithmetic] if apart else []),
-            sparkline(drawn(curve.log10[first:].tolist())),
+            sparkline(scaled_for_sparkline(curve.log10[first:].tolist())),
             *cells,
             *([str(curve.depth)] if depths else []),
             *([] if threshold is None else ["no" if uniform is None else f"from {uniform}"]),

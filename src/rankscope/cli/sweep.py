@@ -14,77 +14,73 @@ if TYPE_CHECKING:
     from rankscope.engine import Sweep
 
 SHOWN = 8
-"""Cells at either end of the table, and failures."""
+"""Cells at either end of the table, and failures, that are printed."""
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A TOML file: which cells, and what of each.")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC", help="A TOML file: which cells, and what is measured of each.")
+    ],
     on: opt.On = None,
     workers: Annotated[
         int | None, opt.option(opt.NETWORK, "N", "workers", min=1, show_default="one for each core")
     ] = None,
     threads: Annotated[int, opt.option(opt.NETWORK, "N", "threads", min=1)] = 1,
     gpus_per_cell: Annotated[float, opt.option(opt.NETWORK, "N", "gpus_per_cell", min=0.0)] = 0.0,
+    stuck_after: Annotated[float, opt.option(opt.NETWORK, "SECONDS", "stuck_after", min=1.0)] = 21600.0,
     output: opt.Output = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure every cell of a specification: a grid, a list or a sample of networks and texts.
 
-    Cells are kept as they end. The same command into the same folder goes on where it stopped; a changed
+    Cells are kept as they end. The same command into the same folder resumes where it stopped; a changed
     specification computes what is new. A cell that fails is a row with its reason.
     """
-    from rankscope.cli.exits import Stopped, complain
-    from rankscope.cli.measure import command
+    from rankscope.cli.exits import Interruption, complain
+    from rankscope.cli.measure import command_line
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.engine import read_spec
-    from rankscope.engine import sweep as swept
+    from rankscope.engine import sweep as run_sweep
 
-    found = read_spec(spec)
+    specification = read_spec(spec)
     require_report()
     folder = Path("runs") / spec.stem if output is None else output
-    counted = [0, len(found.cells)]
+    total, done = len(specification.cells), 0
     try:
-        with progress(quiet or as_json) as start:
-            bar = start(f"{len(found.cells):,} cells")
+        with progress(printing.silent) as start:
+            bar = start(f"{total:,} cells")
 
-            def tell(done: int, of: int) -> None:
-                counted[0] = done
+            def tell(cells_done: int, of: int) -> None:
+                nonlocal done
+                done = cells_done
                 bar(done, of, f"{done:,} of {of:,} cells")
 
-            result = swept(
-                found,
-                folder,
-                on=on,
-                workers=workers,
-                threads=threads,
-                gpus_per_cell=gpus_per_cell,
-                progress=tell,
-                say=lambda sentence: None if quiet or as_json else complain(sentence),
-                command=command(),
-            )
+            result = run_sweep(
+                specification, folder, on=on, workers=workers, threads=threads, gpus_per_cell=gpus_per_cell,
+                stuck_after=stuck_after, progress=tell,
+                say=lambda sentence: None if printing.silent else complain(sentence), command=command_line(),
+            )  # fmt: skip
     except KeyboardInterrupt as stop:
-        raise Stopped(
-            f"after {counted[0]:,} of {counted[1]:,} cells; the same command goes on from there"
+        raise Interruption(
+            f"after {done:,} of {total:,} cells; the same command resumes from there"
         ) from stop
-    report = written(result)
-    if as_json:
+    report = write_figures(result)
+    if printing.as_json:
         machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
         return
-    console().print(shown(result))
-    if len(result.failed):
-        for row in result.failed.head(SHOWN).iter_rows(named=True):
-            say(f"Cell {row['cell']} failed: {row['reason']}")
-        if len(result.failed) > SHOWN:
-            say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
-    if not quiet:
+    console().print(cells_table(result))
+    for row in result.failed.head(SHOWN).iter_rows(named=True):
+        say(f"Cell {row['cell']} failed: {row['reason']}")
+    if len(result.failed) > SHOWN:
+        say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
+    if not printing.quiet:
         say_where("Table", folder / "sweep.parquet")
         say_where("Report", report)
 
 
-def written(result: "Sweep") -> Path:
-    """The figure and the report, beside the tables."""
+def write_figures(result: "Sweep") -> Path:
+    """Write the figure and the report beside the tables of a sweep; the report's path."""
     from rankscope.figures.matplotlib import save
     from rankscope.report import write_report
 
@@ -93,39 +89,43 @@ def written(result: "Sweep") -> Path:
     return write_report([result.run], result.run / "report.html")
 
 
-def shown(result: "Sweep") -> "Table":
-    """The first metric at the last layer of each cell, least first: all of them, or both ends."""
+def cells_table(result: "Sweep") -> "Table":
+    """The first metric of each cell at its last layer, the smallest first: all cells, or both ends."""
     from rankscope.cli.show import titled
 
-    rows, name = last_layers(result)
-    varied = [each for each in result.spec.varied if each in rows.columns]
-    table = titled(name, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.")
-    for each in (*varied, "log10", name):
-        table.add_column(each, justify="right")
-    ends = rows.rows(named=True)
-    gap = len(ends) > 2 * SHOWN
-    for place, row in enumerate(ends):
-        if gap and place == SHOWN:
-            table.add_row(*["…"] * (len(varied) + 2))
-        if not gap or place < SHOWN or place >= len(ends) - SHOWN:
-            table.add_row(
-                *[_word(row[each]) for each in varied], f"{row['log10']:.3g}", f"{row['value']:.4g}"
-            )
+    rows, metric = last_layers(result)
+    varied = [factor for factor in result.spec.varied if factor in rows.columns]
+    table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.")
+    for heading in (*varied, "log10", metric):
+        table.add_column(heading, justify="right")
+    cells = rows.rows(named=True)
+    first, last = (cells, []) if len(cells) <= 2 * SHOWN else (cells[:SHOWN], cells[-SHOWN:])
+    for row in first:
+        _add_cell(table, row, varied)
+    if last:
+        table.add_row(*["…"] * (len(varied) + 2))
+    for row in last:
+        _add_cell(table, row, varied)
     return table
 
 
+def _add_cell(table: "Table", row: dict[str, Any], varied: list[str]) -> None:
+    words = [_word(row[factor]) for factor in varied]
+    table.add_row(*words, f"{row['log10']:.3g}", f"{row['value']:.4g}")
+
+
 def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
-    """(a row for each cell: factors, value and log10 of the first metric at its last layer; the metric)."""
+    """A row for each cell (factors, and the first metric at its last layer), and the name of the metric."""
     import polars as pl
 
-    name = result.spec.options.metrics[0]
-    rows = result.table.filter(metric=name)
+    metric = result.spec.options.metrics[0]
+    rows = result.table.filter(metric=metric)
     rows = rows.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
-    factors = [each for each in result.spec.factors if each != "cell"]
+    factors = [factor for factor in result.spec.factors if factor != "cell"]
     means = rows.group_by("cell", maintain_order=True).agg(
-        *(pl.col(each).first() for each in factors), pl.col("value").mean(), pl.col("log10").mean()
+        *(pl.col(factor).first() for factor in factors), pl.col("value").mean(), pl.col("log10").mean()
     )
-    return means.sort("log10", "cell"), name
+    return means.sort("log10", "cell"), metric
 
 
 def _word(value: Any) -> str:

@@ -18,7 +18,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     from rich.text import Text
 
     from rankscope.cards import counted
-    from rankscope.cli.exits import Stopped
+    from rankscope.cli.exits import Interruption
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
@@ -56,7 +56,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
             for done in without:  # of a run that is resumed, it may be behind
                 bar(done, steps)
     except KeyboardInterrupt as stop:
-        raise Stopped(f"after {done} of {steps} steps; the same command resumes from there") from stop
+        raise Interruption(f"after {done} of {steps} steps; the same command resumes from there") from stop
     finally:
         torch.set_num_threads(threads)
         whole.close()

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from rankscope.deviation.comparison import state_distance, tokens_lost
 from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
-from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded
+from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded, run_block
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
-from rankscope.nets.traversal import traverse
 from rankscope.shapes import Bool
 
 MARGIN = 100.0
@@ -37,10 +36,6 @@ class _DoubledPasses:
         self.state = self.inputs.state
         self.perturbed_state: State | None = None
         """The state of the perturbed pass; None until it starts."""
-
-    def run_layer(self, index: int, rules: Deviation, state: State) -> DeviationStep:
-        """A state through layer `index` (0-based) by these rules."""
-        return DeviationStep(index + 1, *traverse(self.inputs.block(index), rules, state))
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Confirmation:
             share = MARGIN * max(self.grown, EPS) * EPS
             passes.perturbed_state = Perturbation(largest_share=min(share, 1e-12)).of(self.before)
             passes.perturbed_rules.memory = dict(passes.rules.memory)  # of the layers before
-        step = passes.run_layer(index, passes.perturbed_rules, passes.perturbed_state)
+        step = run_block(passes.inputs.block(index), passes.perturbed_rules, passes.perturbed_state)
         passes.perturbed_state = step.state
         return rounded(restored(step, passes.inputs.order))
 
@@ -83,7 +78,7 @@ def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) ->
         before = passes.state
         step = DeviationStep(0, before, None)
         if single.layer:
-            step = passes.run_layer(single.layer - 1, passes.rules, before)
+            step = run_block(passes.inputs.block(single.layer - 1), passes.rules, before)
             passes.state = step.state
         doubled = rounded(restored(step, passes.inputs.order))
         lost = lost if state_before is None else lost | tokens_lost(state_before, doubled.state)

@@ -30,7 +30,7 @@ from rankscope.nets.norms import norm_of
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.streaming import Asked, Numbers, Streamed
+from rankscope.nets.streaming import AttentionRequest, PatternNumbers, StreamedPlain
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
@@ -201,14 +201,16 @@ class PerturbedPlain(_PerturbedTokens, Plain):
         self.noise, self.signs = Perturbation(seed), SignLosses(arch)
 
 
-class PerturbedStreamed(_PerturbedTokens, Streamed):
+class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
     """The plain arithmetic with attention by rows, every result perturbed; its rows can be made again."""
 
-    def __init__(self, net: Transformer, settings: PassSettings, asked: Asked, seed: int = 0) -> None:
+    def __init__(
+        self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0
+    ) -> None:
         super().__init__(net, settings, asked)
         self.noise, self.signs = Perturbation(seed), SignLosses(net.arch)
 
-    def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
+    def mix(self, block: Block, P: PatternNumbers, V: Tensor) -> Tensor:  # type: ignore[override]
         """The outputs of the heads; the maker of rows, which mixing drops, is kept."""
         rows = P.rows
         heads: Tensor = super().mix(block, P, V)

@@ -43,7 +43,7 @@ from rankscope.deviation.scaled import chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.streaming import Asked, Numbers
+from rankscope.nets.streaming import AttentionRequest, PatternNumbers
 from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.shapes import Bool, Float
 
@@ -56,7 +56,7 @@ WITHIN = 300.0
 
 
 def with_second_pass(
-    inputs: PassInputs, by_rows: Asked | None = None, compile: bool = False
+    inputs: PassInputs, by_rows: AttentionRequest | None = None, compile: bool = False
 ) -> Iterator[tuple[DeviationStep, "SecondPassLayer"]]:
     """Yields every layer of the first pass together with the same layer of the second.
 
@@ -92,7 +92,7 @@ class SecondPass:
 
     plain_rules: PerturbedPlain | PerturbedStreamed
 
-    def __init__(self, inputs: PassInputs, seed: int = 0, by_rows: Asked | None = None) -> None:
+    def __init__(self, inputs: PassInputs, seed: int = 0, by_rows: AttentionRequest | None = None) -> None:
         """Starts from the inputs of the first pass; with `by_rows`, attention goes by blocks of rows."""
         self.inputs = inputs
         arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1)
@@ -122,7 +122,7 @@ class SecondPass:
         if must_compute("second_pass.resolved_before", resolved.any()):
             X, P, *rest = traverse(block, self.plain_rules, before.tokens())
             X = before.valid.zero_padding(X)
-            numbers, P = (P, None) if isinstance(P, Numbers) else (None, P)
+            numbers, P = (P, None) if isinstance(P, PatternNumbers) else (None, P)
             # What the first pass has lost, float64 may still resolve.
             after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.valid.mask)
             resolved = resolved & X.isfinite().flatten(1).all(1) & (_resolves(step.state) | _resolves(after))
@@ -202,7 +202,7 @@ class SecondPassLayer:
     """True where nothing is known of the sample from here on: a token became so short beside the others that
     one scale does not hold them, or the differences of equal tokens may have been all that was left, or a
     norm gave a sign to a token that is zero but for rounding."""
-    numbers: Numbers | None = None
+    numbers: PatternNumbers | None = None
     """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
     perturbed_step: DeviationStep | None = None
     """The layer by perturbed rules, if it was computed already."""
@@ -256,7 +256,7 @@ class SecondPassLayer:
         return self.plain_step.restored(order)
 
     @property
-    def restored_numbers(self) -> Numbers | None:
+    def restored_numbers(self) -> PatternNumbers | None:
         """The statistics `numbers`, tokens in their original order."""
         order = self.second_pass.inputs.order
         return self.numbers if order is None or self.numbers is None else self.numbers.restored(order)

@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.engine.views import Levels, SweepView, described
-from rankscope.figures.description import (
-    Axis,
-    Chart,
-    Hover,
-    Line,
-    Panel,
-    Points,
-    columns_of,
-    line_colour,
-    ordered_colour,
-)
-from rankscope.figures.powers import Powers
+from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.runs.figures import metric_title
@@ -33,7 +22,9 @@ NOTHING = 0.005
 """Shares of the differences below which a factor does nothing that could be seen."""
 
 
-def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> Chart:
+def sweep_curves_chart(
+    view: SweepView, colour: str | None, panel: str | None, most: int = PANELS
+) -> fig.Chart:
     """A panel for each level of one factor, a line for each of another: the median of cells, and their range.
 
     Args:
@@ -52,25 +43,27 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
             if curve.panel != level:
                 continue
             name, depth = _called(lines, curve.colour), max(depth, len(curve.centre) - 1)
-            hover: list[Hover] = [
+            hover: list[fig.Hover] = [
                 (f"{_called(places, level)} {name}\nlayer {layer}: ", _number(value, view),
                  f", median of {curve.cells} cells")
                 for layer, value in enumerate(curve.centre)
             ]  # fmt: skip
-            marks.append(Line(
+            marks.append(fig.Line(
                 np.arange(len(curve.centre)), curve.centre, _colour(lines, curve.colour), name or None,
                 f"level {curve.colour}", bands=[(curve.low, curve.high)],
                 strength=min(1.0, 3 / len(lines.labels)), hover=hover,
             ))  # fmt: skip
-        panels.append(Panel(Axis("layer", last=depth), y, marks, _called(places, level) or "all cells"))
+        panels.append(
+            fig.Panel(fig.Axis("layer", last=depth), y, marks, _called(places, level) or "all cells")
+        )
     rows = [
         (places.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
         for curve in curves
         for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
     ]
     columns = (panel or "panel", colour or "line", "layer", f"{view.column}_median", "low", "high", "cells")
-    return Chart(
-        panels, columns_of(columns, rows),
+    return fig.Chart(
+        panels, fig.columns_of(columns, rows),
         f"{view.metric} by layer, in {len(shown)} panels by {panel or 'nothing'}, a line for each "
         f"{colour or 'sweep'}.",
         columns=2 if len(shown) > 1 else 1, height=330, shared=True,
@@ -78,13 +71,13 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
     )  # fmt: skip
 
 
-def sweep_levels_chart(view: SweepView, most: int = PANELS) -> Chart:
+def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     """A panel for each factor, at most `most`: every cell at its last layer above its level, and the median
     of each level."""
     factors = list(view.effects)[:most]
     y, panels = _value_axis(view), []
     some = evenly(range(len(view.cells)), CELLS)
-    hover: list[Hover] = [
+    hover: list[fig.Hover] = [
         (f"cell {view.cells['cell'][row]}\n{described(view, row)}\n", _number(view.ends[row], view), "")
         for row in some
     ]
@@ -94,27 +87,27 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> Chart:
         at, deep = _places(levels)
         apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         middles = [_median(view.ends[levels.of == level]) for level in range(len(levels.labels))]
-        words: list[Hover] = [
+        words: list[fig.Hover] = [
             (f"{factor} {name}: median ", _number(value, view), "")
             for name, value in zip(levels.labels, middles, strict=True)
         ]
+        x = at[levels.of[some]] + apart * aside
         marks = [
-            Points(at[levels.of[some]] + apart * aside, view.ends[some], line_colour(0), "dot", 5, 0.4,
-                   hover=hover),
-            Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
-        ]  # fmt: skip
+            fig.Points(x, view.ends[some], fig.line_colour(0), "dot", 5, 0.4, hover=hover),
+            fig.Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
+        ]
         names = dict(zip(at.tolist(), levels.labels, strict=True))
-        x = (
-            Axis(factor, last=int(at[-1]))
+        axis = (
+            fig.Axis(factor, last=int(at[-1]))
             if deep
-            else Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
+            else fig.Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
         )
         share = view.effects[factor]
         does = "next to nothing" if share < NOTHING else f"{share:.0%} of the differences"
-        panels.append(Panel(x, y, marks, f"{factor}: {does}"))
+        panels.append(fig.Panel(axis, y, marks, f"{factor}: {does}"))
     rows = [tuple(view.cells[name][row] for name in ("cell", *factors, "value", "log10")) for row in some]
-    return Chart(
-        panels, columns_of(("cell", *factors, "value", "log10"), rows),
+    return fig.Chart(
+        panels, fig.columns_of(("cell", *factors, "value", "log10"), rows),
         f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
         columns=2 if len(factors) > 1 else 1, height=330, legend=False, size=(3.1, 3.1),
     )  # fmt: skip
@@ -128,15 +121,15 @@ def _places(levels: Levels) -> tuple[np.ndarray, bool]:
     return np.arange(len(levels.labels), dtype=float), False
 
 
-def _value_axis(view: SweepView) -> Axis:
+def _value_axis(view: SweepView) -> fig.Axis:
     """One scale for all panels."""
     title, numbers = metric_title(view.metric), view.layers[view.column].to_numpy()
     if view.log:
-        return Axis(title, Powers(numbers.tolist()))
+        return fig.Axis(title, fig.Powers(numbers.tolist()))
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     room = 0.05 * (high - low) or 0.5
-    return Axis(title, range=(low - room, high + room))
+    return fig.Axis(title, range=(low - room, high + room))
 
 
 def _number(value: Any, view: SweepView) -> str:
@@ -144,7 +137,11 @@ def _number(value: Any, view: SweepView) -> str:
 
 
 def _colour(levels: Levels, number: int) -> str:
-    return ordered_colour(number / max(1, len(levels.labels) - 1)) if levels.ordered else line_colour(number)
+    return (
+        fig.ordered_colour(number / max(1, len(levels.labels) - 1))
+        if levels.ordered
+        else fig.line_colour(number)
+    )
 
 
 def _called(levels: Levels, number: int) -> str:

@@ -1,35 +1,7 @@
-"""Figures: one description of each, a `Chart`, which `figures.plot` draws with matplotlib, `figures.page` on
-a page.
+"""Figures: one description of each, which `figures.plot` draws with matplotlib and `figures.page` on a page.
 
 Only `figures.matplotlib` and `figures.plot` import matplotlib.
 """
 
-from rankscope.figures.description import (
-    Axis,
-    Bars,
-    Chart,
-    ColourBar,
-    Flag,
-    Formula,
-    Frame,
-    Heatmap,
-    Line,
-    Panel,
-    Points,
-    Spans,
-)
-
-__all__ = [
-    "Axis",
-    "Bars",
-    "Chart",
-    "ColourBar",
-    "Flag",
-    "Formula",
-    "Frame",
-    "Heatmap",
-    "Line",
-    "Panel",
-    "Points",
-    "Spans",
-]
+from rankscope.figures.description import *  # noqa: F403  the names of its __all__
+from rankscope.figures.description import __all__ as __all__

@@ -17,6 +17,11 @@ import numpy as np
 
 from rankscope.figures.powers import Powers
 
+__all__ = [
+    "Axis", "Bars", "Chart", "ColourBar", "Flag", "Formula", "Frame", "Heatmap", "Hover", "Line", "Panel",
+    "Points", "Powers", "Spans", "columns_of", "line_colour", "ordered_colour",
+]  # fmt: skip
+
 Numbers = Sequence[Any] | np.ndarray
 Band = tuple[np.ndarray, np.ndarray]
 Hover = tuple[str, str, str]
@@ -91,7 +96,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Marks without a line."""
+    """Marks that no line goes through."""
 
     x: Numbers
     y: Numbers

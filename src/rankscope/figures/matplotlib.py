@@ -29,33 +29,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator,
 from PIL import Image
 
 __all__ = [
-    "Artist",
-    "Axes",
-    "AxesLike",
-    "Drawing",
-    "Figure",
-    "FixedLocator",
-    "FuncFormatter",
-    "Image",
-    "Line2D",
-    "LinearSegmentedColormap",
-    "ListedColormap",
-    "Locator",
-    "MaxNLocator",
-    "Normalize",
-    "NullFormatter",
-    "NullLocator",
-    "SHARPNESS",
-    "ScalarMappable",
-    "colormaps",
-    "palette",
-    "panels",
-    "png",
-    "rcParams",
-    "rendered",
-    "save",
-    "styled",
-]
+    "Artist", "Axes", "AxesLike", "Drawing", "Figure", "FixedLocator", "FuncFormatter", "Image", "Line2D",
+    "LinearSegmentedColormap", "ListedColormap", "Locator", "MaxNLocator", "Normalize", "NullFormatter",
+    "NullLocator", "SHARPNESS", "ScalarMappable", "colormaps", "palette", "panels", "png", "rcParams",
+    "rendered", "save", "styled",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,8 +120,19 @@ def panels(
     ax: AxesLike | None = None,
     figsize: tuple[float, float] | None = None,
 ) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with panels side by side, in as many rows, in the house style; no global state is touched.
-    `ax` are axes to draw into instead, `figsize` the size of the whole in inches."""
+    """A figure with panels in the house style; no global state is touched.
+
+    Args:
+        number: Panels in a row.
+        width: Inches of a panel across.
+        height: Inches of a panel up.
+        rows: Rows of panels.
+        ax: Axes to draw into instead, one for each panel.
+        figsize: Inches of the whole figure, in place of those of its panels.
+
+    Raises:
+        FigureError: There are more or fewer axes than panels, or a size beside axes.
+    """
     if ax is not None:
         return _given(ax, number * rows, figsize)
     size = (width * number, height * rows) if figsize is None else figsize
@@ -158,10 +147,15 @@ def panels(
 def _given(ax: AxesLike, number: int, figsize: tuple[float, float] | None) -> tuple[Figure, Sequence[Axes]]:
     axes = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
     if figsize is not None:
-        raise FigureError("figsize is of a new figure; received ax as well: size the figure that it is in")
-    if len(axes) != number or not all(isinstance(each, Axes) for each in axes):
+        raise FigureError(
+            "figsize is of a new figure; received ax as well: size the figure that it is in",
+            subject="figsize",
+        )
+    if len(axes) != number or not all(isinstance(subplot, Axes) for subplot in axes):
         what = "one Axes" if number == 1 else f"{number} Axes, for as many panels"
-        raise FigureError(f"ax must be {what}; received {len(axes)}: plt.subplots(1, {number}) makes them")
+        raise FigureError(
+            f"ax must be {what}; received {len(axes)}: plt.subplots(1, {number}) makes them", subject="ax"
+        )
     figure: Any = axes[0].figure
     while not isinstance(figure, Figure):  # axes of a subfigure
         figure = figure.figure

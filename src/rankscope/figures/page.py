@@ -5,15 +5,6 @@ reader's theme. The report puts it into its page, the explorer sends it.
 
     {"data": [...], "layout": {...}, "table": {column: [...]}, "alt": "...", "panels": 1[, "frames": [...]]}
 
-In the page, after plotly's script and `draw.js`:
-
-    rankscope.draw(element, figure)                    one figure; again to put another in its place
-    rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them
-    rankscope.later(element, [{label, figure}, ...])   the same, drawn when it comes near the screen
-    rankscope.waiting()                                how many of these are not drawn yet
-    rankscope.csv(figure)                              its data as text
-    rankscope.retheme()                                after `data-theme` of the root element has changed
-
 All text of a chart passes through `escaped`: plotly reads a little HTML in every label. Colours that follow
 the reader's theme are written `@ink`, `@faint`, `@paper` and `@order 0.3`.
 """
@@ -27,22 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.figures.description import (
-    Axis,
-    Bars,
-    Chart,
-    ColourBar,
-    Flag,
-    Formula,
-    Heatmap,
-    Hover,
-    Line,
-    Panel,
-    Points,
-    Spans,
-)
+from rankscope.figures import description as fig
 from rankscope.figures.escaping import escaped, plain
-from rankscope.figures.powers import Powers
 from rankscope.figures.style import ALARM, NEGATIVE, POSITIVE, VIRIDIS, line_style
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
@@ -53,7 +30,7 @@ HOVER = "%{text}<extra></extra>"
 """Our own words alone, without what plotly adds."""
 
 
-def page_figure(chart: Chart) -> dict[str, Any]:
+def page_figure(chart: fig.Chart) -> dict[str, Any]:
     """The chart as JSON can hold it. `layout.height` is that of one row of panels: `draw.js` multiplies it,
     and stacks panels on a narrow screen."""
     data: list[dict[str, Any]] = []
@@ -62,7 +39,7 @@ def page_figure(chart: Chart) -> dict[str, Any]:
         "margin": {
             "l": 64,
             "r": 16,
-            "t": 60 if any(_is_headed(each) for each in chart.panels) else 30,
+            "t": 60 if any(_is_headed(item) for item in chart.panels) else 30,
             "b": 48,
         },
         "hovermode": "closest",
@@ -72,20 +49,20 @@ def page_figure(chart: Chart) -> dict[str, Any]:
     groups: set[str] = set()
     annotations: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
-    for number, panel in enumerate(chart.panels):
+    for index, panel in enumerate(chart.panels):
         for mark in panel.marks:
-            data += [{**each, **_place(number)} for each in _traces(mark, panel, groups)]
-        end = suffix(number)
+            data += [{**item, **_place(index)} for item in _traces(mark, panel, groups)]
+        end = suffix(index)
         layout[f"xaxis{end}"], layout[f"yaxis{end}"] = _axis(panel.x), _axis(panel.y)
-        if number % columns and panel.y == chart.panels[number - 1].y:
+        if index % columns and panel.y == chart.panels[index - 1].y:
             layout[f"yaxis{end}"]["title"]["text"] = ""  # that of the panel before is its own
         if panel.square:
             layout[f"yaxis{end}"] |= {"scaleanchor": f"x{end}", "zeroline": True}
             layout[f"xaxis{end}"] |= {"zeroline": True}
         if panel.heading:
-            annotations.append(_heading(f"<b>{_words(panel.heading)}</b>", number))
+            annotations.append(_heading(f"<b>{_words(panel.heading)}</b>", index))
         for flag in panel.flags:
-            line, sign = _flag(flag, number, bool(panel.heading))
+            line, sign = _flag(flag, index, bool(panel.heading))
             shapes, annotations = [*shapes, line], [*annotations, sign]
     if chart.colour_bar is not None:
         data.append(_colour_bar(chart.colour_bar))
@@ -111,8 +88,8 @@ def page_figure(chart: Chart) -> dict[str, Any]:
             for frame in chart.frames
         ]
         layout["annotations"] = figure["frames"][0]["layout"]["annotations"]
-    found: dict[str, Any] = plain(figure)
-    return found
+    json_figure: dict[str, Any] = plain(figure)
+    return json_figure
 
 
 def suffix(panel: int) -> str:
@@ -124,15 +101,15 @@ def _place(panel: int) -> dict[str, str]:
     return {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}
 
 
-def _is_headed(panel: Panel) -> bool:
+def _is_headed(panel: fig.Panel) -> bool:
     return bool(panel.heading or panel.flags)
 
 
-def _traces(mark: Any, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
+def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any]]:
     """What plotly draws of a mark. The first of a group is in the legend, for all of it."""
-    if isinstance(mark, Line):
+    if isinstance(mark, fig.Line):
         return _line(mark, panel, groups)
-    if isinstance(mark, Points):
+    if isinstance(mark, fig.Points):
         colours = mark.colour if isinstance(mark.colour, str) else list(mark.colour)
         edge = {"ring": {"width": 2, "color": "#ffffff"}, "bar": {"width": 3}}
         marker: dict[str, Any] = {
@@ -143,30 +120,30 @@ def _traces(mark: Any, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
             "line": edge.get(mark.marker, {"width": 0.6, "color": "@paper"} if mark.hollow is None else {}),
         }
         return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False}]
-    if isinstance(mark, Bars):
+    if isinstance(mark, fig.Bars):
         named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name)}
         bar = {"type": "bar", "x": mark.x, "y": mark.heights, "textposition": "none", **_hover(mark.hover)}
         return [{**bar, **named, "marker": {"color": _colour(mark.colour)}}]
-    if isinstance(mark, Spans):
+    if isinstance(mark, fig.Spans):
         lengths = np.subtract(mark.ends, mark.starts)
         span = {"type": "bar", "orientation": "h", "y": mark.rows, "x": lengths, "base": mark.starts}
         return [{**span, "name": escaped(mark.name), "width": 0.5, "marker": {"color": _colour(mark.colour)}}]
     return [_heatmap(mark)]
 
 
-def _trace(mark: Line | Points, panel: Panel, y: np.ndarray | None = None) -> dict[str, Any]:
+def _trace(mark: fig.Line | fig.Points, panel: fig.Panel, y: np.ndarray | None = None) -> dict[str, Any]:
     """A line or marks where the axes of its panel have them."""
     values = np.asarray(mark.y if y is None else y, dtype=float)
     shown = (
         _short(values)
-        if isinstance(mark, Points) and panel.y.powers is None
+        if isinstance(mark, fig.Points) and panel.y.powers is None
         else _placed(values, panel.y.powers)
     )
-    x = _short(mark.x) if isinstance(mark, Points) else list(mark.x)
+    x = _short(mark.x) if isinstance(mark, fig.Points) else list(mark.x)
     return {"type": "scatter", "x": x, "y": shown, **_hover(mark.hover)}
 
 
-def _line(line: Line, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
+def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any]]:
     """Bands, the tail into the noise, and the line; one entry of the legend hides all of them."""
     ink, style = _colour(line.colour), line_style(line.number)
     group: dict[str, Any] = {"legendgroup": line.group} if line.group else {}
@@ -208,7 +185,7 @@ def _line(line: Line, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _heatmap(mark: Heatmap) -> dict[str, Any]:
+def _heatmap(mark: fig.Heatmap) -> dict[str, Any]:
     values, bar = np.asarray(mark.values, dtype=float), dict[str, Any](thickness=10, outlinewidth=0)
     low, high = mark.range or (float(np.nanmin(values)), float(np.nanmax(values)))
     if mark.title:
@@ -223,7 +200,7 @@ def _heatmap(mark: Heatmap) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "heatmap", "x": mark.x, "y": mark.y, "z": values, "colorscale": scale, "zmin": low,
         "zmax": high, "colorbar": bar, "hovertemplate": HOVER,
-        "text": [[_sentence(each) for each in row] for row in mark.hover or []],
+        "text": [[_sentence(item) for item in row] for row in mark.hover or []],
     }  # fmt: skip
     if mark.numbers:
         form = "%{z:+.1%}" if mark.signed else "%{z:.2f}" if high >= 0.1 else "%{z:.0e}"
@@ -235,7 +212,7 @@ def _scale(colours: Sequence[str]) -> list[list[Any]]:
     return [[k / (len(colours) - 1), colour] for k, colour in enumerate(colours)]
 
 
-def _colour_bar(bar: ColourBar) -> dict[str, Any]:
+def _colour_bar(bar: fig.ColourBar) -> dict[str, Any]:
     """A bar of colours beside the figure, in place of a legend of many lines that are in an order."""
     last = len(bar.labels) - 1
     shown = list(range(0, last + 1, -(-(last + 1) // 7)))
@@ -250,7 +227,7 @@ def _colour_bar(bar: ColourBar) -> dict[str, Any]:
             "showlegend": False, "hoverinfo": "skip", **_place(0)}  # fmt: skip
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: fig.Axis) -> dict[str, Any]:
     layout: dict[str, Any] = {"title": {"text": _words(axis.title)}, "zeroline": False}
     if axis.powers is not None:
         return {**layout, "range": axis.powers.range, **_ticks(axis.powers)}
@@ -270,7 +247,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return layout if axis.grid else {**layout, "showgrid": False}
 
 
-def _ticks(powers: Powers) -> dict[str, Any]:
+def _ticks(powers: fig.Powers) -> dict[str, Any]:
     labels = [
         re.sub(r"10\^(.+)", r"10<sup>\1</sup>", powers.label(k)).replace("-", "−") for k in powers.ticks
     ]
@@ -290,7 +267,7 @@ def _two_lines(text: str) -> str:
     return f"<b>{escaped(first)}</b><br>{escaped(second)}"
 
 
-def _flag(flag: Flag, panel: int, headed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _flag(flag: fig.Flag, panel: int, headed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """A dotted line over the panel, and a mark on top of it: inside a panel that has a heading."""
     at = {"xref": f"x{suffix(panel)}", "yref": f"y{suffix(panel)} domain"}
     line = {**at, "type": "line", "x0": flag.x, "x1": flag.x, "y0": 0, "y1": 1,
@@ -302,9 +279,9 @@ def _flag(flag: Flag, panel: int, headed: bool) -> tuple[dict[str, Any], dict[st
 
 
 def _colour(name: str) -> str:
-    kind, _, number = name.partition(" ")
+    kind, _, index = name.partition(" ")
     if kind == "line":
-        colour = line_style(int(number)).colour
+        colour = line_style(int(index)).colour
         return "@ink" if colour == "#000000" else colour
     return name if name.startswith("#") else f"@{name}"
 
@@ -312,10 +289,10 @@ def _colour(name: str) -> str:
 def _symbols(symbol: str, hollow: np.ndarray | None, always: str = "") -> str | list[str]:
     if hollow is None:
         return f"{symbol}{always}"
-    return [f"{symbol}-open" if each else symbol for each in hollow]
+    return [f"{symbol}-open" if item else symbol for item in hollow]
 
 
-def _placed(values: Sequence[float] | np.ndarray, powers: Powers | None) -> list[float | None]:
+def _placed(values: Sequence[float] | np.ndarray, powers: fig.Powers | None) -> list[float | None]:
     if powers is not None:
         return powers.place(values)
     return [float(value) if math.isfinite(value) else None for value in values]
@@ -327,22 +304,22 @@ def _short(values: Any) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in known]
 
 
-def _hover(hover: Sequence[Hover] | None) -> dict[str, Any]:
+def _hover(hover: Sequence[fig.Hover] | None) -> dict[str, Any]:
     if hover is None:
         return {"hoverinfo": "skip"}
-    return {"text": [_sentence(each) for each in hover], "hovertemplate": HOVER}
+    return {"text": [_sentence(item) for item in hover], "hovertemplate": HOVER}
 
 
-def _sentence(hover: Hover) -> str:
-    before, number, after = map(_lines, hover)
-    return f"{before}<b>{number}</b>{after}" if number else f"{before}{after}"
+def _sentence(hover: fig.Hover) -> str:
+    before, index, after = map(_lines, hover)
+    return f"{before}<b>{index}</b>{after}" if index else f"{before}{after}"
 
 
 def _lines(text: str) -> str:
     return "<br>".join(map(escaped, text.split("\n")))
 
 
-def _words(title: Formula | str) -> str:
+def _words(title: fig.Formula | str) -> str:
     """A title as plotly sets it, with the indices of norms lowered."""
     if isinstance(title, str):
         return escaped(title)

@@ -10,18 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.figures.description import (
-    Axis,
-    Bars,
-    Chart,
-    ColourBar,
-    Formula,
-    Heatmap,
-    Line,
-    Panel,
-    Points,
-    Spans,
-)
+from rankscope.figures import description as fig
 from rankscope.figures.matplotlib import (
     Axes,
     AxesLike,
@@ -39,7 +28,6 @@ from rankscope.figures.matplotlib import (
     rcParams,
     styled,
 )
-from rankscope.figures.powers import Powers
 from rankscope.figures.style import ALARM, FAINT, INK, LISTED, MARKERS, NEGATIVE, POSITIVE, line_style
 from rankscope.figures.text import label, tick
 
@@ -56,7 +44,9 @@ LONG = 34
 
 
 @styled
-def plot(*charts: Chart, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None) -> Figure:
+def plot(
+    *charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None
+) -> Figure:
     """The charts as a figure of matplotlib, below each other. `ax` are axes to draw into instead, one for
     each panel; `figsize` is the size of the whole in inches."""
     columns = max(
@@ -74,11 +64,11 @@ def plot(*charts: Chart, ax: AxesLike | None = None, figsize: tuple[float, float
     width += math.ceil(len(names) / TALL) * _breadth(names) if beside else 0.0
     figure, axes = panels(columns, width, height, rows=len(rows), ax=ax, figsize=figsize)
     for row, shown in enumerate(rows):
-        own = axes[row * columns : (row + 1) * columns]
-        for k, (each, panel) in enumerate(zip(own, shown, strict=False)):
-            _draw(each, panel, k > 0 and _scale_of(panel.y) == _scale_of(shown[k - 1].y) is not None)
-        for each in own[len(shown) :]:
-            each.set_visible(False)
+        subplots = axes[row * columns : (row + 1) * columns]
+        for k, (subplot, panel) in enumerate(zip(subplots, shown, strict=False)):
+            _draw(subplot, panel, k > 0 and _scale_of(panel.y) == _scale_of(shown[k - 1].y) is not None)
+        for subplot in subplots[len(shown) :]:
+            subplot.set_visible(False)
     first = 0
     for chart in charts:
         _explain(figure, axes[first : first + len(chart.panels)], chart, ax is not None)
@@ -86,23 +76,23 @@ def plot(*charts: Chart, ax: AxesLike | None = None, figsize: tuple[float, float
     return figure
 
 
-def _scale_of(axis: Axis) -> object:
+def _scale_of(axis: fig.Axis) -> object:
     """What two panels must share for one to go without numbers."""
     return axis.powers or axis.range
 
 
-def _draw(axes: Axes, panel: Panel, numbered_before: bool) -> None:
-    many = [mark for mark in panel.marks if isinstance(mark, Bars)]
+def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
+    many = [mark for mark in panel.marks if isinstance(mark, fig.Bars)]
     for mark in panel.marks:
-        if isinstance(mark, Line):
+        if isinstance(mark, fig.Line):
             _line(axes, mark)
-        elif isinstance(mark, Points):
+        elif isinstance(mark, fig.Points):
             _points(axes, mark)
-        elif isinstance(mark, Spans):
+        elif isinstance(mark, fig.Spans):
             lengths = np.subtract(mark.ends, mark.starts)
             bars = axes.barh(mark.rows, lengths, left=mark.starts, height=0.5, color=_colour(mark.colour))
             bars.set_label(label(mark.name))
-        elif isinstance(mark, Heatmap):
+        elif isinstance(mark, fig.Heatmap):
             _heatmap(axes, mark)
         else:
             _bars(axes, mark, many)
@@ -131,7 +121,7 @@ def _draw(axes: Axes, panel: Panel, numbered_before: bool) -> None:
         axes.set_ylabel("")
 
 
-def _line(axes: Axes, line: Line) -> None:
+def _line(axes: Axes, line: fig.Line) -> None:
     """A line with its bands; where it is only noise it is dotted, with hollow marks."""
     x, y, colour = np.asarray(line.x), np.asarray(line.y, dtype=float), _colour(line.colour)
     style = line_style(line.number, palette())
@@ -155,10 +145,10 @@ def _line(axes: Axes, line: Line) -> None:
                   markersize=0.8 * size, markerfacecolor="white")  # fmt: skip
 
 
-def _points(axes: Axes, points: Points) -> None:
-    x, y = (np.asarray(each, dtype=float) for each in (points.x, points.y))
+def _points(axes: Axes, points: fig.Points) -> None:
+    x, y = (np.asarray(item, dtype=float) for item in (points.x, points.y))
     colours = points.colour if isinstance(points.colour, str) else list(points.colour)
-    colour: Any = _colour(colours) if isinstance(colours, str) else [_colour(each) for each in colours]
+    colour: Any = _colour(colours) if isinstance(colours, str) else [_colour(item) for item in colours]
     hollow = np.zeros(len(x), bool) if points.hollow is None else points.hollow
     size = (0.7 * points.size) ** 2 if points.marker != "bar" else 500.0
     if points.marker == "bar":
@@ -169,7 +159,7 @@ def _points(axes: Axes, points: Points) -> None:
     axes.scatter(x[hollow], y[hollow], s=size, facecolors="none", edgecolors=colour, zorder=2)
 
 
-def _bars(axes: Axes, mark: Bars, among: Sequence[Bars]) -> None:
+def _bars(axes: Axes, mark: fig.Bars, among: Sequence[fig.Bars]) -> None:
     width = 0.8 / len(among)
     middle = np.asarray(mark.x) + (among.index(mark) - (len(among) - 1) / 2) * width
     name = label(mark.name) if len(among) > 1 else None
@@ -177,7 +167,7 @@ def _bars(axes: Axes, mark: Bars, among: Sequence[Bars]) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.8)
 
 
-def _heatmap(axes: Axes, mark: Heatmap) -> None:
+def _heatmap(axes: Axes, mark: fig.Heatmap) -> None:
     values = np.ma.masked_invalid(np.asarray(mark.values, dtype=float))
     if mark.powers is not None:
         values = np.ma.masked_invalid(
@@ -198,34 +188,34 @@ def _heatmap(axes: Axes, mark: Heatmap) -> None:
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.3g}"))
 
 
-def _dress(axes: Axes, axis: Axis, side: str) -> None:
+def _dress(axes: Axes, axis: fig.Axis, side: str) -> None:
     """Name an axis, and say where its numbers stand."""
-    own = axes.xaxis if side == "x" else axes.yaxis
-    own.set_label_text(_words(axis.title))
+    ruler = axes.xaxis if side == "x" else axes.yaxis
+    ruler.set_label_text(_words(axis.title))
     set_limits = axes.set_xlim if side == "x" else axes.set_ylim
     if axis.powers is not None:
         if axis.powers.deep:
             (axes.set_xscale if side == "x" else axes.set_yscale)("symlog", linthresh=1.0)
         set_limits(*axis.powers.limits)
-        own.set_major_locator(PowersLocator())
-        own.set_major_formatter(FuncFormatter(lambda k, _, powers=axis.powers: _power(powers, k)))
+        ruler.set_major_locator(PowersLocator())
+        ruler.set_major_formatter(FuncFormatter(lambda k, _, powers=axis.powers: _power(powers, k)))
     elif axis.labels is not None:
-        own.set_ticks(list(axis.labels), [label(name) for name in axis.labels.values()], fontsize=9)
+        ruler.set_ticks(list(axis.labels), [label(name) for name in axis.labels.values()], fontsize=9)
         if side == "x" and max(map(len, axis.labels.values())) * len(axis.labels) > LONG:
             axes.tick_params("x", rotation=35)
     elif axis.last is not None:
-        own.set_major_locator(MaxNLocator(integer=True))
+        ruler.set_major_locator(MaxNLocator(integer=True))
     elif axis.steps:
-        own.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+        ruler.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     elif axis.percent:
-        own.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+        ruler.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
     if axis.range is not None:
         set_limits(*axis.range)
     elif axis.from_zero:
         low, high = axes.get_ylim()
         axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
     if not axis.grid:
-        own.grid(False)
+        ruler.grid(False)
 
 
 class PowersLocator(Locator):
@@ -236,12 +226,12 @@ class PowersLocator(Locator):
         return self.tick_values(*self.axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        """Those between the ends of the axis."""
+        """The ticks between the ends of the axis."""
         low, high = sorted((float(vmin), float(vmax)))
-        return [k for k in Powers([low, high]).ticks if low <= k <= high]
+        return [k for k in fig.Powers([low, high]).ticks if low <= k <= high]
 
 
-def _power(powers: Powers, k: float) -> str:
+def _power(powers: fig.Powers, k: float) -> str:
     text = powers.label(k)
     digits, caret, _ = text.partition("10^")
     if not caret:
@@ -249,7 +239,7 @@ def _power(powers: Powers, k: float) -> str:
     return rf"${digits[:-1]} \cdot {tick(math.floor(k))[1:]}" if digits else tick(k)
 
 
-def _explain(figure: Figure, axes: Sequence[Axes], chart: Chart, borrowed: bool) -> None:
+def _explain(figure: Figure, axes: Sequence[Axes], chart: fig.Chart, borrowed: bool) -> None:
     """Which line is which: a bar of colours, a legend in each panel that has names, or one for all."""
     if chart.colour_bar is not None:
         _colour_bar(axes[-1], chart.colour_bar)
@@ -258,38 +248,38 @@ def _explain(figure: Figure, axes: Sequence[Axes], chart: Chart, borrowed: bool)
     if chart.shared and chart.colour_bar is None:
         named = dict(
             reversed(pair)
-            for each in reversed(axes)
-            for pair in zip(*each.get_legend_handles_labels(), strict=True)
+            for subplot in reversed(axes)
+            for pair in zip(*subplot.get_legend_handles_labels(), strict=True)
         )
-        named = {name: named[name] for each in axes for name in each.get_legend_handles_labels()[1]}
+        named = {name: named[name] for subplot in axes for name in subplot.get_legend_handles_labels()[1]}
         if named and borrowed:
             axes[0].legend(named.values(), named.keys())
         elif named:
             columns = min(len(named), 4)
             figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
         return
-    for each in axes:
-        names = each.get_legend_handles_labels()[1]
+    for subplot in axes:
+        names = subplot.get_legend_handles_labels()[1]
         if len(names) > LISTED:
-            each.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
+            subplot.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
                         ncols=math.ceil(len(names) / TALL),
                         fontsize=7 if len(names) > TALL else rcParams["legend.fontsize"])  # fmt: skip
         elif names:
-            each.legend()
+            subplot.legend()
 
 
-def _colour_bar(axes: Axes, bar: ColourBar) -> None:
-    number = len(bar.labels)
-    colours = ListedColormap([_colour(f"order {k / max(1, number - 1)}") for k in range(number)])
-    places = ScalarMappable(Normalize(-0.5, number - 0.5), colours)
+def _colour_bar(axes: Axes, bar: fig.ColourBar) -> None:
+    count = len(bar.labels)
+    colours = ListedColormap([_colour(f"order {k / max(1, count - 1)}") for k in range(count)])
+    places = ScalarMappable(Normalize(-0.5, count - 0.5), colours)
     drawn = axes.get_figure(root=True).colorbar(places, ax=axes, pad=0.02, label=label(bar.title))  # type: ignore[union-attr]
-    shown = list(range(0, number, -(-number // 7)))
+    shown = list(range(0, count, -(-count // 7)))
     drawn.set_ticks(shown, labels=[label(bar.labels[k]) for k in shown])
     drawn.outline.set_visible(False)
 
 
-def _names(chart: Chart) -> list[str]:
-    marks = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, Line)]
+def _names(chart: fig.Chart) -> list[str]:
+    marks = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, fig.Line)]
     return list(dict.fromkeys(mark.name for mark in marks if mark.name is not None))
 
 
@@ -299,15 +289,15 @@ def _breadth(names: Sequence[str]) -> float:
 
 
 def _colour(name: str) -> Any:
-    kind, _, number = name.partition(" ")
+    kind, _, index = name.partition(" ")
     if kind == "line":
-        return line_style(int(number), palette()).colour
+        return line_style(int(index), palette()).colour
     if kind == "order":
-        return colormaps["viridis"](0.82 * float(number))  # all stand out from white
+        return colormaps["viridis"](0.82 * float(index))  # all stand out from white
     return {"ink": INK, "faint": FAINT}.get(name, name)
 
 
-def _words(title: Formula | str) -> str:
+def _words(title: fig.Formula | str) -> str:
     if isinstance(title, str):
         return label(title) if title else ""
     return f"${title.tex}$" if title.tex else label(title.text)

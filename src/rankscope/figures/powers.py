@@ -49,14 +49,16 @@ class Powers:
     @property
     def limits(self) -> tuple[float, float]:
         """The ends of the axis as log10."""
-        low, high = (self._log10(place) if self.deep else place for place in self.range)
+        low, high = (self._log10(position) if self.deep else position for position in self.range)
         return low, high
 
     def _place(self, k: float) -> float:
         return math.copysign(1 + math.log10(abs(k)), k) if self.deep and abs(k) > 1 else k
 
-    def _log10(self, place: float) -> float:
-        return math.copysign(10 ** min(abs(place) - 1, FARTHEST), place) if abs(place) > 1 else place
+    def _log10(self, position: float) -> float:
+        return (
+            math.copysign(10 ** min(abs(position) - 1, FARTHEST), position) if abs(position) > 1 else position
+        )
 
     @property
     def ticks(self) -> list[float]:
@@ -94,8 +96,8 @@ class Powers:
         if self.narrow and -4 <= k < 5:
             return f"{10**k:.6g}"
         if abs(k - round(k)) > 1e-9 and not self.deep:
-            whole = float(math.floor(k))
-            return f"{10 ** (k - whole):.2g}·{self.label(whole)}"
+            decade = float(math.floor(k))
+            return f"{10 ** (k - decade):.2g}·{self.label(decade)}"
         long = self.deep and abs(k) >= LONG
         return f"10^{k:.6g}".replace("e+0", "e").replace("e+", "e") if long else f"10^{k:.0f}"
 

@@ -51,7 +51,7 @@ def line_style(number: int, colours: Sequence[str] = PALETTE) -> LineStyle:
 
 
 def evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """So many of the items at most, evenly spaced, the first and the last among them.
+    """At most `most` of the items, evenly spaced, the first and the last among them.
 
     >>> evenly("abcdefg", 4)
     ['a', 'c', 'e', 'g']
@@ -62,15 +62,15 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """The number of each line's look. A variant that is often drawn has its own, whatever stands beside it;
+    """The number of each line's style. A variant that is often drawn has its own, whatever stands beside it;
     others take those that are left.
 
     >>> numbered(["san", "mine", "transformer", "yours"])
     {'san': 5, 'mine': 1, 'transformer': 0, 'yours': 2}
     """
-    found = {name: VARIANTS.index(name) if name in VARIANTS else -1 for name in names}
-    left = (number for number in range(len(found)) if number not in set(found.values()))
-    return {name: next(left) if number < 0 else number for name, number in found.items()}
+    numbers = {name: VARIANTS.index(name) if name in VARIANTS else -1 for name in names}
+    left = (index for index in range(len(numbers)) if index not in set(numbers.values()))
+    return {name: next(left) if index < 0 else index for name, index in numbers.items()}
 
 
 NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?(?:e[+-]?\d+)?")

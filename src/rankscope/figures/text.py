@@ -15,7 +15,7 @@ def label(name: str) -> str:
     >>> label("san+skip"), label("$x$"), label("_mine")
     ('san+skip', '\\\\$x\\\\$', ' _mine')
     """
-    shown = "".join(each if each.isprintable() else "\ufffd" for each in name[:LABEL])
+    shown = "".join(character if character.isprintable() else "\ufffd" for character in name[:LABEL])
     shown = (f"{shown[:-1]}…" if len(name) > LABEL else shown).replace("$", r"\$")
     return shown if shown[:1] not in ("", "_") else f" {shown}"
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
 from rankscope.nets.assembly import built
-from rankscope.nets.dropout import Dropout, Dropped
+from rankscope.nets.dropout import Dropout, DropoutRules
 from rankscope.nets.memory import Memory
 from rankscope.nets.pass_settings import PassSettings, Seen, unpadded
 from rankscope.nets.plain import Plain, contributions
@@ -133,7 +133,7 @@ class Trainable(ParameterTree):
         X, real, order = net.prepared(X, padding)
         seen = self._masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
-        rules = Plain(self.arch, settings) if drop is None else Dropped(self.arch, settings, drop)
+        rules = Plain(self.arch, settings) if drop is None else DropoutRules(self.arch, settings, drop)
         X = X if drop is None else drop(X)
         hidden = None if padding is None or bool(real.all()) else ~real[..., None]
         yield X if order is None else order.restored(X)

@@ -23,7 +23,7 @@ from typing import Any
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.nets.checks import among, check, check_types
 from rankscope.nets.experts import Experts
-from rankscope.nets.fields import BIASES, Fields
+from rankscope.nets.fields import BIASES, ArchitectureFields
 from rankscope.nets.masks import Mask, MaskLike, spec_of
 from rankscope.remedies.base import BuiltInRemedy
 from rankscope.remedies.catalogue import remedy
@@ -33,7 +33,7 @@ DEEPEST = 10**6
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Architecture(Fields):
+class Architecture(ArchitectureFields):
     """A frozen, validated, serialisable description of a transformer; its fields are in `fields.py`.
 
     >>> Architecture(layers=12, width=768, heads=12).head_width
@@ -50,19 +50,22 @@ class Architecture(Fields):
         put = object.__setattr__
         for name in ("layers", "width", "heads"):
             if getattr(self, name) < 1:
-                raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+                raise ArchitectureError(
+                    f"{name} must be a whole number >= 1; got {getattr(self, name)!r}", subject=name
+                )
         if self.layers > DEEPEST:
-            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {self.layers}")
+            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {self.layers}", subject="layers")
         for name in ("head_width", "divisor"):
             if not getattr(self, name) >= 0:
                 raise ArchitectureError(
-                    f"{name} must be > 0, or 0 for its usual value; got {getattr(self, name)!r}"
+                    f"{name} must be > 0, or 0 for its usual value; got {getattr(self, name)!r}", subject=name
                 )
         if not self.head_width:
             if self.width % self.heads:
                 raise ArchitectureError(
                     f"width must be a multiple of heads unless head_width is given; got width {self.width} "
-                    f"and {self.heads} heads"
+                    f"and {self.heads} heads",
+                    subject="width",
                 )
             put(self, "head_width", self.width // self.heads)
         put(self, "value_width", self.value_width or self.head_width)
@@ -72,14 +75,15 @@ class Architecture(Fields):
         biases: Any = self.biases
         if isinstance(biases, str) or not isinstance(biases, bool | tuple | list):
             raise ArchitectureError(
-                f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {biases!r}"
+                f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {biases!r}",
+                subject="biases",
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
         for name in ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts"):
             value = _frozen(getattr(self, name))
             if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
-                raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
+                raise ArchitectureError(f"{name} must be a tuple; got {value!r}", subject=name)
             put(self, name, value)
 
     def __repr__(self) -> str:
@@ -91,46 +95,48 @@ class Architecture(Fields):
             "divisor": math.sqrt(self.head_width),
             "mlp_width": 4 * self.width,
         }
-        said = (
+        written = (
             f"{field.name}={getattr(self, field.name)!r}"
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != usual.get(field.name, field.default)
         )
-        return f"Architecture({', '.join(said)})"
+        return f"Architecture({', '.join(written)})"
 
     def departures(self) -> list[str]:
-        """In a few words, which of its parts are missing or weighted, and its mask where it is not complete:
-        what tells a variant from the whole."""
+        """List in a few words each which parts are missing or weighted, and the mask where it is not
+        complete: what tells a variant from the whole."""
         skips = {"attention skip": self.attention_skip}
         if self.mlp != "none" and not self.parallel:
             skips["MLP skip"] = self.mlp_skip
         if len(set(skips.values())) == 1:
             skips = {"skip": self.attention_skip}
-        said = [
+        departures = [
             f"no {name}" if weight == 0 else f"{name} {weight:g}"
             for name, weight in skips.items()
             if weight != 1
         ]
-        said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
-        said += [] if self.kept_heads is None else ["some heads silent"]
-        said += [f"scores times {self.log_gain:g} ln n"] if self.log_gain else []
-        said += ["gated heads"] if self.head_gate else []
-        said += ["latent keys and values"] if self.key_latent else []
-        said += ["cross-attention"] if self.cross_attention else []
+        departures += [
+            f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"
+        ]
+        departures += [] if self.kept_heads is None else ["some heads silent"]
+        departures += [f"scores times {self.log_gain:g} ln n"] if self.log_gain else []
+        departures += ["gated heads"] if self.head_gate else []
+        departures += ["latent keys and values"] if self.key_latent else []
+        departures += ["cross-attention"] if self.cross_attention else []
         if self.mask != "complete":
             mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
-            said.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
-        return said + [part.name for part in self.parts]
+            departures.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
+        return departures + [part.name for part in self.parts]
 
     def replace(self, **changes: Any) -> "Architecture":
-        """The same architecture with some fields changed; widths at their usual value follow along.
+        """Return the architecture with some fields changed; widths at their usual value follow along.
 
         >>> Architecture(layers=12, width=768, heads=12).replace(width=384).mlp_width
         1536
         """
-        whole = self.width % self.heads == 0
+        divides = self.width % self.heads == 0
         follow: dict[str, Any] = {}
-        if {"width", "heads"} & changes.keys() and whole and self.head_width == self.width // self.heads:
+        if {"width", "heads"} & changes.keys() and divides and self.head_width == self.width // self.heads:
             follow["head_width"] = 0
         if {"width", "heads", "head_width"} & changes.keys() and self.value_width == self.head_width:
             follow["value_width"] = 0
@@ -151,19 +157,19 @@ class Architecture(Fields):
     def from_dict(cls, fields: dict[str, Any], own: Iterable[Any] = ()) -> "Architecture":
         """The inverse of `to_dict`; fields left out take their usual value. `own` are the objects that it
         speaks of by name: masks, norms, kernels and parts of one's own."""
-        objects = {_named(each): each for each in own}
+        objects = {_named(thing): thing for thing in own}
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
-            among("architecture field", name, known)
+            among("architecture field", name, known, subject=name)
         for name in ("layers", "width", "heads"):
             if name not in fields:
                 raise ArchitectureError(
-                    f"an architecture must say its layers, width and heads; {name} is missing"
+                    f"an architecture must say its layers, width and heads; {name} is missing", subject=name
                 )
-        found = {name: _found(_frozen(value), objects) for name, value in fields.items()}
-        if isinstance(found.get("experts"), dict):
-            found["experts"] = Experts.from_dict(found["experts"])
-        return cls(**found)
+        values = {name: _found(_frozen(value), objects) for name, value in fields.items()}
+        if isinstance(values.get("experts"), dict):
+            values["experts"] = Experts.from_dict(values["experts"])
+        return cls(**values)
 
     @classmethod
     def read(cls, path: str | Path, own: Iterable[Any] = ()) -> "Architecture":
@@ -171,12 +177,17 @@ class Architecture(Fields):
         try:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise FileError(f"an architecture is read from a JSON file; there is none at {path}") from None
+            raise FileError(
+                f"an architecture is read from a JSON file; there is none at {path}", subject=str(path)
+            ) from None
         except (OSError, ValueError, RecursionError) as error:
-            raise FileError(f"{path} must be a JSON file of architecture fields; {error}") from error
+            raise FileError(
+                f"{path} must be a JSON file of architecture fields; {error}", subject=str(path)
+            ) from error
         if not isinstance(fields, dict):
             raise FileError(
-                f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
+                f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}",
+                subject=str(path),
             )
         return cls.from_dict(fields, own)
 
@@ -202,8 +213,16 @@ def _thawed(value: Any) -> Any:
 def _named(value: Any) -> str:
     """How a file speaks of an object of one's own."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    numbers = {each.name: getattr(value, each.name) for each in fields if each.name not in ("name", "place")}
-    made_of = [f"{name}={each!r}" for name, each in numbers.items() if isinstance(each, int | float | str)]
+    numbers = {
+        value_of.name: getattr(value, value_of.name)
+        for value_of in fields
+        if value_of.name not in ("name", "place")
+    }
+    made_of = [
+        f"{name}={value_of!r}"
+        for name, value_of in numbers.items()
+        if isinstance(value_of, int | float | str)
+    ]
     return f"own:{value.name}" + (f"({', '.join(made_of)})" if made_of else "")
 
 
@@ -218,7 +237,8 @@ def _found(value: Any, objects: dict[str, Any]) -> Any:
     if value not in objects:
         raise ArchitectureError(
             f"this architecture has a part of its own, {value.removeprefix('own:')!r}, which a file cannot "
-            f"hold: pass the object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}"
+            f"hold: pass the object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}",
+            subject=value.removeprefix("own:"),
         )
     return objects[value]
 

@@ -20,23 +20,22 @@ def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
 
 
 def built(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
-    """The same, unchecked: of tensors that were checked once and are asked for at every step of a
-    training."""
+    """Assemble without checks: tensors that were checked once, at every step of a training."""
     stored = 1 if arch.shared else arch.layers
-    whole: dict[str, Tensor] = {}
+    network_tensors: dict[str, Tensor] = {}
     by_layer: list[dict[str, Tensor]] = [{} for _ in range(stored)]
     for name, tensor in tensors.items():
         if _of_a_layer(name):
             _, index, inner = name.split(".", 2)
             by_layer[int(index)][inner] = tensor
         else:
-            whole[name] = tensor
-    layers = [_build(Layer, _nested(each, "")) for each in by_layer]
-    return _around(tuple(layers) * (arch.layers if arch.shared else 1), whole)
+            network_tensors[name] = tensor
+    layers = [_build(Layer, _nested(tensors_of_layer, "")) for tensors_of_layer in by_layer]
+    return _around(tuple(layers) * (arch.layers if arch.shared else 1), network_tensors)
 
 
 def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]) -> Layer:
-    """The same of one layer, its tensors named as `layer_shapes` lists them."""
+    """Assemble and check one layer, its tensors named as `layer_shapes` lists them."""
     _check(layer_shapes(arch, index), tensors)
     return cast(Layer, _build(Layer, _nested(tensors, "")))
 
@@ -44,14 +43,14 @@ def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]
 def assemble_stored(
     arch: Architecture, layers: StreamedLayers[Layer], tensors: Mapping[str, Tensor]
 ) -> Weights:
-    """The same of layers that are not in memory, and the tensors that belong to no layer."""
+    """Assemble streamed layers and the tensors that belong to no layer, which are checked."""
     _check({name: shape for name, shape in shapes(arch).items() if not _of_a_layer(name)}, tensors)
     return _around(layers, tensors)
 
 
 def _around(layers: tuple[Layer, ...] | StreamedLayers[Layer], tensors: Mapping[str, Tensor]) -> Weights:
-    whole = {name: tensor for name, tensor in tensors.items() if not _of_a_layer(name)}
-    return cast(Weights, _build(Weights, {**_nested(whole, ""), "layers": layers}))
+    network_tensors = {name: tensor for name, tensor in tensors.items() if not _of_a_layer(name)}
+    return cast(Weights, _build(Weights, {**_nested(network_tensors, ""), "layers": layers}))
 
 
 def _of_a_layer(name: str) -> bool:
@@ -66,15 +65,20 @@ def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None
         )
         raise WeightsError(
             f"this architecture has {len(expected)} tensors; of the {len(tensors)} given, {problem}: "
-            "rankscope.nets.shapes(arch) lists them"
+            "rankscope.nets.shapes(arch) lists them",
+            subject=sorted(missing or unknown)[0],
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise WeightsError(f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}")
+            raise WeightsError(
+                f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}", subject=name
+            )
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors.values()}
     if len(kinds) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise WeightsError(f"weights must share one floating dtype and one device; received {found}")
+        kinds_text = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise WeightsError(
+            f"weights must share one floating dtype and one device; received {kinds_text}", subject="dtype"
+        )
 
 
 PARTS: dict[str, type] = {

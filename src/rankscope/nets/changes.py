@@ -25,10 +25,14 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
             raise ArchitectureError(f"layers must be at most {DEEPEST}; got {layers}", subject="layers")
         return [index % depth for index in range(layers)]
     if not isinstance(layers, Sequence):
-        raise ArchitectureError(f"layers must be a depth or a list of layers; got {layers!r}")
+        raise ArchitectureError(
+            f"layers must be a depth or a list of layers; got {layers!r}", subject="layers"
+        )
     chosen = list(layers)
     if not chosen or not all(type(index) is int and 0 <= index < depth for index in chosen):
-        raise ArchitectureError(f"layers must name layers 0..{depth - 1}, at least one; got {chosen[:8]}")
+        raise ArchitectureError(
+            f"layers must name layers 0..{depth - 1}, at least one; got {chosen[:8]}", subject="layers"
+        )
     return chosen
 
 
@@ -64,7 +68,12 @@ def with_changes(
     activation: str | None,
     heads: Heads | None,
 ) -> Architecture:
-    """The architecture with what is named changed, and the rest as it is."""
+    """Return the architecture with what is not None (or False, of mlp and norm) changed.
+
+    Args:
+        arch: The architecture of the network.
+        skip: As in `Transformer.variant`, and so are all others.
+    """
     changes: dict[str, Any] = {}
     if not arch.parallel or mlp_skip is not None:  # a parallel block has one skip
         changes["mlp_skip"] = skip if mlp_skip is None else mlp_skip
@@ -84,14 +93,15 @@ def with_changes(
     if changed.linformer_rank != arch.linformer_rank:
         raise ArchitectureError(
             f"linformer's weights mix tokens and no other kernel's do: from {arch.kernel!r} to {kernel!r} is "
-            "another network, Transformer.random(arch.replace(kernel=...))"
+            "another network, Transformer.random(arch.replace(kernel=...))",
+            subject="kernel",
         )
     return changed
 
 
 def _weight(name: str, weight: Any) -> float:
     if not isinstance(weight, int | float):
-        raise ArchitectureError(f"{name} must be a number, True or False; got {weight!r}")
+        raise ArchitectureError(f"{name} must be a number, True or False; got {weight!r}", subject=name)
     return float(weight)
 
 
@@ -99,12 +109,14 @@ def kept_heads(arch: Architecture, heads: Heads) -> tuple[tuple[int, ...], ...]:
     """The heads that speak in each layer, of a list for all or lists by layer."""
     if not isinstance(heads, Mapping | Sequence) or isinstance(heads, str):
         raise ArchitectureError(
-            f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}"
+            f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}", subject="heads"
         )
     if not isinstance(heads, Mapping):
         return (tuple(heads),) * arch.layers
     for layer in heads:
         if not (type(layer) is int and 0 <= layer < arch.layers):
-            raise ArchitectureError(f"layers are numbered 0..{arch.layers - 1}; got {layer!r}")
+            raise ArchitectureError(
+                f"layers are numbered 0..{arch.layers - 1}; got {layer!r}", subject="heads"
+            )
     before = arch.kept_heads or (tuple(range(arch.heads)),) * arch.layers
     return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before))

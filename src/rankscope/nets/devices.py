@@ -37,8 +37,14 @@ def check_dtype(dtype: object) -> None:
         )
 
 
-def check_device(device: torch.device | str) -> None:
-    """Raise `ArchitectureError` unless this machine has the device."""
+def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64) -> None:
+    """Raise `ArchitectureError` unless this machine has the device, and the device has the dtype."""
+    if str(device).partition(":")[0] == "mps" and dtype == torch.float64:
+        raise ArchitectureError(
+            "device must have float64, in which networks are measured; mps has none: take 'cpu', or move the "
+            "network with net.to(torch.float32, 'mps') and measure it in arithmetic='float32'",
+            subject="device",
+        )
     try:
         torch.zeros(1, device=device).item()  # a tensor on "meta" has no numbers to read
     except (AssertionError, RuntimeError, TypeError) as error:

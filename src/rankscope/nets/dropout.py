@@ -30,7 +30,7 @@ class Dropout:
 
     @classmethod
     def seeded(cls, p: float, seed: int, device: torch.device | str) -> "Dropout":
-        """Drawn on that device."""
+        """Return dropout with a generator of that seed, on that device."""
         return cls(p, torch.Generator(device=device).manual_seed(seed))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Dropout:
         return x * (drawn >= self.p) / (1 - self.p)
 
 
-class Dropped(Plain):
+class DropoutRules(Plain):
     """The plain rules, with dropout on attention and on each branch."""
 
     def __init__(self, arch: Architecture, settings: PassSettings, drop: Dropout) -> None:
@@ -53,7 +53,7 @@ class Dropped(Plain):
         return self.drop(super().pattern(block, X))
 
     def cross_pattern(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
-        """The same of cross-attention."""
+        """P of cross-attention with some entries gone."""
         return self.drop(super().cross_pattern(there, X))
 
     def output(self, block: Block, spoken: Spoken) -> Tokens:
@@ -70,7 +70,7 @@ def training_states(
 ) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
     X, valid, order = net.prepared(X, padding)
-    rules = Dropped(net.arch, net.settings(X, valid), drop)
+    rules = DropoutRules(net.arch, net.settings(X, valid), drop)
     X = drop(X)
     yield X if order is None else order.restored(X)
     for step in net.traversed(X, valid, rules):

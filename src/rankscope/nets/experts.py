@@ -49,27 +49,34 @@ class Experts:
         for name, least in (("number", 1), ("chosen", 1), ("width", 1), ("shared_width", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ArchitectureError(f"{name} of experts must be a whole number >= {least}; got {value!r}")
+                raise ArchitectureError(
+                    f"{name} of experts must be a whole number >= {least}; got {value!r}", subject=name
+                )
         if self.chosen > self.number:
             raise ArchitectureError(
-                f"a token goes through at most all experts; got {self.chosen} chosen of {self.number}"
+                f"a token goes through at most all experts; got {self.chosen} chosen of {self.number}",
+                subject="chosen",
             )
         if self.shared_gate and not self.shared_width:
-            raise ArchitectureError("shared_gate weighs a shared expert; got one without: give shared_width")
+            raise ArchitectureError(
+                "shared_gate weighs a shared expert; got one without: give shared_width",
+                subject="shared_gate",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python, as JSON has it."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**found, "dense_layers": list(self.dense_layers)}
+        fields_by_name = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**fields_by_name, "dense_layers": list(self.dense_layers)}
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> "Experts":
-        """The inverse of `to_dict`."""
+        """Make the description of a mixture that `to_dict` wrote."""
         try:
             return cls(**{**given, "dense_layers": tuple(given.get("dense_layers", ()))})
         except TypeError as error:
             raise ArchitectureError(
-                f"experts are described by {', '.join(each.name for each in fields(cls))}; got {given!r:.80}"
+                f"experts have {', '.join(field.name for field in fields(cls))}; got {given!r:.80}",
+                subject="experts",
             ) from error
 
 

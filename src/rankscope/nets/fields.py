@@ -16,24 +16,39 @@ BIASES = ("query", "key", "value", "output", "mlp", "norm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fields:
-    """What a transformer is made of, unchecked: `Architecture` is the checked one."""
+class ArchitectureFields:
+    """The fields of a transformer, unchecked: `Architecture` is the checked class.
 
+    Heads of keys and values, `key_heads`, for 4 heads of queries:
+
+        key_heads = 4 (0)      key_heads = 2          key_heads = 1
+        multi-head             grouped queries        multi-query
+
+        v  v  v  v             v     v                v
+        k  k  k  k             k     k                k
+        |  |  |  |             |\\    |\\               |\\--\\--\\
+        q  q  q  q             q  q  q  q             q  q  q  q
+    """
+
+    # ---- size --------------------
     layers: int
     width: int
+    """Width of a token (d_model, hidden_size)."""
     heads: int
+    """Heads of queries in a layer."""
     key_heads: int = 0
     """Heads of keys and values; fewer than `heads` when they are grouped. 0: as many as `heads`."""
     head_width: int = 0
     """Width of a query, key or value. 0: width / heads."""
     value_width: int = 0
-    """Width of a value where it is another. 0: head_width."""
+    """Width of a value where it differs. 0: head_width."""
     query_latent: int = 0
     """Queries are linear in a latent of this width, `RMSNorm(x A)` (DeepSeek). 0: in the token itself."""
     key_latent: int = 0
-    """The same of keys and values, which share one. As many entries more of x A as are rotated stand beside
-    it, without a norm, for keys alone."""
+    """Keys and values are linear in one latent of this width. For keys alone, as many entries more of x A as
+    are rotated stand beside it, without a norm. 0: in the token itself."""
 
+    # ---- attention: scores, pattern, mask --------------------
     kernel: str | Kernel = "softmax"
     """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (`kernels.py`)."""
     divisor: float = 0.0
@@ -41,13 +56,14 @@ class Fields:
     score_cap: float = 0.0
     """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
     log_gain: float = 0.0
-    """Scores, positions, cap and all, are multiplied by `log_gain ln n`, n the real tokens of a sample; in
+    """Scores, positions, cap and all, are multiplied by `log_gain ln n`, n the valid tokens of a sample; in
     cross-attention those of the memory. 0: they stay as they are."""
     mask: str | Mask = "complete"
-    """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
+    """Which tokens see which (`masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
-    """The heads that speak in each layer; None: all."""
+    """The active heads of each layer; None: all."""
 
+    # ---- positions --------------------
     positions: Positions = "none"
     length: int = 512
     """The most tokens a network with an `absolute` table or `linformer` can take."""
@@ -69,26 +85,30 @@ class Fields:
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
     head_gate: bool = False
-    """What each head says is multiplied, entry by entry, by a sigmoid of the token that it says it to
+    """The output of each head is multiplied, entry by entry, by a sigmoid of the query's token
     (Qwen3-Next)."""
     bias_buckets: int = 32
+    """Buckets of distances that the `bias` positions have (T5)."""
     bias_reach: int = 128
     """Distance from which the `bias` positions share one bucket (T5)."""
     bias_ahead: bool = True
     """Whether half of the buckets are of tokens ahead; without, those all fall into the bucket of distance 0
     (T5's decoder, where none is seen)."""
 
+    # ---- decoder --------------------
     cross_attention: bool = False
     """Between its own attention and the MLP every block attends to a memory, the tokens of another network
-    (a decoder; see `memory.py`)."""
+    (`memory.py`)."""
 
+    # ---- MLP --------------------
     mlp: MLP = "plain"
     mlp_width: int = 0
-    """0: 4 width."""
+    """Width of the hidden layer (intermediate_size). 0: 4 width."""
     activation: str = "gelu"
     experts: Experts | None = None
-    """Of an MLP `experts`: how many, how many each token goes through, their width (see `experts.py`)."""
+    """Of an MLP `experts`: how many, how many each token goes through, their width (`experts.py`)."""
 
+    # ---- norms --------------------
     norm: str | Norm = "layer"
     """layer (centred, divided by its length), rms, scale (divided by the 2-norm), none, or a `Norm`."""
     norm_place: NormPlace = "post"
@@ -98,10 +118,12 @@ class Fields:
     bare_layers: tuple[int, ...] = ()
     """Layers (0-based) whose attention reads its input without a norm (ModernBERT: the first)."""
 
+    # ---- block --------------------
     attention_skip: float = 1.0
     """Weight of the skip around attention (lambda), and of that around cross-attention; 0 takes it out. The
     only skip of a parallel block."""
     mlp_skip: float = 1.0
+    """Weight of the skip around the MLP; 0 takes it out."""
     parallel: bool = False
     """Attention and MLP read the same input and add up, instead of one after the other."""
     shared: bool = False
@@ -109,7 +131,7 @@ class Fields:
     biases: bool | tuple[str, ...] = BIASES
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
     parts: tuple[Part | Several, ...] = ()
-    """Parts of one's own, in the order in which they act (see `parts.py`)."""
+    """Parts of your own and remedies, in the order in which they act (`parts.py`)."""
 
     def mixes(self, layer: int) -> bool:
         """Whether the MLP of a layer (0-based) is a mixture of experts."""

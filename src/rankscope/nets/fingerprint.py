@@ -17,33 +17,33 @@ from rankscope.nets.weights import Weights, named
 
 
 def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tensor]) -> str:
-    """Of the tensors that the architecture reads, and of those `beside`."""
+    """Return the SHA-256 of the tensors that the architecture reads, and of those `beside`."""
     layers, mine = weights.layers, shapes(arch)
-    found = digests(weights, layers=False)
+    digest_of = digests(weights, layers=False)
     for index in range(1 if arch.shared else len(layers)):
         if isinstance(layers, StreamedLayers):
-            noted, place = layers.source.noted, layers.places[index]
-            if place not in noted:
-                noted[place] = digests(layers[index])
-            layer = noted[place]
+            noted, index_in_source = layers.source.noted, layers.places[index]
+            if index_in_source not in noted:
+                noted[index_in_source] = digests(layers[index])
+            layer = noted[index_in_source]
         else:
             layer = digests(layers[index])
-        found |= {f"layers.{index}.{name}": each for name, each in layer.items()}
-    known = {name: each for name, each in found.items() if name in mine}
+        digest_of |= {f"layers.{index}.{name}": sha for name, sha in layer.items()}
+    known = {name: sha for name, sha in digest_of.items() if name in mine}
     known |= {name: digest(tensor) for name, tensor in beside.items()}
     lines = [json.dumps(arch.to_dict(), sort_keys=True), *(f"{name} {known[name]}" for name in sorted(known))]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def digests(structure: object, layers: bool = True) -> dict[str, str]:
-    """Of every tensor of a structure, by its dotted name; without `layers`, if so asked."""
+    """Return the digest of every tensor of a structure by its dotted name; without `layers` if False."""
     return {name: digest(tensor) for name, tensor in named(structure, layers=layers).items()}
 
 
 def digest(tensor: Tensor) -> str:
-    """Of a tensor: its dtype, shape and numbers."""
-    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    """Return the SHA-256 of the dtype, shape and numbers of a tensor."""
+    sha = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     flat = flat.clone() if flat.numel() < 2 else flat  # the stride of one element may be anything
-    found.update(flat.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    sha.update(flat.view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -39,7 +39,7 @@ class MaskGraph:
         return bool(self.centres)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as plain Python."""
+        """Return all fields and properties as plain Python."""
         return {
             "tokens": self.tokens,
             "edges": self.edges,

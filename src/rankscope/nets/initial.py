@@ -64,7 +64,7 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
     scheme = init.removesuffix(DEPTH_SCALED)
     if scheme not in SCHEMES:
         known = [*SCHEMES, *(name + DEPTH_SCALED for name in SCHEMES)]
-        raise ArchitectureError(one_of("init", init, known))
+        raise ArchitectureError(one_of("init", init, known), subject="init")
     usual, outward = SCHEMES[scheme]
     branch = 1 / math.sqrt(arch.layers) if init.endswith(DEPTH_SCALED) else 1.0
     generator = Generator().manual_seed(seed)
@@ -75,8 +75,8 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
     }
     # Parts are drawn last: with them or without, the rest is the same.
     for index in range(1 if arch.shared else arch.layers):
-        found = part_tensors(arch, index, generator)
-        drawn |= {f"layers.{index}.{name}": tensor for name, tensor in found.items()}
+        tensors = part_tensors(arch, index, generator)
+        drawn |= {f"layers.{index}.{name}": tensor for name, tensor in tensors.items()}
     return drawn
 
 

@@ -70,7 +70,7 @@ class ScoreOperations(Protocol):
         """`log f(q_i) . f(k_j)`, `f = elu + 1`."""
 
     def equal(self) -> Any:
-        """The same score everywhere."""
+        """One score for all pairs of tokens."""
 
     def given(self, ref: Any, D: Any) -> Any:
         """Scores `ref_j + D_ij` that the rule computed itself from `split_heads`."""
@@ -105,8 +105,8 @@ def kernel_of(kind: str | Kernel) -> Kernel:
 
 def scores(q: Queries, k: Keys, context: KernelContext) -> Rows:
     """`q_i . k_j / divisor + b_ij`, capped where there is a cap, times the gain where there is one."""
-    found = _with_positions(q @ k.mT, context)
-    return _gained(context.cap * torch.tanh(found / context.cap) if context.cap else found, context)
+    values = _with_positions(q @ k.mT, context)
+    return _gained(context.cap * torch.tanh(values / context.cap) if context.cap else values, context)
 
 
 def log_gain(gamma: float, valid: Bool[Tensor, "batch token"], like: Tensor) -> Tensor | None:

@@ -82,7 +82,8 @@ def spec_of(mask: MaskLike) -> str:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
             raise MaskError(
                 "a mask must be a string, a boolean tensor or a list of edges (source, target); "
-                f"got {mask!r:.60}"
+                f"got {mask!r:.60}",
+                subject="mask",
             )
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
 
@@ -126,7 +127,8 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
     if blind:
         raise MaskError(
             f"every token must attend to at least one token; under mask {name[:60]} "
-            f"token {start + blind[0]} sees none"
+            f"token {start + blind[0]} sees none",
+            subject="mask",
         )
     return result.to(device)
 
@@ -135,7 +137,9 @@ def _built(mask: Mask, n: int) -> Matrix:
     M = mask.build(n)
     if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
         got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
-        raise MaskError(f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}")
+        raise MaskError(
+            f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask"
+        )
     return M.cpu()
 
 
@@ -143,7 +147,8 @@ def from_matrix(M: Tensor) -> str:
     """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
     if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
         raise MaskError(
-            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}"
+            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}",
+            subject="mask",
         )
     bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
@@ -153,17 +158,22 @@ def _check(part: str) -> tuple[MaskRule, list[int | str]]:
     """The rule of one spec and its numbers, or a sentence that says what the spec should be."""
     name, *arguments = part.strip().split(":")
     if name not in RULES:
-        raise MaskError(one_of("mask", name, RULES))
+        raise MaskError(one_of("mask", name, RULES), subject="mask")
     rule = RULES[name]
     if not rule.fewest <= len(arguments) <= rule.most:
-        raise MaskError(f"mask {name!r} must be written {rule.usage}; got {part!r}")
+        raise MaskError(f"mask {name!r} must be written {rule.usage}; got {part!r}", subject="mask")
     if name in ("edges", "matrix"):
         return rule, list(arguments)
     if not all(argument.isdecimal() and len(argument) < 10 for argument in arguments):
-        raise MaskError(f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}")
+        raise MaskError(
+            f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}",
+            subject="mask",
+        )
     numbers: list[int | str] = [int(argument) for argument in arguments]
     if name in ("strided", "dilated") and numbers and numbers[-1] == 0:
-        raise MaskError(f"mask {name!r} must be written {rule.usage} with a stride s >= 1; got {part!r}")
+        raise MaskError(
+            f"mask {name!r} must be written {rule.usage} with a stride s >= 1; got {part!r}", subject="mask"
+        )
     return rule, numbers
 
 
@@ -218,7 +228,7 @@ def _edges(i: Places, n: int, listed: str) -> Rows:
     result = torch.eye(n, dtype=torch.bool)
     for source, target in _edge_list(listed):
         if max(source, target) >= n:
-            raise MaskError(f"edges must join tokens 0..{n - 1}; got '{source}>{target}'")
+            raise MaskError(f"edges must join tokens 0..{n - 1}; got '{source}>{target}'", subject="mask")
         result[target, source] = True
     return result[i]
 
@@ -228,7 +238,7 @@ def _edge_list(listed: str) -> list[tuple[int, int]]:
     for edge in filter(None, listed.split(",")):
         source, arrow, target = (part.strip() for part in edge.partition(">"))
         if not (arrow and source.isdecimal() and target.isdecimal() and len(source + target) < 18):
-            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}")
+            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}", subject="mask")
         edges.append((int(source), int(target)))
     return edges
 
@@ -236,7 +246,7 @@ def _edge_list(listed: str) -> list[tuple[int, int]]:
 def _matrix(i: Places, n: int, size: str, digits: str) -> Rows:
     bits = _bits(size, digits)
     if int(size) != n:
-        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens")
+        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens", subject="mask")
     return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)[i]
 
 
@@ -244,9 +254,11 @@ def _bits(size: str, digits: str) -> str:
     try:
         bits = f"{int(digits, 16):b}"[1:]
     except ValueError:
-        raise MaskError(f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex") from None
+        raise MaskError(
+            f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex", subject="mask"
+        ) from None
     if not size.isdecimal() or len(bits) != int(size) ** 2:
-        raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}")
+        raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}", subject="mask")
     return bits
 
 

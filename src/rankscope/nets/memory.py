@@ -28,27 +28,32 @@ class Memory:
         if not isinstance(M, Tensor) or not M.is_floating_point() or M.ndim != 3 or M.shape[-1] != width:
             got = tuple(M.shape) if isinstance(M, Tensor) else type(M).__name__
             raise TokensError(
-                f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}"
+                f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}",
+                subject="memory",
             )
         M = M.to(like)
         valid = valid_tokens(M.shape[:-1], padding, M.device)
         if not bool(valid.any(-1).all()):
-            raise TokensError("every sample of a memory must have a real token; one has none: leave it out")
+            raise TokensError(
+                "every sample of a memory must have a real token; one has none: leave it out",
+                subject="padding",
+            )
         return cls(M.masked_fill(~valid[..., None], 0.0), valid)
 
     def __repr__(self) -> str:
-        number = len(self.tokens)
-        return f"Memory({number} sample{'s'[: number > 1]} of up to {self.tokens.shape[1]} tokens)"
+        count = len(self.tokens)
+        return f"Memory({count} sample{'s'[: count > 1]} of up to {self.tokens.shape[1]} tokens)"
 
     def samples(self, start: int, stop: int) -> "Memory":
-        """Of some samples, counted from 0; of one for all, itself."""
+        """Return the memory of some samples, counted from 0; one that is for all samples stays."""
         return self if len(self.valid) == 1 else Memory(self.tokens[start:stop], self.valid[start:stop])
 
     def expanded(self, batch: int) -> "Memory":
-        """For so many samples."""
+        """Return the memory repeated for a batch, if it is one for all samples."""
         if len(self.valid) not in (1, batch):
             raise TokensError(
-                f"a memory must have one sample, or as many as the tokens, {batch}; it has {len(self.valid)}"
+                f"a memory must have one sample, or as many as the tokens, {batch}; it has {len(self.valid)}",
+                subject="memory",
             )
         return Memory(self.tokens.expand(batch, -1, -1), self.valid.expand(batch, -1))
 

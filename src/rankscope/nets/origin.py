@@ -75,14 +75,16 @@ def texts_of(inputs: object) -> list[str]:
         if not isinstance(text, str):
             raise TokensError(
                 "encode takes texts, or token ids as a tensor [batch, token] of whole numbers; got a "
-                f"{type(text).__name__} in the place of a text"
+                f"{type(text).__name__} in the place of a text",
+                subject="texts",
             )
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TokensError(
                 "a text must be whole characters; got one with half a character (a lone surrogate) at "
-                f"{error.start}: leave it out"
+                f"{error.start}: leave it out",
+                subject="texts",
             ) from error
     return texts
 
@@ -92,19 +94,23 @@ def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: 
     if origin is None:
         raise TokensError(
             "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
-            "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
+            "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]",
+            subject="texts",
         )
     if tokens is None:
         tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
     if not isinstance(tokens, int) or tokens < 1:
-        raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
+        raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}", subject="tokens")
     if not isinstance(inputs, Tensor):
         inputs = texts_of(inputs)
         if padding is not None:
-            raise TokensError("padding comes with token ids; got some with texts, which are padded here")
+            raise TokensError(
+                "padding comes with token ids; got some with texts, which are padded here", subject="padding"
+            )
     elif padding is not None and not isinstance(padding, Tensor):
         raise TokensError(
-            f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}"
+            f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}",
+            subject="padding",
         )
     return origin.encode(inputs, tokens, padding)
 
@@ -114,6 +120,7 @@ def words_of(origin: Origin | None, texts: str | Sequence[str], tokens: int) -> 
     if origin is None:
         raise TokensError(
             "a network built from an architecture alone has no tokenizer; got a text to take apart: load or "
-            "fresh give networks that have one"
+            "fresh give networks that have one",
+            subject="texts",
         )
     return origin.words(texts_of(texts), tokens)

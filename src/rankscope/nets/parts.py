@@ -57,7 +57,7 @@ class Part(Protocol):
     place: Place
 
     def plain(self, x: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """What it does to ordinary tensors."""
+        """Return x as the part changes it, on ordinary tensors."""
 
 
 @runtime_checkable
@@ -68,9 +68,9 @@ class Several(Protocol):
 
     @property
     def pieces(self) -> tuple[Part, ...]:
-        """What it is at each of them."""
+        """The parts that it consists of, each at its own place."""
 
 
 def pieces(parts: Iterable[Part | Several]) -> tuple[Part, ...]:
-    """Every part at its one place."""
+    """Return every part at its one place: those that stand at several are taken apart."""
     return tuple(piece for part in parts for piece in getattr(part, "pieces", (part,)))

@@ -34,7 +34,7 @@ def average(visible: Bool[Tensor, "batch 1 row token"]) -> Float[Tensor, "batch 
 
 @dataclass(frozen=True)
 class PassSettings:
-    """Of one batch of tokens, valid ones first."""
+    """What every layer shares in a pass over one batch, valid tokens first: masks, positions, memory."""
 
     visible: Seen
     """By mask, padding taken out; empty where rows are asked for one block at a time."""
@@ -57,17 +57,25 @@ class PassSettings:
         whole_masks: bool = True,
         seen: Seen | None = None,
     ) -> "PassSettings":
-        """For these tokens, of which some are valid and the rest padding, and the memory that they read.
-        Without `whole_masks` no matrix of all tokens is made, what positions add to the scores included.
-        Where all tokens are known to be valid, `seen` may be what `unpadded` gave before."""
+        """Make the settings of a pass.
+
+        Args:
+            arch: The architecture of the network.
+            weights: Its weights, for the table of positions `bias`.
+            X: The tokens, valid ones first.
+            valid: Which positions are tokens.
+            memory: What cross-attention reads.
+            whole_masks: False makes no matrix `[token, token]`, masks and what positions add included.
+            seen: What `unpadded` gave before, where every position is a token.
+        """
         n = X.shape[-2]
         visible = {} if seen is None else seen
         if whole_masks and seen is None:
-            visible, whole = unpadded(arch, n, X.device), bool(valid.all())
-            for mask, matrix in () if whole else list(visible.items()):
+            visible, unpadded_batch = unpadded(arch, n, X.device), bool(valid.all())
+            for mask, matrix in () if unpadded_batch else list(visible.items()):
                 visible[mask] = matrix & valid[:, None, None, :] & valid[:, None, :, None]
                 if bool((valid & ~visible[mask][:, 0].any(-1)).any()):
-                    raise MaskError(UNSEEN)
+                    raise MaskError(UNSEEN, subject="mask")
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
@@ -79,13 +87,13 @@ class PassSettings:
 
     def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
         """Who is seen by tokens `start` to `stop`, padding taken out."""
-        found = masks.rows(mask, self.valid.shape[1], start, stop, self.valid.device)[None, None]
+        visible = masks.rows(mask, self.valid.shape[1], start, stop, self.valid.device)[None, None]
         if bool(self.valid.all()):
-            return found
-        found = found & self.valid[:, None, None, :] & self.valid[:, None, start:stop, None]
-        if bool((self.valid[:, start:stop] & ~found[:, 0].any(-1)).any()):
-            raise MaskError(UNSEEN)
-        return found
+            return visible
+        visible = visible & self.valid[:, None, None, :] & self.valid[:, None, start:stop, None]
+        if bool((self.valid[:, start:stop] & ~visible[:, 0].any(-1)).any()):
+            raise MaskError(UNSEEN, subject="mask")
+        return visible
 
     def averages(self, mask: str | masks.Mask) -> Float[Tensor, "#batch 1 token token"]:
         """Return C of a layer with this mask: each row the uniform average of what a token sees."""

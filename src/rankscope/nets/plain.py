@@ -37,7 +37,7 @@ class Plain(Arithmetic):
         """By layer, P of cross-attention `[batch, head, token, source]`."""
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
-        """Each token, normalised."""
+        """Normalise each token by the norm of that name (`norms.py`)."""
         return normalise(X, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps)
 
     def values(self, block: Block, X: Tokens) -> Heads:
@@ -79,7 +79,7 @@ class Plain(Arithmetic):
         return settings.bias
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
-        """`X W + b`."""
+        """Apply a linear map, `X W + b`; a perturbed pass overrides it."""
         return affine(X, linear)
 
     def latent(
@@ -104,13 +104,13 @@ class Plain(Arithmetic):
     def mix(
         self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads
     ) -> Float[Tensor, "batch row head head_width"]:
-        """`P_h V_h` of every head; zero of one that does not speak."""
+        """Return `P_h V_h` of every head; zero of one that is not active."""
         return self.heard(block, P @ V)
 
     def heard(
         self, block: Block, heads: Float[Tensor, "batch head row head_width"]
     ) -> Float[Tensor, "batch row head head_width"]:
-        """Of what all heads say, that of those that speak."""
+        """Return the outputs of heads, zero at those that are not active, as `[batch, row, head, width]`."""
         if len(self.active_heads(block)) < self.arch.heads:
             speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
             for head in self.active_heads(block):  # a list of them would have to cross to where the heads are
@@ -135,14 +135,14 @@ class Plain(Arithmetic):
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
         """Queries of the tokens, keys and values of the memory (`memory.py`)."""
-        there, M = block.crossing, self.settings.memory
+        crossing, M = block.crossing, self.settings.memory
         assert M is not None
-        P = self.crossed[block.index] = self.cross_pattern(there, X)
-        return self.output(there, self.mix(there, P, self.values(there, M.tokens)))
+        P = self.crossed[block.index] = self.cross_pattern(crossing, X)
+        return self.output(crossing, self.mix(crossing, P, self.values(crossing, M.tokens)))
 
-    def cross_pattern(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+    def cross_pattern(self, crossing: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
         """P of every head, by the architecture's kernel, without positions."""
-        w, M = there.weights.attention, self.settings.memory
+        w, M = crossing.weights.attention, self.settings.memory
         assert M is not None
         q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
         visible, gain = M.visible(self.settings.valid), log_gain(self.arch.log_gain, M.valid, q)
@@ -184,8 +184,8 @@ class Plain(Arithmetic):
         """`skip X + branches`; at weight 0 the skip is not there at all."""
         if not branches:
             return half.skip * X
-        first, *others = branches.values()
-        branch = first + others[0] if others else first
+        first, *remaining = branches.values()
+        branch = first + remaining[0] if remaining else first
         if half.skip == 0.0:
             return branch
         return (X if half.skip == 1.0 else half.skip * X) + branch
@@ -202,6 +202,6 @@ def contributions(layer: Layer, spoken: Spoken) -> Float[Tensor, "batch head tok
 
 
 def affine(x: Tensor, linear: Linear) -> Tensor:
-    """`x W + b`."""
+    """Apply a linear map to tokens, `x W + b`."""
     y = x @ linear.weight
     return y if linear.bias is None else y + linear.bias

@@ -40,7 +40,7 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
         angle = position * frequency.to(like.device)
         parts = (angle.cos() * scale, angle.sin() * scale)
         distinct[frequencies, scale] = parts[0].to(like.dtype), parts[1].to(like.dtype)
-    return tuple(distinct[each] for each in by_layer)
+    return tuple(distinct[key] for key in by_layer)
 
 
 def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
@@ -87,8 +87,16 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset
 def score_bias(
     arch: Architecture, weights: Weights, n: int, like: Tensor, start: int = 0, stop: int | None = None
 ) -> Scores | None:
-    """What `bias` and `alibi` add to the scores, after the divisor, of rows `start` to `stop`; None for other
-    schemes."""
+    """Return what `bias` and `alibi` add to the scores, after the divisor; None for other schemes.
+
+    Args:
+        arch: The architecture of the network.
+        weights: Its weights, for the table of `bias`.
+        n: The number of tokens.
+        like: A tensor of the dtype and device to make it in.
+        start: The first row.
+        stop: The row after the last; None: all.
+    """
     if arch.positions not in ("bias", "alibi"):
         return None
     j = torch.arange(n, device=like.device)
@@ -96,8 +104,8 @@ def score_bias(
     if arch.positions == "bias":
         assert weights.bias_table is not None
         ahead = ahead if arch.bias_ahead else ahead.clamp(max=0)
-        place = buckets(ahead, arch.bias_buckets, arch.bias_reach, both=arch.bias_ahead)
-        return weights.bias_table[place].permute(2, 0, 1)
+        bucket = buckets(ahead, arch.bias_buckets, arch.bias_reach, both=arch.bias_ahead)
+        return weights.bias_table[bucket].permute(2, 0, 1)
     return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
 
 

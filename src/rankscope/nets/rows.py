@@ -24,7 +24,7 @@ LEVEL = 8.0
 """A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is."""
 
 
-class Softmaxed(NamedTuple):
+class SoftmaxRows(NamedTuple):
     """Some rows of a softmax."""
 
     e: Block
@@ -76,8 +76,8 @@ class AttentionRows:
     def pattern(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
         """Rows `start` to `stop` of P, up to the last token that they may see."""
         if self.is_softmax:
-            found = self.softmaxed(samples, heads, start, stop)
-            return found.e / found.total[..., None]
+            rows = self.softmaxed(samples, heads, start, stop)
+            return rows.e / rows.total[..., None]
         seen = self.seen(stop)
         visible = self._who(start, stop)[..., :seen]
         visible = visible if len(visible) == 1 else visible[samples]
@@ -88,13 +88,13 @@ class AttentionRows:
 
     def whole_rows(self, sample: int, head: int, start: int, stop: int) -> Float[Tensor, "row token"]:
         """Rows of one head of one sample, of all tokens, in float64."""
-        found = self.pattern(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
-        return F.pad(found, (0, self.k.shape[2] - found.shape[-1])).to(torch.float64)
+        rows = self.pattern(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
+        return F.pad(rows, (0, self.k.shape[2] - rows.shape[-1])).to(torch.float64)
 
     def softmaxed(
         self, samples: slice, heads: slice, start: int, stop: int, entropy: bool = False
-    ) -> Softmaxed:
-        """The same, as a softmax has them."""
+    ) -> SoftmaxRows:
+        """Return rows `start` to `stop` of a softmax before they are divided by their sums."""
         s = self._scores(samples, heads, start, stop)
         seen, least = s.shape[-1], torch.finfo(s.dtype).min / 4
         blind = None
@@ -114,8 +114,8 @@ class AttentionRows:
         if blind is not None:
             e.masked_fill_(blind[..., None], 0.0)
             total.masked_fill_(blind, 1.0)
-        found = total.log() - s.mul_(e).sum(-1) / total if entropy else None
-        return Softmaxed(e, total, found)
+        rows = total.log() - s.mul_(e).sum(-1) / total if entropy else None
+        return SoftmaxRows(e, total, rows)
 
     def _scores(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
         arch, seen = self.arch, self.seen(stop)
@@ -135,14 +135,14 @@ class AttentionRows:
 
     def _added(self, samples: slice, heads: slice, start: int, stop: int) -> Tensor:
         assert self.added is not None
-        found = self.added(heads, start, stop)[..., : self.seen(stop)]
-        return found if found.ndim < 4 or len(found) == 1 else found[samples]
+        rows = self.added(heads, start, stop)[..., : self.seen(stop)]
+        return rows if rows.ndim < 4 or len(rows) == 1 else rows[samples]
 
     def _who(self, start: int, stop: int) -> Visible:
         if self.visible is not None:
             return self.visible(start, stop)
-        there = torch.ones(stop - start, self.k.shape[2], dtype=torch.bool, device=self.q.device)
-        return (there.tril(start) if self.behind else there)[None, None]
+        visible = torch.ones(stop - start, self.k.shape[2], dtype=torch.bool, device=self.q.device)
+        return (visible.tril(start) if self.behind else visible)[None, None]
 
     def _place(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Memory that is used again for every block: a new one would be cleared by the system every time."""

@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ForwardPass:
-    """A forward pass, kept."""
+    """The tokens after every layer of a forward pass, and its attention patterns if asked for."""
 
     states: tuple[Tensor, ...]
     """Tokens before layer 1 and after each layer, `[batch, token, width]`."""

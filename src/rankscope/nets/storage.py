@@ -49,34 +49,36 @@ def read_tensors(path: Path, same: dict[str, str]) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(path)
-        return {**found, **{name: found[other] for name, other in same.items()}}
+        tensors = load_file(path)
+        return {**tensors, **{name: tensors[kept_name] for name, kept_name in same.items()}}
     except (OSError, SafetensorError, KeyError) as error:
         raise FileError(
-            f"{path} must hold the tensors of a saved network; it cannot be read ({error}): save it again"
+            f"{path} must hold the tensors of a saved network; it cannot be read ({error}): save it again",
+            subject=str(path),
         ) from error
 
 
 def write(folder: str | Path, arch: Architecture, state: dict[str, Tensor], about: dict[str, Any]) -> Path:
     """A network; `about` is what else `rankscope.json` holds."""
-    place = Path(folder)
-    writable_folder(place)
-    same = write_tensors(place / TENSORS, state)
+    path = Path(folder)
+    writable_folder(path)
+    same = write_tensors(path / TENSORS, state)
     fields = {"format": FORMAT, "architecture": arch.to_dict(), "same": same, **about}
-    write_text(place / ABOUT, json.dumps(fields, indent=1))
-    return place
+    write_text(path / ABOUT, json.dumps(fields, indent=1))
+    return path
 
 
 def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str, Any]]:
     """(architecture, tensors, all that `rankscope.json` says)."""
-    place = Path(folder)
+    path = Path(folder)
     try:
-        fields = json.loads((place / ABOUT).read_text(encoding="utf-8"))
+        fields = json.loads((path / ABOUT).read_text(encoding="utf-8"))
         known = fields["format"]
         if known != FORMAT:
             raise FileError(
-                f"{place} must be a network saved in format {FORMAT}; it is of format {known!r}: load it "
-                "with the version that wrote it"
+                f"{path} must be a network saved in format {FORMAT}; it is of format {known!r}: load it "
+                "with the version that wrote it",
+                subject=str(path),
             )
         arch = Architecture.from_dict(fields["architecture"])
         same = dict(fields["same"])
@@ -84,7 +86,8 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
         if isinstance(error, FileError | ArchitectureError):
             raise
         raise FileError(
-            f"{place / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it "
-            "again"
+            f"{path / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it "
+            "again",
+            subject=str(path),
         ) from error
-    return arch, read_tensors(place / TENSORS, same), fields
+    return arch, read_tensors(path / TENSORS, same), fields

@@ -69,7 +69,7 @@ class StreamedLayers(Generic[Item]):
         return self._last[1]
 
     def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "StreamedLayers[Item]":
-        """The same layers, each changed after it is read."""
+        """Return the layers with each changed after it is read."""
         return StreamedLayers(self.source.moved(move, like, how), self.places)
 
     def kept(self) -> tuple[Item, ...]:

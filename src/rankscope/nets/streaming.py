@@ -22,7 +22,7 @@ from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
-from rankscope.nets.rows import AttentionRows, Softmaxed
+from rankscope.nets.rows import AttentionRows, SoftmaxRows
 from rankscope.nets.steps import Step
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -33,7 +33,7 @@ AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionRequest:
     """What is asked of attention, by name."""
 
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass
-class Numbers:
+class PatternNumbers:
     """What is known of P."""
 
     rows: AttentionRows | None
@@ -56,9 +56,9 @@ class Numbers:
     """By name, float64."""
     of_heads: dict[str, Float[Tensor, "batch head"]] = field(default_factory=dict)
 
-    def restored(self, order: TokenOrder) -> "Numbers":
+    def restored(self, order: TokenOrder) -> "PatternNumbers":
         """Tokens back where they stood."""
-        back = {name: order.restored_columns(each) for name, each in self.of_rows.items()}
+        back = {name: order.restored_columns(numbers_by_row) for name, numbers_by_row in self.of_rows.items()}
         return replace(self, of_rows=back)
 
 
@@ -69,15 +69,15 @@ def streams(arch: Architecture) -> bool:
     return kernel_of(arch.kernel).by_row and not arch.log_gain and not whole
 
 
-class Streamed(Plain):
+class StreamedPlain(Plain):
     """Plain rules, attention by blocks of rows."""
 
-    def __init__(self, net: Transformer, settings: PassSettings, asked: Asked) -> None:
+    def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest) -> None:
         super().__init__(net.arch, settings)
         self.net, self.asked = net, asked
         self.all_valid = bool(settings.valid.all())
 
-    def pattern(self, block: Block, X: Tokens) -> Numbers:  # type: ignore[override]
+    def pattern(self, block: Block, X: Tokens) -> PatternNumbers:  # type: ignore[override]
         """Queries and keys: rows are made as they are mixed."""
         q, k, added = self.scored(block, X)
         mask = self.arch.mask_of(block.index)
@@ -88,10 +88,10 @@ class Streamed(Plain):
             behind="causal" in spec_of(mask).split("&"),
             added=self._rows_added(block, added),
         )  # fmt: skip
-        return Numbers(rows)
+        return PatternNumbers(rows)
 
     def added(self, block: Block, q: Heads) -> Tensor | None:
-        """Of Transformer-XL the queries that meet positions; what they add is made by rows."""
+        """Return the queries that meet relative positions (Transformer-XL); what they add is made by rows."""
         bias = block.weights.attention.position_bias
         return None if self.settings.sinusoids is None or bias is None else q + bias[:, None]
 
@@ -108,13 +108,13 @@ class Streamed(Plain):
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
 
         def bias(heads: slice, start: int, stop: int) -> Tensor:
-            found = score_bias(arch, self.net.weights, n, like, start, stop)
-            assert found is not None
-            return found[heads]
+            numbers = score_bias(arch, self.net.weights, n, like, start, stop)
+            assert numbers is not None
+            return numbers[heads]
 
         return bias
 
-    def mix(self, block: Block, P: Numbers, V: Heads) -> Spoken:  # type: ignore[override]
+    def mix(self, block: Block, P: PatternNumbers, V: Heads) -> Spoken:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""
         rows, P.rows = P.rows, None
         assert rows is not None
@@ -122,24 +122,26 @@ class Streamed(Plain):
         valid = self.settings.valid
         if self.asked.by_head:
             lazily = PatternRows(len(V), V.shape[1], rows.whole_rows, valid)
-            P.of_heads = {name: number(lazily) for name, number in self.asked.by_head.items()}
+            P.of_heads = {name: reading(lazily) for name, reading in self.asked.by_head.items()}
         return self.heard(block, heads)
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
         """Queries of the tokens, keys and values of the memory, by rows too."""
-        there, M = block.crossing, self.settings.memory
+        crossing, M = block.crossing, self.settings.memory
         assert M is not None
-        w = there.weights.attention
+        w = crossing.weights.attention
         rows = AttentionRows(
             self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
             visible=None if self.all_valid and bool(M.valid.all())
             else lambda start, stop: M.visible(self.settings.valid[:, start:stop]),
             behind=False,
         )  # fmt: skip
-        return self.output(there, self.heard(there, self._said(rows, self.values(there, M.tokens), None)))
+        return self.output(
+            crossing, self.heard(crossing, self._said(rows, self.values(crossing, M.tokens), None))
+        )
 
     def _said(
-        self, rows: AttentionRows, V: Heads, P: Numbers | None
+        self, rows: AttentionRows, V: Heads, P: PatternNumbers | None
     ) -> Float[Tensor, "batch head row head_width"]:
         """`P V`; numbers of rows into P, where it is given."""
         wanted = self.asked.by_row if P is not None else {}
@@ -152,7 +154,7 @@ class Streamed(Plain):
         together = 1 if q.device.type == "cpu" else heads
         room = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
         step = max(1, room // max(1, batch * together * V.shape[2] * q.element_size()))
-        said = q.new_empty(*q.shape[:-1], V.shape[-1])
+        outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}
         everyone = slice(0, batch)
         for start in range(0, n, step):
@@ -160,56 +162,56 @@ class Streamed(Plain):
             seen = rows.seen(stop)
             valid = self.settings.valid[:, None, :seen]
             for head in range(0, heads, together):
-                here = slice(head, head + together)
-                values = V[:, here, :seen]
-                part: Softmaxed | Tensor
+                some_heads = slice(head, head + together)
+                values = V[:, some_heads, :seen]
+                part: SoftmaxRows | Tensor
                 if rows.is_softmax:
                     entropy = entropy_of_rows in wanted.values()
-                    part = rows.softmaxed(everyone, here, start, stop, entropy)
+                    part = rows.softmaxed(everyone, some_heads, start, stop, entropy)
                 else:
-                    part = rows.pattern(everyone, here, start, stop)
-                said[:, here, start:stop] = _averaged(part, values)
-                for name, number in wanted.items():
-                    numbers[name][:, here, start:stop] = _number(part, number, valid)
+                    part = rows.pattern(everyone, some_heads, start, stop)
+                outputs[:, some_heads, start:stop] = _averaged(part, values)
+                for name, reading in wanted.items():
+                    numbers[name][:, some_heads, start:stop] = _number(part, reading, valid)
         if P is not None:
             P.of_rows = numbers
-        return said
+        return outputs
 
 
-def _averaged(part: Softmaxed | Tensor, V: Heads) -> Float[Tensor, "batch head row head_width"]:
-    if not isinstance(part, Softmaxed):
+def _averaged(part: SoftmaxRows | Tensor, V: Heads) -> Float[Tensor, "batch head row head_width"]:
+    if not isinstance(part, SoftmaxRows):
         return part @ V
     if part.e.dtype != V.dtype:  # weights are rounded as a model in half precision rounds them
         return (part.e / part.total[..., None]).to(V.dtype) @ V
     return (part.e @ V) / part.total[..., None]
 
 
-def _number(part: Softmaxed | Tensor, number: Callable[[Tensor, Tensor], Tensor], valid: Tensor) -> Tensor:
+def _number(part: SoftmaxRows | Tensor, reading: Callable[[Tensor, Tensor], Tensor], valid: Tensor) -> Tensor:
     """A number of rows; those that are known of a softmax need no weights."""
-    if not isinstance(part, Softmaxed):
-        return number(part, valid)
-    if number is entropy_of_rows and part.entropy is not None:
+    if not isinstance(part, SoftmaxRows):
+        return reading(part, valid)
+    if reading is entropy_of_rows and part.entropy is not None:
         return part.entropy
-    if number is first_token_of_rows:  # real tokens stand first
+    if reading is first_token_of_rows:  # real tokens stand first
         return part.e[..., 0] / part.total
-    if number is defect_of_rows:  # they are divided by their sum: 0, or NaN
+    if reading is defect_of_rows:  # they are divided by their sum: 0, or NaN
         return part.total / part.total - 1
-    return number(part.e / part.total[..., None], valid)
+    return reading(part.e / part.total[..., None], valid)
 
 
 def streamed(
-    net: Transformer, X: Tensor, padding: Tensor | None, asked: Asked
-) -> Iterator[tuple[Step, Numbers | None]]:
+    net: Transformer, X: Tensor, padding: Tensor | None, asked: AttentionRequest
+) -> Iterator[tuple[Step, PatternNumbers | None]]:
     """`net.steps`, with numbers of attention in the place of attention."""
     X, valid, order = net.prepared(X, padding)
     settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=False)
     yield Step(0, X if order is None else order.restored(X), None), None
-    for step in net.traversed(X, valid, Streamed(net, settings, asked)):
-        found: Numbers = step.attention  # type: ignore[assignment]
+    for step in net.traversed(X, valid, StreamedPlain(net, settings, asked)):
+        numbers: PatternNumbers = step.attention  # type: ignore[assignment]
         step = step._replace(attention=None)
         if order is not None:
-            step, found = step.restored(order), found.restored(order)
-        yield step, found
+            step, numbers = step.restored(order), numbers.restored(order)
+        yield step, numbers
 
 
 def size_of_attention(arch: Architecture, samples: int, tokens: int) -> int:

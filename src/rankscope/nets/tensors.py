@@ -69,11 +69,11 @@ def part_tensors(arch: Architecture, index: int, generator: Generator | None = N
 def with_parts(arch: Architecture, state: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     """A network's tensors, and what its parts start from where they have none among them yet."""
     drawn = Generator().manual_seed(0)
-    found = dict(state)
+    tensors = dict(state)
     for index in range(1 if arch.shared else arch.layers):
         for name, tensor in part_tensors(arch, index, drawn).items():
-            found.setdefault(f"layers.{index}.{name}", tensor.to(like))
-    return found
+            tensors.setdefault(f"layers.{index}.{name}", tensor.to(like))
+    return tensors
 
 
 def shapes(arch: Architecture) -> dict[str, Shape]:
@@ -97,12 +97,12 @@ def _experts(arch: Architecture) -> dict[str, Shape]:
     experts = arch.experts
     assert experts is not None
     d, e, m, s = arch.width, experts.number, experts.width, experts.shared_width
-    found: dict[str, Shape] = {"router": (d, e), "gate": (d, e, m), "up": (d, e, m), "down": (e, m, d)}
+    result: dict[str, Shape] = {"router": (d, e), "gate": (d, e, m), "up": (d, e, m), "down": (e, m, d)}
     if s:
-        found |= {"shared.up": (d, s), "shared.gate": (d, s), "shared.down": (s, d)}
+        result |= {"shared.up": (d, s), "shared.gate": (d, s), "shared.down": (s, d)}
     if experts.shared_gate:
-        found["shared_gate"] = (d, 1)
-    return {f"experts.{name}.weight": shape for name, shape in found.items()}
+        result["shared_gate"] = (d, 1)
+    return {f"experts.{name}.weight": shape for name, shape in result.items()}
 
 
 def _latent(part: str, width: int, latent: int, normed: int, arch: Architecture) -> dict[str, Shape]:
@@ -123,5 +123,7 @@ def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
     has_gain = norm is not None and norm.gain
     has_bias = norm is not None and norm.bias and arch.has_bias("norm")
     return {
-        f"{name}.{leaf}": (arch.width,) for leaf, there in (("gain", has_gain), ("bias", has_bias)) if there
+        f"{name}.{leaf}": (arch.width,)
+        for leaf, present in (("gain", has_gain), ("bias", has_bias))
+        if present
     }

@@ -86,19 +86,20 @@ class Transformer:
         if self.streamed:
             raise ArchitectureError(
                 "all tensors of a network must be in memory to be given or saved; the layers of this one are "
-                "read from its files one at a time: load it with stream=False"
+                "read from its files one at a time: load it with stream=False",
+                subject="stream",
             )
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every tensor."""
+        """The dtype of every tensor of the network."""
         return self.weights.like.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of every tensor."""
+        """The device of every tensor of the network."""
         return self.weights.like.device
 
     @property
@@ -111,7 +112,7 @@ class Transformer:
         if dtype is not None:
             check_dtype(dtype)
         if device is not None:
-            check_device(device)
+            check_device(device, dtype or self.dtype)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, Conversion(dtype, device))
@@ -146,7 +147,8 @@ class Transformer:
         if not self.arch.cross_attention:
             raise ArchitectureError(
                 "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
-                "T5, or have Architecture(cross_attention=True)"
+                "T5, or have Architecture(cross_attention=True)",
+                subject="cross_attention",
             )
         return replace(
             self,
@@ -167,11 +169,11 @@ class Transformer:
         keep = getattr(self.origin, "save", None)
         tensors = self.state()
         writable_folder(folder)
-        about = {
+        description = {
             "fingerprint": replace(self, memory=None).fingerprint,
             "origin": None if keep is None else keep(Path(folder)),
         }
-        return storage.write(folder, self.arch, tensors, about)
+        return storage.write(folder, self.arch, tensors, description)
 
     def to_hf(self, config: Any = None) -> Any:
         """A model of transformers, without a head for a task, that computes what this network does; its own
@@ -181,7 +183,8 @@ class Transformer:
         if export is None:
             raise ArchitectureError(
                 "a model of transformers has an embedding, which a network that was not loaded lacks: load "
-                "gives networks that have one; net.save(folder) writes this one as it is"
+                "gives networks that have one; net.save(folder) writes this one as it is",
+                subject="origin",
             )
         return export(self, config)
 
@@ -231,7 +234,7 @@ class Transformer:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Its layers, each with the order of its parts."""
+        """The layers of the network, each with the order of its parts."""
         return blocks(self.arch, self.weights)
 
     def prepared(
@@ -262,27 +265,33 @@ class Transformer:
         return ForwardPass.of(self.steps(X, padding, attention_mask), attention, self.finish)
 
     def with_remedy(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
-        """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
-        (`rankscope/remedies`). Tensors that a remedy trains start at its published values.
+        """Return the network with a remedy against collapse (`rankscope/remedies`). Tensors that a remedy
+        trains start at its published values.
+
+        Args:
+            remedy: A name, or an object of your own.
+            numbers: The numbers of a remedy that was named; those left out are as published.
 
         >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
         >>> net.with_remedy("attnscale", w=0.5).arch.parts
         (AttnScale(w=0.5),)
         """
-        found = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
-        if not isinstance(found, Remedy) or (numbers and found is remedy):
+        chosen_remedy = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
+        if not isinstance(chosen_remedy, Remedy) or (numbers and chosen_remedy is remedy):
             raise ArchitectureError(
                 "a remedy must be a name and numbers, as with_remedy('attnscale', w=0.5), or an object with "
-                f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
+                f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}",
+                subject="remedy",
             )
         if self.streamed:
             raise ArchitectureError(
-                f"{found.name} goes onto a network that is in memory; the layers of this one are read from "
-                "its files one at a time: load it with stream=False"
+                f"{chosen_remedy.name} goes onto a network that is in memory; the layers of this one are "
+                "read from its files one at a time: load it with stream=False",
+                subject="stream",
             )
-        arch = found.applied(self.arch)
+        arch = chosen_remedy.applied(self.arch)
         state = with_parts(arch, self.state(), self.weights.like)
-        changed = getattr(found, "tensors", lambda arch, state: state)(arch, state)
+        changed = getattr(chosen_remedy, "tensors", lambda arch, state: state)(arch, state)
         mine = shapes(arch)  # without those of norms that it takes out
         return replace(self, arch=arch, weights=assemble(arch, {k: changed[k] for k in changed if k in mine}))
 
@@ -304,16 +313,24 @@ class Transformer:
         heads: Heads | None = None,
         layers: int | Sequence[int] | None = None,
     ) -> "Transformer":
-        """The same weights with parts taken out or changed. What is not named stays as it is.
+        """Return the network with parts taken out or changed, on the same weights. What is not named stays.
 
-        name: as the command line has it, "san", "san+skip", "transformer-norm"; the rest changes what it
-        gives.
-        skip, attention_skip, mlp_skip: a weight; False or 0 takes the skip out, True is 1.
-        mlp=False: without the MLP, its skip and its norm. norm=False: without any norm.
-        mask, divisor, score_cap, kernel, activation: as in `Architecture`.
-        heads: the heads that speak, in every layer or by layer {3: [0, 5]}.
-        layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
-        heads named along with it describe the new depth.
+        Args:
+            name: As the command line has it, "san", "san+skip", "transformer-norm" (`variants.py`); the other
+                arguments change what it gives.
+            skip: The weight of both skips; False or 0 takes them out, True is 1. attention_skip: The weight
+            of the skip around attention alone. mlp_skip: The weight of the skip around the MLP alone. mlp:
+            False takes out the MLP, its skip and its norm. norm: False takes out every norm. mask: Which
+            tokens see which, as in `Architecture`; so are the next four. divisor: What scores are divided
+            by. score_cap: The cap on scores; 0 takes it out. kernel: How scores become the pattern.
+            activation: The nonlinearity of the MLP. heads: The active heads, in every layer or by layer {3:
+            [0, 5]}. layers: A depth (12 layers repeated to 128), or the layers to apply, in order ([0] *
+            300). A mask or
+                heads named along with it describe the new depth.
+
+        >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+        >>> net.variant("san", layers=6)
+        Transformer(6 layers, width 8, 2 heads, no skip, no MLP, no norm, torch.float64 on cpu)
         """
         changes: dict[str, Any] = {
             "skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip, "mask": mask,

@@ -48,17 +48,17 @@ class Block:
 
     @property
     def weights(self) -> Layer:
-        """Its tensors."""
+        """The tensors of this layer."""
         return self.layers[self.place]
 
     def with_weights(self, weights: Layer) -> "Block":
-        """The same layer on other tensors."""
+        """Return the layer with other tensors."""
         return replace(self, layers=(weights,), place=0)
 
     @property
     def mlp(self) -> MLPWeights:
-        """Its MLP; of a mixture, all experts side by side, which at the gates that it has on some tokens is
-        the mixture."""
+        """The weights of the MLP; of a mixture, all experts side by side, which at the gates that it has on
+        some tokens is the mixture."""
         if self.weights.experts is not None:
             return self.weights.experts.side_by_side()
         assert self.weights.mlp is not None
@@ -66,7 +66,7 @@ class Block:
 
     @property
     def crossing(self) -> "Block":
-        """The same layer with its cross-attention, all heads of it, in the place of its attention."""
+        """The layer with its cross-attention, all heads of it, in the place of its attention."""
         assert self.weights.cross is not None
         there = self.with_weights(replace(self.weights, attention=self.weights.cross))
         return replace(there, arch=self.arch.replace(kept_heads=None))
@@ -93,25 +93,25 @@ class Rules(Protocol[State]):
         """The norm of that name, as the block's weights have it."""
 
     def values(self, block: Block, state: State) -> Any:
-        """What heads mix."""
+        """Return the values that heads mix."""
 
     def pattern(self, block: Block, state: State) -> Any:
-        """P: how they mix it."""
+        """Return P, the attention pattern."""
 
     def mix(self, block: Block, pattern: Any, values: Any) -> Any:
-        """What each head says."""
+        """Return the output of each head, P V."""
 
     def gate(self, block: Block, heads: Any, state: State) -> Any:
-        """What each head says, times its gate; asked where an architecture has a `head_gate`."""
+        """Return the output of each head times its gate; asked where an architecture has a `head_gate`."""
 
     def output(self, block: Block, heads: Any) -> State:
-        """What heads add to the stream."""
+        """Return what heads add to the hidden states."""
 
     def cross(self, block: Block, state: State) -> State:
-        """What cross-attention adds to the stream; asked where an architecture has one."""
+        """Return what cross-attention adds to the hidden states; asked where an architecture has one."""
 
     def mlp(self, block: Block, state: State) -> State:
-        """What the MLP adds to the stream."""
+        """Return what the MLP adds to the hidden states."""
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """`skip * state` and the branches that were taken, by the name of their part."""
@@ -187,7 +187,8 @@ class Arithmetic:
     def cross(self, block: Block, state: Any) -> Any:
         """Refused, unless a subclass has a rule."""
         raise ArchitectureError(
-            f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another"
+            f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another",
+            subject="cross_attention",
         )
 
     def keep(self, block: Block, name: str, x: Any) -> None:
@@ -199,6 +200,7 @@ class Arithmetic:
         if rule is None:
             raise ArchitectureError(
                 f"{part.name} must have a rule named {self.name!r} to be used in that arithmetic; it has "
-                "none: write one, or use another arithmetic"
+                "none: write one, or use another arithmetic",
+                subject=part.name,
             )
         return rule(x, block, self, inside)

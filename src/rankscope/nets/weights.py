@@ -22,7 +22,7 @@ Structure = TypeVar("Structure")
 
 @dataclass(frozen=True)
 class Linear:
-    """`x W + b`."""
+    """The weights of a linear map, `x W + b`."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -85,13 +85,13 @@ class ExpertWeights:
     shared_gate: Linear | None = None  # [width, 1]
 
     def expert(self, index: int) -> MLPWeights:
-        """One of them."""
-        up, gate = (Linear(each.weight[:, index]) for each in (self.up, self.gate))
+        """Return the MLP of one expert."""
+        up, gate = (Linear(linear.weight[:, index]) for linear in (self.up, self.gate))
         return MLPWeights(up, Linear(self.down.weight[index]), gate)
 
     def side_by_side(self) -> MLPWeights:
         """All of them as one gated MLP, the shared one last: a mixture at its `gates`."""
-        up, gate = (Linear(each.weight.flatten(1)) for each in (self.up, self.gate))
+        up, gate = (Linear(linear.weight.flatten(1)) for linear in (self.up, self.gate))
         down = Linear(self.down.weight.flatten(0, 1))
         if self.shared is None or self.shared.gate is None:
             return MLPWeights(up, down, gate)
@@ -150,20 +150,20 @@ class Weights:
 
 def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, Tensor]:
     """Every tensor of a structure, by its dotted name; of a network's, without its `layers` if so asked."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in _members(weights):
         if name == "layers" and not layers:
             continue
         path = f"{prefix}.{name}" if prefix else name
         if isinstance(value, Tensor):
-            found[path] = value
+            tensors[path] = value
         elif value is not None:
-            found |= named(value, path)
-    return found
+            tensors |= named(value, path)
+    return tensors
 
 
 def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure:
-    """The same structure with every tensor moved; a tensor met twice is moved once."""
+    """Return the structure with every tensor converted; a tensor met twice is converted once."""
     return cast(Structure, _moved(weights, move, {}))
 
 

@@ -11,19 +11,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import MetricError, one_of
-from rankscope.figures.description import (
-    Axis,
-    Bars,
-    Chart,
-    Formula,
-    Heatmap,
-    Hover,
-    Line,
-    Panel,
-    Points,
-    line_colour,
-)
-from rankscope.figures.powers import Powers
+from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.paths.views import counted_paths, head_means, length_views
@@ -40,11 +28,11 @@ HEADS = {
 """Columns of `Decomposition.by_head`, and what each is."""
 LABELLED = 400
 """Heads up to which each has its number written into it."""
-RESIDUAL = Formula("‖res T‖₁,∞ / ‖T‖₁,∞", r"\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}")
+RESIDUAL = fig.Formula("‖res T‖₁,∞ / ‖T‖₁,∞", r"\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}")
 LENGTH = "length of the path: heads in it"
 
 
-def lengths_chart(table: pl.DataFrame) -> Chart:
+def lengths_chart(table: pl.DataFrame) -> fig.Chart:
     """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative
     residual of the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is
     `ByLength.table`."""
@@ -57,29 +45,29 @@ def lengths_chart(table: pl.DataFrame) -> Chart:
     lengths = [view.length for view in views]
     bars = []
     for start, columns in starts.items():
-        name, number = STARTS[start]
-        hover: list[Hover] = [
+        name, colour = STARTS[start]
+        hover: list[fig.Hover] = [
             (f"length {length}, {name}\n{counted_paths(paths)} path{'s' * (paths != 1)}\n",
              _percent(share, "+.1%"), " of the output")
             for length, (share, paths, _) in zip(lengths, columns, strict=True)
         ]  # fmt: skip
         if any(norm > 0 for *_, norm in columns):
             shares = [share for share, *_ in columns]
-            bars.append(Bars(lengths, shares, line_colour(number), name, hover))
+            bars.append(fig.Bars(lengths, shares, fig.line_colour(colour), name, hover))
     samples = rows.filter(
         pl.col("start") == "embedding", pl.col("norm") > 0, pl.col("relative_residual") > 0
     ).with_columns(pl.col("relative_residual").log10().alias("log10"))
     means = [view for view in views if math.isfinite(view.log10_residual)]
     logs = [view.log10_residual for view in means]
-    line = Line([view.length for view in means], logs, line_colour(0), width=1.6)
+    line = fig.Line([view.length for view in means], logs, fig.line_colour(0), width=1.6)
     last = max(lengths, default=0)
     counts = {float(length): _count(views[length].paths) for length in evenly(range(len(views)), 13)}
-    return Chart(
+    return fig.Chart(
         [
-            Panel(Axis(LENGTH, last=last, range=(-0.6, last + 0.6)),
-                  Axis("share of the output", percent=True), bars, "what the paths of a length carry",
+            fig.Panel(fig.Axis(LENGTH, last=last, range=(-0.6, last + 0.6)),
+                  fig.Axis("share of the output", percent=True), bars, "what the paths of a length carry",
                   counts=counts),
-            Panel(Axis(LENGTH, last=last), Axis(RESIDUAL, Powers(samples["log10"].to_list())),
+            fig.Panel(fig.Axis(LENGTH, last=last), fig.Axis(RESIDUAL, fig.Powers(samples["log10"].to_list())),
                   [line, _samples(samples, 0)], "how uniform their sum T is"),
         ],
         rows.to_dict(as_series=False),
@@ -88,32 +76,32 @@ def lengths_chart(table: pl.DataFrame) -> Chart:
     )  # fmt: skip
 
 
-def single_paths_chart(residuals: pl.DataFrame) -> Chart:
+def single_paths_chart(residuals: pl.DataFrame) -> fig.Chart:
     """The relative residual of single paths against their length, and its median; hollow where it is noise.
     `residuals` is `Decomposition.residuals()`."""
     known = residuals.filter(pl.col("log10").is_finite())
     middle = known.group_by("length").agg(pl.col("log10").median()).sort("length")
-    line = Line(middle["length"].to_list(), middle["log10"].to_list(), line_colour(1), width=1.6)
+    line = fig.Line(middle["length"].to_list(), middle["log10"].to_list(), fig.line_colour(1), width=1.6)
     last = int(residuals["length"].to_numpy().max(initial=0))
-    return Chart(
-        [Panel(
-            Axis(LENGTH, last=last), Axis(RESIDUAL, Powers(known["log10"].to_list())),
+    return fig.Chart(
+        [fig.Panel(
+            fig.Axis(LENGTH, last=last), fig.Axis(RESIDUAL, fig.Powers(known["log10"].to_list())),
             [_samples(known, 1), line], f"single paths, {residuals['arithmetic'][0]} arithmetic",
         )],
         residuals.to_dict(as_series=False), "The relative residual of single paths by their length.",
     )  # fmt: skip
 
 
-def _samples(rows: pl.DataFrame, number: int) -> Points:
-    hover: list[Hover] = [
+def _samples(rows: pl.DataFrame, index: int) -> fig.Points:
+    hover: list[fig.Hover] = [
         (f"length {length}, sample {sample}\n", power(k), "\nat the floor: rounding noise" if noise else "")
         for length, sample, k, noise in rows.select("length", "sample", "log10", "below_floor").iter_rows()
     ]
-    colour, hollow = line_colour(number), rows["below_floor"].to_numpy().astype(bool)
-    return Points(rows["length"].to_list(), rows["log10"].to_list(), colour, hollow=hollow, hover=hover)
+    colour, hollow = fig.line_colour(index), rows["below_floor"].to_numpy().astype(bool)
+    return fig.Points(rows["length"].to_list(), rows["log10"].to_list(), colour, hollow=hollow, hover=hover)
 
 
-def heads_chart(table: pl.DataFrame, column: str = "contraction") -> Chart:
+def heads_chart(table: pl.DataFrame, column: str = "contraction") -> fig.Chart:
     """The heads as a map, layer by head, mean over samples: one column of `Decomposition.by_head()`.
 
     Shares have signs: blue adds to the output, orange takes away from it.
@@ -124,19 +112,19 @@ def heads_chart(table: pl.DataFrame, column: str = "contraction") -> Chart:
     layers, heads = (means[name].unique().sort().to_list() for name in ("layer", "head"))
     rows = {(row["layer"], row["head"]): row for row in means.iter_rows(named=True)}
     places = [[(layer, head) for head in heads] for layer in layers]  # of a damaged table some are missing
-    grid = np.array([[rows.get(place, {}).get(column) for place in row] for row in places], dtype=float)
+    grid = np.array([[rows.get(cell, {}).get(column) for cell in row] for row in places], dtype=float)
     sizes = np.abs(grid[np.isfinite(grid)])
     signed, limit = "share" in column, float(sizes.max(initial=0.0)) or 1.0
-    cells = Heatmap(
+    cells = fig.Heatmap(
         heads, layers, grid, range=(-limit if signed else 0.0, limit), signed=signed,
         numbers=len(layers) * len(heads) <= LABELLED,
-        hover=[[_head(rows[place]) if place in rows else ("", "", "") for place in row] for row in places],
+        hover=[[_head(rows[cell]) if cell in rows else ("", "", "") for cell in row] for row in places],
     )  # fmt: skip
     least, most = (sizes.min(), sizes.max()) if len(sizes) else (math.nan, math.nan)
-    return Chart(
-        [Panel(
-            Axis("head", last=len(heads) - 1, range=(-0.5, len(heads) - 0.5), grid=False),
-            Axis("layer", last=layers[-1], range=(layers[0] - 0.5, layers[-1] + 0.5), grid=False),
+    return fig.Chart(
+        [fig.Panel(
+            fig.Axis("head", last=len(heads) - 1, range=(-0.5, len(heads) - 0.5), grid=False),
+            fig.Axis("layer", last=layers[-1], range=(layers[0] - 0.5, layers[-1] + 0.5), grid=False),
             [cells], HEADS[column],
         )],
         means.to_dict(as_series=False),
@@ -146,7 +134,7 @@ def heads_chart(table: pl.DataFrame, column: str = "contraction") -> Chart:
     )  # fmt: skip
 
 
-def _head(head: dict[str, Any]) -> Hover:
+def _head(head: dict[str, Any]) -> fig.Hover:
     """What a head does, in words; what has no number is passed over."""
     before = f"layer {head['layer']}, head {head['head']}"
     if head["norm"] == 0:
@@ -169,10 +157,10 @@ def _percent(share: float, form: str) -> str:
     return f"{share:{form}}" if math.isfinite(share) else "no number"
 
 
-def _count(number: int) -> str:
+def _count(index: int) -> str:
     """A whole number in little room.
 
     >>> _count(144), _count(23298085122481)
     ('144', '2.3e13')
     """
-    return str(number) if number < 10**4 else f"{Decimal(number):.1e}".replace("+", "")
+    return str(index) if index < 10**4 else f"{Decimal(index):.1e}".replace("+", "")

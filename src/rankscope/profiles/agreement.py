@@ -33,7 +33,7 @@ from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
@@ -68,7 +68,7 @@ class SecondPassStep(Protocol):
         """The layer by plain float64 rules; None where that resolves no sample."""
 
     @property
-    def restored_numbers(self) -> Numbers | None:
+    def restored_numbers(self) -> PatternNumbers | None:
         """Numbers of attention by plain rules, where the pattern is read by rows."""
 
     def perturbed_for(self, where: Tensor) -> DeviationStep:

@@ -10,21 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures.description import (
-    Axis,
-    Chart,
-    ColourBar,
-    Formula,
-    Frame,
-    Hover,
-    Line,
-    Panel,
-    Points,
-    columns_of,
-    line_colour,
-    ordered_colour,
-)
-from rankscope.figures.powers import Powers
+from rankscope.figures import description as fig
 from rankscope.figures.style import LISTED, NUMBER, evenly, in_sequence
 from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span
@@ -46,7 +32,7 @@ def curves_chart(
     curves: Sequence[CurveView],
     log: bool | None = None,
     bounds: Mapping[str, Mapping[str, Layers]] | None = None,
-) -> Chart:
+) -> fig.Chart:
     """A metric by layer: a line for each variant, the range about it, its floor, and hollow marks where it is
     noise.
 
@@ -62,19 +48,19 @@ def curves_chart(
     bounds = (bounds or {}) if log else {}
     places = order_of(curves)
     many = places is not None and len(curves) > LISTED
-    lines: list[Line] = []
-    for k, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
-        colour = ordered_colour(places[k] / (len(curves) - 1)) if places else line_colour(number)
-        lines.append(_curve(curve, log, number, colour, min(1.0, 4 / len(curves)), places, many))
+    lines: list[fig.Line] = []
+    for k, (index, curve) in enumerate(zip(looks(curves), curves, strict=True)):
+        colour = fig.ordered_colour(places[k] / (len(curves) - 1)) if places else fig.line_colour(index)
+        lines.append(_curve(curve, log, index, colour, min(1.0, 4 / len(curves)), places, many))
         if curve.variant in bounds and curve.arithmetic == "deviation":
             lines += [_bound(curve, kind, logs, colour) for kind, logs in bounds[curve.variant].items()]
     lines += _floors(curves) if log else []
     drawn = [side for line in lines for side in (line.y, *(side for band in line.bands for side in band))]
     title = metric_title(curves[0].metric)
-    return Chart(
-        [Panel(
-            Axis("layer", last=max(curve.depth for curve in curves)),
-            Axis(title, Powers(np.concatenate(drawn))) if log else Axis(title, from_zero=True),
+    return fig.Chart(
+        [fig.Panel(
+            fig.Axis("layer", last=max(curve.depth for curve in curves)),
+            fig.Axis(title, fig.Powers(np.concatenate(drawn))) if log else fig.Axis(title, from_zero=True),
             lines,
         )],
         _curve_table(curves),
@@ -87,27 +73,27 @@ def curves_chart(
 def order_of(curves: Sequence[CurveView]) -> list[int] | None:
     """The place of each curve in a sequence, as of steps of a training; None where they are no sequence."""
     numbers = in_sequence([curve.label for curve in curves])
-    return None if numbers is None else [sorted(numbers).index(number) for number in numbers]
+    return None if numbers is None else [sorted(numbers).index(index) for index in numbers]
 
 
 def _curve(
     curve: CurveView,
     log: bool,
-    number: int,
+    index: int,
     colour: str,
     strength: float,
     places: list[int] | None,
     many: bool,
-) -> Line:
+) -> fig.Line:
     layers = np.array(evenly(range(curve.depth + 1), LAYERS))
     centre, bands = curve.drawn(log)
-    hover: list[Hover] = [
+    hover: list[fig.Hover] = [
         (f"{curve.label}\nlayer {layer}: ", power(float(curve.log10[layer])),
          f"\nat {curve.arithmetic}'s floor: rounding noise" if curve.noise[layer] else "")
         for layer in layers
     ]  # fmt: skip
-    return Line(
-        layers, centre[layers], colour, None if many else curve.label, f"line {number}", number,
+    return fig.Line(
+        layers, centre[layers], colour, None if many else curve.label, f"line {index}", index,
         marker=None if many else "number",
         dash="solid" if places else "number",
         noise=curve.noise[layers],
@@ -116,36 +102,36 @@ def _curve(
     )  # fmt: skip
 
 
-def _floors(curves: Sequence[CurveView]) -> list[Line]:
+def _floors(curves: Sequence[CurveView]) -> list[fig.Line]:
     """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
-    lines: dict[tuple[str, bytes], Line] = {}
+    lines: dict[tuple[str, bytes], fig.Line] = {}
     for curve in curves:
         key = (curve.arithmetic, curve.floor.round(6).tobytes())
         if np.isfinite(curve.floor).any() and key not in lines:
             name, layers = f"floor of {curve.arithmetic}", np.array(evenly(range(curve.depth + 1), LAYERS))
             named = None if curve.arithmetic in {arithmetic for arithmetic, _ in lines} else name
-            hover: list[Hover] = [(f"{name}: {power(float(k))}", "", "") for k in curve.floor[layers]]
-            lines[key] = Line(
+            hover: list[fig.Hover] = [(f"{name}: {power(float(k))}", "", "") for k in curve.floor[layers]]
+            lines[key] = fig.Line(
                 layers, curve.floor[layers], "faint", named, name, dash="dot", width=1.4, hover=hover
             )
     return list(lines.values())
 
 
-def _bound(curve: CurveView, kind: str, logs: Layers, colour: str) -> Line:
+def _bound(curve: CurveView, kind: str, logs: Layers, colour: str) -> fig.Line:
     side = "at most" if kind == "upper" else "at least"
     name = f"{curve.label}: proved {side}"
-    hover: list[Hover] = [
+    hover: list[fig.Hover] = [
         (f"{name} {power(float(k))}\nat layer {layer}", "", "") for layer, k in enumerate(logs)
     ]
-    return Line(np.arange(len(logs)), logs, colour, name, marker=side, dash="dot", width=1, hover=hover)
+    return fig.Line(np.arange(len(logs)), logs, colour, name, marker=side, dash="dot", width=1, hover=hover)
 
 
-def _steps_bar(curves: Sequence[CurveView], places: Sequence[int]) -> ColourBar:
+def _steps_bar(curves: Sequence[CurveView], places: Sequence[int]) -> fig.ColourBar:
     names = [name for _, name in sorted(zip(places, (curve.label for curve in curves), strict=True))]
     columns = zip(*map(NUMBER.findall, names), strict=True)
     varied = next(column for column in columns if len(set(column)) > 1)
     title = names[0].replace(varied[0], "", 1).strip(" -_:=") or "line"
-    return ColourBar(title, varied)
+    return fig.ColourBar(title, varied)
 
 
 def _curve_table(curves: Sequence[CurveView]) -> dict[str, list[Any]]:
@@ -161,57 +147,44 @@ def _curve_table(curves: Sequence[CurveView]) -> dict[str, list[Any]]:
         rows += [
             (curve.variant, curve.arithmetic, curve.metric, layer, *row) for layer, row in enumerate(numbers)
         ]
-    return columns_of(CURVE_COLUMNS, rows)
+    return fig.columns_of(CURVE_COLUMNS, rows)
 
 
-def arithmetics_chart(curves: Sequence[CurveView]) -> Chart:
+def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
     """One variant in several arithmetics. Left: digits lost, -log10, on an axis of powers. Right: the ratio
     of logs from layer to layer, which tends to 3 where each layer cubes the residual. Hollow where it is
     noise."""
-    left: list[Line] = []
-    right: list[Line] = []
+    left: list[fig.Line] = []
+    right: list[fig.Line] = []
     rows: list[tuple[Any, ...]] = []
-    for number, curve in enumerate(curves):
+    for index, curve in enumerate(curves):
         lost, ratio = digits_lost(curve)
-        layers, name = np.arange(len(lost)), curve.arithmetic
-        known = layers[np.isfinite(lost)]
-        for panel, values, what, after in (
-            (left, np.log10(lost), "", " digits"),
-            (right, ratio, "ratio ", ""),
-        ):
-            numbers = lost if panel is left else ratio
-            hover: list[Hover] = [
-                (
-                    f"{name}, layer {k}\n{what}",
-                    f"{numbers[k]:.6g}" if panel is left else f"{numbers[k]:.4g}",
-                    after,
-                )
-                for k in known
-            ]
-            panel.append(Line(
-                known, values[known], line_colour(number), name if panel is left else None, name, number,
-                marker="number", noise=curve.noise[known], hover=hover,
-            ))  # fmt: skip
+        layers, name, colour = np.arange(len(lost)), curve.arithmetic, fig.line_colour(index)
+        digits: list[fig.Hover] = [(f"{name}, layer {k}\n", f"{lost[k]:.6g}", " digits") for k in layers]
+        ratios: list[fig.Hover] = [(f"{name}, layer {k}\nratio ", f"{ratio[k]:.4g}", "") for k in layers]
+        left.append(fig.Line(layers, np.log10(lost), colour, name, name, index, "number",
+                             noise=curve.noise, hover=digits))  # fmt: skip
+        right.append(fig.Line(layers, ratio, colour, None, name, index, "number",
+                              noise=curve.noise, hover=ratios))  # fmt: skip
         rows += zip([name] * len(lost), layers, lost, ratio, curve.noise, strict=True)
     last, variant = max(curve.depth for curve in curves), curves[0].variant
-    right.append(Line([0, last], [3.0, 3.0], "faint", dash="dash", width=1))
-    digits = Formula("−log₁₀", rf"-\log_{{10}}\,{metric_title(curves[0].metric).tex}")
-    return Chart(
+    right.append(fig.Line([0, last], [3.0, 3.0], "faint", dash="dash", width=1))
+    x, minus_log = fig.Axis("layer", last=last), rf"-\log_{{10}}\,{metric_title(curves[0].metric).tex}"
+    powers = fig.Powers(np.concatenate([line.y for line in left]))
+    ratio_axis = fig.Axis(fig.Formula("", r"\log r_l\,/\,\log r_{l-1}"), range=(0.0, 6.0))
+    return fig.Chart(
         [
-            Panel(Axis("layer", last=last), Axis(digits, Powers(np.concatenate([line.y for line in left]))),
-                  left, f"{variant}: digits lost"),
-            Panel(Axis("layer", last=last),
-                  Axis(Formula("", r"\log r_l\,/\,\log r_{l-1}"), range=(0.0, 6.0)),
-                  right, "ratio of logs, layer to layer"),
+            fig.Panel(x, fig.Axis(fig.Formula("−log₁₀", minus_log), powers), left, f"{variant}: digits lost"),
+            fig.Panel(x, ratio_axis, right, "ratio of logs, layer to layer"),
         ],
-        columns_of(("arithmetic", "layer", "digits", "ratio", "at_floor"), rows),
+        fig.columns_of(("arithmetic", "layer", "digits", "ratio", "at_floor"), rows),
         f"Digits lost by layer of {variant} in {', '.join(curve.arithmetic for curve in curves)}, and the "
         "ratio of logs from layer to layer.",
         size=(5.0, 4.0),
     )  # fmt: skip
 
 
-def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Chart:
+def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> fig.Chart:
     """The tokens on two principal axes: a panel for each variant, a mark for each token, a frame for each
     layer.
 
@@ -239,20 +212,20 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
     # where they begin is always seen, however many layers they are one for
     size = max(_extent(drawn), _extent(drawn.filter(layer=layers[0]))) if layers else 1.0
     frames = [_frame(rows, variants, layer, 1.04 * size) for layer in layers]
-    axis = Axis(range=(-1.08 * size, 1.08 * size))
+    axis = fig.Axis(range=(-1.08 * size, 1.08 * size))
     panels = []
     for k, variant in enumerate(variants):
         first = drawn.filter(variant=variant, layer=layers[0]).sort("token")
         last = max(1, len(first) - 1)
-        hover: list[Hover] = [
+        hover: list[fig.Hover] = [
             ("", text, f"\ntoken {token} · {variant}")
             for token, text in first.select("token", "text").iter_rows()
         ]
-        colours = [ordered_colour(place / last) for place in range(len(first))]
-        panels.append(Panel(
-            axis, axis, [Points(*frames[0].points[k], colours, size=8, hover=hover)], variant, square=True
+        colours = [fig.ordered_colour(rank / last) for rank in range(len(first))]
+        panels.append(fig.Panel(
+            axis, axis, [fig.Points(*frames[0].points[k], colours, size=8, hover=hover)], variant, square=True
         ))  # fmt: skip
-    return Chart(
+    return fig.Chart(
         panels, drawn.drop("across", "up").to_dict(as_series=False),
         f"Tokens on two principal axes by layer, {'each at unit size' if magnified else 'as they are'}, "
         f"of {', '.join(map(str, variants))}.",
@@ -269,7 +242,7 @@ def _extent(rows: pl.DataFrame) -> float:
     return (usual if most > 2.5 * usual > 0 else most) or 1.0
 
 
-def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float) -> Frame:
+def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float) -> fig.Frame:
     points, headings = [], []
     for variant in variants:
         tokens = rows.filter(pl.col("layer") <= layer, variant=variant)
@@ -282,10 +255,10 @@ def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float)
         ended = "" if last == layer else f" · layer {last}"
         outside = f" · {beyond} beyond the edge" if beyond else ""
         headings.append(f"{variant}{ended}\napart by {power(math.nan if scale is None else scale)}{outside}")
-    return Frame(str(layer), points, headings)
+    return fig.Frame(str(layer), points, headings)
 
 
-def spectrum_chart(table: pl.DataFrame) -> Chart:
+def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
     """Singular values of the residual as shares of the tokens' norm: a panel for each variant and in it a
     line for each layer, dark to light; geometric means over samples. `table` is that of
     `profiles.spectra`."""
@@ -301,21 +274,21 @@ def spectrum_chart(table: pl.DataFrame) -> Chart:
     for k, variant in enumerate(variants):
         drawn = means.filter(pl.col("variant") == variant, pl.col("layer").is_in(layers)).drop_nulls("log10")
         lines = []
-        for place, layer in enumerate(layers):
+        for rank, layer in enumerate(layers):
             rows, name = drawn.filter(layer=layer).sort("index"), f"layer {layer}"
-            hover: list[Hover] = [
+            hover: list[fig.Hover] = [
                 (f"{variant}, {name}\nsingular value {index}: ", power(log10), "")
                 for index, log10 in rows.select("index", "log10").iter_rows()
             ]
-            colour = ordered_colour(place / max(1, len(layers) - 1))
-            lines.append(Line(rows["index"].to_list(), rows["log10"].to_list(), colour, name, name,
+            colour = fig.ordered_colour(rank / max(1, len(layers) - 1))
+            lines.append(fig.Line(rows["index"].to_list(), rows["log10"].to_list(), colour, name, name,
                               width=1.6, hover=hover))  # fmt: skip
-        y = Axis(
-            Formula("σ / ‖X‖_F" if k % 2 == 0 else "", r"\sigma\,/\,\|X\|_F"),
-            Powers(drawn["log10"].to_list()),
+        y = fig.Axis(
+            fig.Formula("σ / ‖X‖_F" if k % 2 == 0 else "", r"\sigma\,/\,\|X\|_F"),
+            fig.Powers(drawn["log10"].to_list()),
         )
-        panels.append(Panel(Axis("singular value"), y, lines, variant))
-    return Chart(
+        panels.append(fig.Panel(fig.Axis("singular value"), y, lines, variant))
+    return fig.Chart(
         panels, means.to_dict(as_series=False),
         f"Singular values of the residual by layer, of {', '.join(map(str, variants))}.",
         columns=min(2, len(variants)), height=320, shared=True, size=(4.6, 3.2),

@@ -20,7 +20,7 @@ from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
 from rankscope.nets.devices import free_memory
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.nets.weights import outline
 from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerStep
@@ -97,7 +97,7 @@ class StackSecondPass:
     layers: Sequence[SecondPassLayer]
     attention: bool
     """Whether attention is asked for."""
-    restored_numbers: Numbers | None = None
+    restored_numbers: PatternNumbers | None = None
 
     @cached_property
     def resolved(self) -> Bool[Tensor, " batch"]:

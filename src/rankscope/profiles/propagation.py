@@ -27,7 +27,7 @@ from rankscope.nets import Transformer
 from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.padding import padding_from
-from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
+from rankscope.nets.streaming import AttentionRequest, size_of_attention, streamed, streams
 from rankscope.profiles.layer_stack import LayerStack
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
@@ -216,7 +216,7 @@ def _layer_steps(
     check: bool,
     confirm: bool,
     compile: bool,
-    request: Asked | None,
+    request: AttentionRequest | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with the second pass of each where one was asked for."""
     padding = ~valid
@@ -252,7 +252,7 @@ def _large(net: Transformer, X: Tensor, kind: str) -> bool:
     return kind != "confirm" and size > WHOLE
 
 
-def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | None:
+def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> AttentionRequest | None:
     """What is to be taken of attention where P is too large; None where it must be whole."""
     wanted = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
     if not streams(net.arch) or any(metrics is None for metrics in wanted):
@@ -271,4 +271,4 @@ def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> Aske
     # be one.
     if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
-    return Asked(by_row, by_head)
+    return AttentionRequest(by_row, by_head)

@@ -24,7 +24,7 @@ from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.agreement import SecondPassStep, checked, confirmed
 from rankscope.profiles.readings import (
     Readings,
@@ -53,7 +53,7 @@ class LayerStep:
     step: Step | DeviationStep
     second: SecondPassStep | None = None
     """The same layer of a second pass, rounded differently; None where there is none."""
-    rows: Numbers | None = None
+    rows: PatternNumbers | None = None
     """Numbers of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
@@ -107,7 +107,7 @@ class LayerStep:
     def _read(self, of: Of, x: Tensor, metrics: Sequence[Metric]) -> Readings:
         return read_tensor(of, x, self.valid, metrics, self.unit)[0]
 
-    def _read_rows(self, metrics: Sequence[Metric], rows: Numbers) -> Readings:
+    def _read_rows(self, metrics: Sequence[Metric], rows: PatternNumbers) -> Readings:
         """Metrics of attention from the numbers of its rows."""
         readings = [
             (metric, metric.from_rows(rows.of_rows[metric.name], self.valid, self.unit))

@@ -35,7 +35,7 @@ class BranchWeight:
         raise NotImplementedError
 
     def plain(self, X: Tensor, block: Any, rules: Any, inside: Any) -> Tensor:
-        """Multiply every token."""
+        """Multiply every token by the factor of the layer."""
         return X * self.factor(block)
 
     def deviation(self, state: Any, block: Any, rules: Any, inside: Any) -> Any:
@@ -45,7 +45,7 @@ class BranchWeight:
         return replace(state, x=x, R=R)
 
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """Multiply every term."""
+        """Multiply every term by the factor of the layer."""
         return terms._replace(parts=terms.parts * self.factor(block))
 
     def lengthens(self, block: Any) -> float:
@@ -60,7 +60,7 @@ class TrainedWeight(BranchWeight):
     tensor: str
 
     def factor(self, block: Any) -> Tensor:
-        """Return the tensor."""
+        """Return the trained tensor of this layer."""
         weight: Tensor = block.weights.parts[self.name][self.tensor]
         return weight
 
@@ -72,7 +72,7 @@ class DepthPower(BranchWeight):
     power: float
 
     def factor(self, block: Any) -> float:
-        """Return `L^-power`."""
+        """Return `L^-power`, L the depth of the network."""
         return float(block.arch.layers**-self.power)
 
 
@@ -83,7 +83,7 @@ class LayerPower(BranchWeight):
     power: float
 
     def factor(self, block: Any) -> float:
-        """Return `l^-power`."""
+        """Return `l^-power`, l the layer from 1."""
         return float((block.index + 1) ** -self.power)
 
 
@@ -133,7 +133,7 @@ class ReZero(_BranchRemedy):
 
     @property
     def pieces(self) -> tuple[TrainedWeight, ...]:
-        """The same number on each branch."""
+        """One part on each branch, with one number."""
         return tuple(TrainedWeight(self.name, place, "weight") for place in BRANCHES)
 
 
@@ -209,7 +209,7 @@ class SqrtDepth(_BranchRemedy):
 
     @property
     def pieces(self) -> tuple[DepthPower, ...]:
-        """The same on each branch."""
+        """One part on each branch, with one power."""
         return tuple(DepthPower(self.name, place, self.power) for place in BRANCHES)
 
 

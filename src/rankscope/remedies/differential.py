@@ -48,7 +48,7 @@ class HeadNorm(BuiltInRemedy):
         return normed * block.weights.parts[self.name]["gain"] * self.factor(block.index)
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of split head outputs."""
+        """Normalise split head outputs in deviation arithmetic."""
         normed = rules.normalise_heads(outputs, block.weights.parts[self.name]["gain"], self.eps)
         factor = self.factor(block.index)
         return replace(normed, x=normed.x * factor, R=normed.R * factor)
@@ -117,12 +117,12 @@ class Differential(BuiltInRemedy):
     def plain(
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
-        """`P - lambda P_2`."""
+        """Return `P - lambda P_2`, P_2 of the second queries and keys."""
         second: Tensor = rules.pattern(self.second(block), inside)
         return P - self.weight(block) * second
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of split patterns."""
+        """Return `P - lambda P_2` of split patterns."""
         return rules.subtract_pattern(P, rules.pattern(self.second(block), inside), self.weight(block))
 
 
@@ -172,14 +172,14 @@ class Differential2(BuiltInRemedy):
     def plain(
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
-        """`P - lambda_i P_2`."""
+        """Return `P - lambda_i P_2`, P_2 of the second queries."""
         second: Tensor = rules.pattern(self.second(block), inside)
         share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
         return P - self.weight * share.mT[..., None] * second
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of split patterns: with `lambda_i = l + d_i`, l that of the common token, rows sum to
-        `total - l`, and each to `-d_i` beside."""
+        """Return `P - lambda_i P_2` of split patterns: with `lambda_i = l + d_i`, l that of the common
+        token, rows sum to `total - l`, and each to `-d_i` beside."""
         second = rules.pattern(self.second(block), inside)
         common, own = rules.sigmoid_of(inside, block.weights.parts[self.name]["share"])
         own = own.mapped(lambda t: t * -self.weight).normalised()  # [batch, head, token, 1]

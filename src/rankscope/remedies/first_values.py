@@ -118,7 +118,7 @@ class Neutreno(BuiltInRemedy):
 
 @dataclass(frozen=True)
 class ValueMemory:
-    """Remembers V and V_1."""
+    """Remembers the values of this layer and of the first."""
 
     name: str
     place: ClassVar[str] = "values"
@@ -151,7 +151,7 @@ class FirstValuePull:
         return outputs + pull.transpose(1, 2)
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of common values and deviations alike."""
+        """Add `weight (V_1 - V)` to common values and deviations alike."""
         V, V_1 = rules.memory.pop(CURRENT), rules.memory[FIRST]
         if block.index == 0:
             return outputs

@@ -96,7 +96,7 @@ class HeadGate(BuiltInRemedy):
         return outputs * (inside @ w["weight"] + w.get("bias", 0.0)).sigmoid()[..., None]
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of split head outputs: gates of tokens that are alike are alike."""
+        """Multiply split head outputs: gates of tokens that are alike are alike."""
         w = block.weights.parts[self.name]
         return rules.gate_heads(outputs, inside, w["weight"], w.get("bias"))
 

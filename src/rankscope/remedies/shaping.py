@@ -47,7 +47,8 @@ class PatternShaping(BuiltInRemedy):
         return alpha * identity + beta * P - gamma * C.to(P.dtype)
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """The same of a split pattern, without subtracting C from a P that is near it."""
+        """Return `alpha I + beta P - gamma C` of a split pattern, without subtracting C from a P that is
+        near it."""
         return rules.shape_pattern(P, *self.of_heads(block, P.p), inside)
 
 

@@ -29,7 +29,7 @@ TITLED = 3
 def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Write the report of these run directories; answers with its path."""
     if not folders:
-        raise FileError("a report is made of at least one run directory; received none")
+        raise FileError("a report is made of at least one run directory; received none", subject="folders")
     write_text(path, render([read_run(folder) for folder in folders]))
     return Path(path)
 

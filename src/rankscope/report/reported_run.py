@@ -119,7 +119,9 @@ def read_run(folder: str | Path) -> ReportedRun:
     """What there is in a run directory; a sentence where it is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(f"a report is made of run directories; there is none at {folder}")
+        raise FileError(
+            f"a report is made of run directories; there is none at {folder}", subject=str(folder)
+        )
     stored = read(folder)
     if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
         return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])
@@ -149,7 +151,8 @@ def read_run(folder: str | Path) -> ReportedRun:
     if not (measured is not None or tables or certificates or outcomes or training or sweep):
         raise FileError(
             f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
-            "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
+            "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o",
+            subject=str(folder),
         )
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
@@ -182,7 +185,7 @@ def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     table, manifest = read_parquet(path)
     table = validate.table(path, table, TABLES[name])
     if name in PATHS and table.is_empty():
-        raise FileError(f"{path} must hold paths; it has no rows: run it again")
+        raise FileError(f"{path} must hold paths; it has no rows: run it again", subject=str(path))
     return validate.lengths(path, table) if name == "lengths" else table, manifest
 
 

@@ -1,6 +1,7 @@
 """The report's section on a training run: measurements as maps and curves, alarms, certificates.
 
-`report/run.py` reads the run (`runs/training.py`) and calls `training_said` and `training_sections`.
+`report/reported_run.py` reads the run; `report/facts.py` calls `training_sentences`, `report/sections.py`
+calls `training_sections`.
 """
 
 from math import isfinite

@@ -28,7 +28,7 @@ OTHER = "it is damaged or of another version, run it again"
 def _check(path: Path, holds: bool, must: str, found: str, advice: str = AGAIN) -> None:
     """A sentence on the file where it is not as it must be."""
     if not holds:
-        raise FileError(f"{path} must {must}; {found}: {advice}")
+        raise FileError(f"{path} must {must}; {found}: {advice}", subject=str(path))
 
 
 def table(path: Path, found: pl.DataFrame, columns: Mapping[str, Any] | tuple[str, ...]) -> pl.DataFrame:

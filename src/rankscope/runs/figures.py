@@ -10,22 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from rankscope.figures.description import (
-    Axis,
-    Chart,
-    ColourBar,
-    Flag,
-    Formula,
-    Heatmap,
-    Hover,
-    Line,
-    Panel,
-    Points,
-    columns_of,
-    line_colour,
-    ordered_colour,
-)
-from rankscope.figures.powers import Powers
+from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
 from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
@@ -36,34 +21,35 @@ MARKS = 40  # steps with alarms that are marked at most
 MARKED = 40  # steps up to which each has a mark on its line: a single one must be seen
 
 
-def metric_title(metric: str) -> Formula:
+def metric_title(metric: str) -> fig.Formula:
     """The symbol of a metric, as an axis has it."""
-    return Formula(symbol_of(metric), symbol_of(metric, tex=True))
+    return fig.Formula(symbol_of(metric), symbol_of(metric, tex=True))
 
 
-def layer_map(training: TrainingRun, metric: str) -> Chart:
+def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
     powers = _powers(grid.value)
     numbers = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
-    hover: list[list[Hover]] = [
-        [(f"step {step}, layer {layer}\n", number, "") for step, number in zip(grid.steps, row, strict=True)]
+    hover: list[list[fig.Hover]] = [
+        [(f"step {step}, layer {layer}\n", index, "") for step, index in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
     ends = (powers.low, powers.high) if powers is not None else _ends(grid.value)
-    cells = Heatmap(grid.steps, grid.layers, numbers, _unit(metric), powers, ends, hover=hover)
+    cells = fig.Heatmap(grid.steps, grid.layers, numbers, _unit(metric), powers, ends, hover=hover)
     last, steps = grid.layers[-1] if grid.layers else 0, training.steps[-1] if training.steps else 0
-    y = Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
-    marks: list[Heatmap | Points] = [cells, *_rings(training, grid)]
-    return Chart(
-        [Panel(Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))], _table([grid]),
+    y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
+    marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
+    x = fig.Axis("step", steps=True, grid=False)
+    return fig.Chart(
+        [fig.Panel(x, y, marks, flags=_flags(training))], _table([grid]),
         f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} measurements up "
         f"to step {steps}; {_span(grid.value)}.",
         legend=False, height=max(340, min(640, 130 + 24 * len(grid.layers))), kept=metric,
     )  # fmt: skip
 
 
-def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> Chart:
+def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     """A panel for each metric over the steps, a line for each layer, from dark to light with depth."""
     grids = [_thinned(training, training.grid(metric)) for metric in metrics]
     several = len(grids) > 1
@@ -72,29 +58,30 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> Chart:
     for grid in grids:
         powers, numbers = _powers(grid.value), _numbers(grid)
         lines = []
-        for place, layer in enumerate(shown):
+        for k, layer in enumerate(shown):
             if layer not in grid.layers:
                 continue
             row, name = grid.layers.index(layer), f"layer {layer}"
-            hover: list[Hover] = [
-                (f"{title_of(grid.metric)}\nstep {step}, {name}: ", number, "")
-                for step, number in zip(grid.steps, numbers[row], strict=True)
+            hover: list[fig.Hover] = [
+                (f"{title_of(grid.metric)}\nstep {step}, {name}: ", index, "")
+                for step, index in zip(grid.steps, numbers[row], strict=True)
             ]
-            lines.append(Line(
-                grid.steps, _on_axis(grid.value[row], powers), ordered_colour(place / max(1, len(shown) - 1)),
-                name, name, marker=_mark(grid.steps), noise=grid.noise[row], hover=hover,
+            colour = fig.ordered_colour(k / max(1, len(shown) - 1))
+            lines.append(fig.Line(
+                grid.steps, _on_axis(grid.value[row], powers), colour, name, name, marker=_mark(grid.steps),
+                noise=grid.noise[row], hover=hover,
             ))  # fmt: skip
         y = _value_axis("" if several else _unit(grid.metric), powers, grid.value)
         heading = title_of(grid.metric) if several else ""
-        panels.append(Panel(Axis("step", steps=True), y, lines, heading, _flags(training)))
+        panels.append(fig.Panel(fig.Axis("step", steps=True), y, lines, heading, _flags(training)))
     sentences = [f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids]
-    return Chart(
+    return fig.Chart(
         panels, _table(grids), "; ".join(sentences) + ".", columns=min(2, len(grids)), shared=several,
         kept=",".join(metrics),
     )  # fmt: skip
 
 
-def run_curves(training: TrainingRun, names: Sequence[str]) -> Chart:
+def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
     """A panel for each number of the whole run, as the loss and the learning rate, over the steps."""
     panels = []
     rows: list[tuple[str, int, float]] = []
@@ -104,41 +91,44 @@ def run_curves(training: TrainingRun, names: Sequence[str]) -> Chart:
         steps, values = [every[k] for k in chosen], np.array([numbers[k] for k in chosen])
         rows += zip([name] * len(steps), steps, values.tolist(), strict=True)
         powers = _powers(values)
-        hover: list[Hover] = [
+        hover: list[fig.Hover] = [
             (f"step {step}\n{title_of(name)} ", _number(value), "")
             for step, value in zip(steps, values.tolist(), strict=True)
         ]
-        line = Line(steps, _on_axis(values, powers), line_colour(0), marker=_mark(steps), hover=hover)
+        line = fig.Line(steps, _on_axis(values, powers), fig.line_colour(0), marker=_mark(steps), hover=hover)
         y = _value_axis("", powers, values)
-        panels.append(Panel(Axis("step", steps=True), y, [line], title_of(name), _flags(training)))
-    return Chart(
-        panels, columns_of(("name", "step", "value"), rows),
+        panels.append(fig.Panel(fig.Axis("step", steps=True), y, [line], title_of(name), _flags(training)))
+    return fig.Chart(
+        panels, fig.columns_of(("name", "step", "value"), rows),
         f"{', '.join(map(title_of, names))} over the steps.".capitalize(),
         columns=min(2, len(names)), legend=False, kept="run",
     )  # fmt: skip
 
 
-def path_shares(training: TrainingRun) -> Chart:
+def path_shares(training: TrainingRun) -> fig.Chart:
     """What paths of each length carry of the output, over the steps."""
     names, lines = training.lengths, []
     rows: list[tuple[str, int, float]] = []
-    for place, name in enumerate(names):
+    for k, name in enumerate(names):
         part = training.paths.filter(pl.col("of") == name).sort("step")
         part = part[evenly(range(len(part)), STEPS)]
         steps, values = part["step"].to_list(), part["value"].fill_null(math.nan).to_list()
         rows += zip([name] * len(steps), steps, values, strict=True)
-        hover: list[Hover] = [
+        hover: list[fig.Hover] = [
             (f"step {step}, {name}\n", f"{value:.1%}", " of the output")
             for step, value in zip(steps, values, strict=True)
         ]
-        colour = ordered_colour(place / max(1, len(names) - 1))
-        lines.append(Line(steps, values, colour, name, marker=_mark(steps), hover=hover))
-    bar = ColourBar("length of the path", [name.removeprefix("length ") for name in names])
-    panel = Panel(
-        Axis("step", steps=True), Axis("share of the output", percent=True), lines, flags=_flags(training)
+        colour = fig.ordered_colour(k / max(1, len(names) - 1))
+        lines.append(fig.Line(steps, values, colour, name, marker=_mark(steps), hover=hover))
+    bar = fig.ColourBar("length of the path", [name.removeprefix("length ") for name in names])
+    panel = fig.Panel(
+        fig.Axis("step", steps=True),
+        fig.Axis("share of the output", percent=True),
+        lines,
+        flags=_flags(training),
     )
-    return Chart(
-        [panel], columns_of(("of", "step", "value"), rows), "Path shares over the steps.",
+    return fig.Chart(
+        [panel], fig.columns_of(("of", "step", "value"), rows), "Path shares over the steps.",
         colour_bar=bar if len(names) > LISTED else None, kept="paths",
     )  # fmt: skip
 
@@ -153,13 +143,13 @@ def _thinned(training: TrainingRun, grid: Grid) -> Grid:
     return grid._replace(steps=[grid.steps[k] for k in at], value=grid.value[:, at], floor=grid.floor[:, at])
 
 
-def _powers(values: np.ndarray) -> Powers | None:
+def _powers(values: np.ndarray) -> fig.Powers | None:
     """An axis of powers where values span over two decades."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Powers(np.log10(values[values > 0]).tolist()) if decades(values) > 2 else None
+        return fig.Powers(np.log10(values[values > 0]).tolist()) if decades(values) > 2 else None
 
 
-def _on_axis(values: np.ndarray, powers: Powers | None) -> np.ndarray:
+def _on_axis(values: np.ndarray, powers: fig.Powers | None) -> np.ndarray:
     """The coordinates: zero stands at the lower end of an axis of powers."""
     if powers is None:
         return values
@@ -168,34 +158,34 @@ def _on_axis(values: np.ndarray, powers: Powers | None) -> np.ndarray:
     return np.where(np.isneginf(logs), powers.low, logs)
 
 
-def _value_axis(title: Formula | str, powers: Powers | None, values: np.ndarray) -> Axis:
+def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.ndarray) -> fig.Axis:
     low, high = _ends(values)
     flat = (
         powers is None and high - low <= 1e-9 * abs(high) and high
     )  # plotly would draw it on one from -1 to 1
-    return Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
+    return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
 
 
 def _mark(steps: Sequence[int]) -> str | None:
     return "dot" if len(steps) <= MARKED else None
 
 
-def _flags(training: TrainingRun) -> list[Flag]:
+def _flags(training: TrainingRun) -> list[fig.Flag]:
     """The latest steps with an alarm, with its sentences."""
     sentences: dict[int, list[str]] = {}
     for row in training.alarms.iter_rows(named=True):
         sentences.setdefault(row["step"], [f"alarm at step {row['step']}"]).append(_wrapped(row["sentence"]))
-    return [Flag(step, "\n".join(sentences[step])) for step in list(sentences)[-MARKS:]]
+    return [fig.Flag(step, "\n".join(sentences[step])) for step in list(sentences)[-MARKS:]]
 
 
-def _rings(training: TrainingRun, grid: Grid) -> list[Points]:
+def _rings(training: TrainingRun, grid: Grid) -> list[fig.Points]:
     """Where an alarm names a layer, a ring at its place."""
     rows = training.alarms.filter(pl.col("layer").is_in(grid.layers)).tail(MARKS)
-    hover: list[Hover] = [
+    hover: list[fig.Hover] = [
         (f"alarm at step {row['step']}, layer {row['layer']}\n{_wrapped(row['sentence'])}", "", "")
         for row in rows.iter_rows(named=True)
     ]
-    points = Points(rows["step"].to_list(), rows["layer"].to_list(), ALARM, "ring", 10, 1.0, hover=hover)
+    points = fig.Points(rows["step"].to_list(), rows["layer"].to_list(), ALARM, "ring", 10, 1.0, hover=hover)
     return [points] if hover else []
 
 
@@ -203,7 +193,7 @@ def _wrapped(sentence: object) -> str:
     return "\n".join(textwrap.wrap(str(sentence), 70)[:8])
 
 
-def _unit(metric: str) -> Formula | str:
+def _unit(metric: str) -> fig.Formula | str:
     return NAMES[metric] if metric in NAMES else metric_title(metric)
 
 
@@ -238,4 +228,4 @@ def _table(grids: Sequence[Grid]) -> dict[str, list[object]]:
         for row, layer in enumerate(grid.layers)
         for k, step in enumerate(grid.steps)
     ]
-    return columns_of(("metric", "step", "layer", "value", "floor"), rows)
+    return fig.columns_of(("metric", "step", "layer", "value", "floor"), rows)

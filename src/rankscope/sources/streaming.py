@@ -56,7 +56,7 @@ def from_shelf(
     Layers are left in their files with `stream=True`, or if they do not fit into the memory that is free.
     """
     check_dtype(dtype)
-    check_device(device)
+    check_device(device, dtype)
     bytes_needed, bytes_free = (
         checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES,
         free_memory(torch.device(device)),

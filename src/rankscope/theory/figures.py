@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import TheoremError
-from rankscope.figures.description import Axis, Chart, Formula, Hover, Line, Panel, Spans, line_colour
-from rankscope.figures.powers import Powers
+from rankscope.figures import description as fig
 from rankscope.figures.text import power
 from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
 
@@ -23,7 +22,7 @@ LOWEST = -1e300
 """Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
 
 
-def bounds_chart(table: pl.DataFrame, sample: int = 0) -> Chart:
+def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
     """By layer, on an axis of powers of ten, a panel for each quantity: the measurement, the tokens' own
     size, and the bounds of each theorem as far as its hypotheses are met, lower ones dashed; hollow marks
     where a bound is vacuous. `table` is `Certificates.table`."""
@@ -37,7 +36,7 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> Chart:
             "a figure needs a bound of residual, mu or diameter; ranks alone were certified",
             subject="theorems",
         )
-    panels, number = [], 0
+    panels, index = [], 0
     for name in shown:
         rows = table.filter(quantity=name)
         first = rows.filter(theorem=rows["theorem"][0]).sort("layer")
@@ -45,39 +44,41 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> Chart:
         for theorem in rows["theorem"].unique(maintain_order=True):
             part = rows.filter(theorem=theorem).sort("layer")
             if part["met"].any():
-                lines.append(_bound(part, theorem, number))
-                number += 1
+                lines.append(_bound(part, theorem, index))
+                index += 1
         lines.append(_line(first, "log10_measured", "measured", "ink", marker="dot", width=2.6))
         logs = np.concatenate([line.y for line in lines])
         depth = int(first["layer"].to_numpy().max(initial=1))
         words = quantity(name)
-        heading = Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
-        panels.append(Panel(Axis("layer", last=depth), Axis(powers=Powers(logs)), lines, heading))
-    return Chart(
+        heading = fig.Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
+        panels.append(
+            fig.Panel(fig.Axis("layer", last=depth), fig.Axis(powers=fig.Powers(logs)), lines, heading)
+        )
+    return fig.Chart(
         panels, table.select(COLUMNS).to_dict(as_series=False),
         "Bounds and measurement by layer, of " + ", ".join(quantity(name).words for name in shown) + ".",
         size=(5.8, 4.4),
     )  # fmt: skip
 
 
-def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: object) -> Line:
+def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: object) -> fig.Line:
     logs = rows[column].fill_null(math.nan).to_numpy()
     vacuous = look.get("hollow", np.zeros(len(logs), bool))
-    hover: list[Hover] = [
+    hover: list[fig.Hover] = [
         (f"{name}\nlayer {layer}: ", power(k), "\nvacuous: it says nothing" if empty else "")
         for layer, k, empty in zip(rows["layer"], logs.tolist(), vacuous, strict=True)  # type: ignore[call-overload]
     ]
     logs = np.where(np.isfinite(logs), np.maximum(logs, LOWEST), np.nan)
     group = "" if "number" in look else name
-    return Line(rows["layer"].to_list(), logs, colour, name, group, hover=hover, **look)  # type: ignore[arg-type]
+    return fig.Line(rows["layer"].to_list(), logs, colour, name, group, hover=hover, **look)  # type: ignore[arg-type]
 
 
-def _bound(rows: pl.DataFrame, theorem: str, number: int) -> Line:
+def _bound(rows: pl.DataFrame, theorem: str, index: int) -> fig.Line:
     upper = rows["kind"][0] == "upper"
     says = not rows.filter("met")["vacuous"].all()
     name = f"{theorem} {'≤' if upper else '≥'}" if says else f"{theorem} (vacuous)"
     return _line(
-        rows, "log10_bound", name, line_colour(number % 6), number=number, marker="number",
+        rows, "log10_bound", name, fig.line_colour(index % 6), number=index, marker="number",
         dash="solid" if upper else "dash", width=1.5, hollow=rows["vacuous"].to_numpy(),
     )  # fmt: skip
 
@@ -100,27 +101,27 @@ def proved_shares(metric: str, guarantees: pl.DataFrame, samples: int) -> dict[s
     return bounds
 
 
-def depth_chart(depth: DepthView) -> Chart:
+def depth_chart(depth: DepthView) -> fig.Chart:
     """A row for each theorem that proves something of every sample: blue from where tokens are proved
     uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
     proved, measured = depth.proved, sorted({layer for layer in depth.measured if layer is not None})
     end = max([layer for *_, layer in proved] + measured, default=1) + 1
-    marks: list[Line | Spans] = []
-    for kind, name, number in (("upper", "proved uniform", 0), ("lower", "proved apart", 1)):
+    marks: list[fig.Line | fig.Spans] = []
+    for kind, name, index in (("upper", "proved uniform", 0), ("lower", "proved apart", 1)):
         rows = [(row, layer) for row, (_, side, layer) in enumerate(proved) if side == kind]
         starts = [layer if kind == "upper" else 0 for _, layer in rows]
         ends = [end if kind == "upper" else layer for _, layer in rows]
         if rows:
-            marks.append(Spans([row for row, _ in rows], starts, ends, line_colour(number), name))
+            marks.append(fig.Spans([row for row, _ in rows], starts, ends, fig.line_colour(index), name))
     below = len(proved) - 0.5
     marks += [
-        Line([layer, layer], [-0.5, below], "ink", name, "measured", dash="dot", width=1.6)
+        fig.Line([layer, layer], [-0.5, below], "ink", name, "measured", dash="dot", width=1.6)
         for layer, name in zip(measured, ["measured uniform", *[None] * len(measured)], strict=False)
     ]
     names = {float(row): name for row, (name, _, _) in enumerate(proved)}
-    y = Axis(labels=names, range=(max(below, 0.5), -0.5), grid=False)
-    return Chart(
-        [Panel(Axis("layer", last=end, range=(0.0, float(end))), y, marks)],
+    y = fig.Axis(labels=names, range=(max(below, 0.5), -0.5), grid=False)
+    return fig.Chart(
+        [fig.Panel(fig.Axis("layer", last=end, range=(0.0, float(end))), y, marks)],
         {"theorem": [name for name, *_ in proved], "kind": [kind for _, kind, _ in proved],
          "layer": [layer for *_, layer in proved]},
         "Where each theorem proves tokens uniform or apart.",

@@ -11,7 +11,8 @@ from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows, sigmoid
 from tests.deviation.reference import times as multiplied
-from tests.deviation.remedied import check, check_digits, check_paths, small, stirred
+from tests.raising import raises
+from tests.remedies.small_networks import check, check_digits, check_paths, small, stirred
 
 
 class Gated(Network):
@@ -75,12 +76,12 @@ def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
 
 def test_paths_take_one_and_refuse_the_other() -> None:
     check_paths(woken(small(norm_place="pre").with_remedy("gate")))
-    with pytest.raises(PathError, match="headgate changes the heads"):
+    with raises(PathError, subject="headgate"):
         decompose(small().with_remedy("headgate"), normal(1, 5, 4))
 
 
 def test_heads_have_one_gate() -> None:
-    with pytest.raises(ArchitectureError, match="have gates"):
+    with raises(ArchitectureError, subject="head_gate"):
         small().with_remedy("gate").with_remedy("gate")
 
 

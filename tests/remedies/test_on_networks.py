@@ -11,7 +11,8 @@ from rankscope import certify, load, measure
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
-from tests.deviation.remedied import PADDING, small, stirred
+from tests.raising import raises
+from tests.remedies.small_networks import PADDING, small, stirred
 
 PARTS = [
     *("rezero", "skipinit", "sqrtl", "lnscale", "valueresidual", "neutreno", "featscale", "contranorm"),
@@ -30,16 +31,30 @@ REFUSED = {"post": {"lnscale"}, "sandwich": {"sqrtl", "deepnorm"}} | {
 }
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("name", [*PARTS, "deepnorm", "lambda"])
+def network(kind: str) -> Transformer:
+    net = small(**NETWORKS[kind])
+    return net.with_memory(normal(1, 3, 4, seed=9)) if kind == "decoder" else net
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for kind, names in REFUSED.items() for name in sorted(names)]
+)
+def test_networks_that_it_means_nothing_on(name: str, kind: str) -> None:
+    with raises(ArchitectureError, subject="norm_place"):
+        network(kind).with_remedy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in [*PARTS, "deepnorm", "lambda"]
+        for kind in NETWORKS
+        if name not in REFUSED[kind]
+    ],
+)
 def test_on_every_network(name: str, kind: str) -> None:
-    net, X = small(**NETWORKS[kind]), normal(2, 5, 4, seed=7)
-    if kind == "decoder":
-        net = net.with_memory(normal(1, 3, 4, seed=9))
-    if name in REFUSED[kind]:
-        with pytest.raises(ArchitectureError, match=name):
-            net.with_remedy(name)
-        return
+    net, X = network(kind), normal(2, 5, 4, seed=7)
     net = stirred_keeping(net.with_remedy(name))
     found, alone = net.run(X, PADDING).output, net.run(X[1:, 1:4]).output
     torch.testing.assert_close(found[1:, 1:4], alone, rtol=1e-11, atol=1e-12)

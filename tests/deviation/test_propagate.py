@@ -18,6 +18,7 @@ from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from tests.builders import normal
+from tests.raising import raises
 from tests.strategies import architectures
 
 
@@ -50,8 +51,7 @@ def test_states_and_attention_equal_float64_where_that_can_see(
     assert torch.allclose(mine[~padding], output[~padding], rtol=0, atol=1e-9 * float(output.abs().max()))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize(("seed", "heads"), [(0, 1), (1, 4)])
 def test_pure_attention_cubes_its_residual(seed: int, heads: int) -> None:
     """Dong et al. 2021, Thm 2.3: log res grows by 3 a layer. Measured to layer 12, at 1e-100000."""
     arch = Architecture(layers=12, width=32, heads=heads)
@@ -207,7 +207,7 @@ def test_other_kernels_fall_back_to_float64_and_say_so() -> None:
         assert profile.arithmetics == ["float64"]
         assert bool((profile.curve("mu", "floor") > 0).all())
         assert profile.manifest.networks[0].checks["arithmetic_asked"] == "deviation"
-        with pytest.raises(ArchitectureError, match=f"no rule for kernel {kernel}.*have one: softmax"):
+        with raises(ArchitectureError, subject="arithmetic"):
             next(propagate(net, tokens(4, 8)))
 
 

@@ -11,7 +11,7 @@ from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.streaming import streams
 from tests.builders import normal, thinned
 from tests.deviation.reference import Rows, dot
-from tests.deviation.remedied import (
+from tests.remedies.small_networks import (
     PADDING,
     Remedied,
     check,

@@ -16,7 +16,8 @@ from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import traverse
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows
-from tests.deviation.remedied import check, check_digits, plus, small, stirred, times
+from tests.raising import raises
+from tests.remedies.small_networks import check, check_digits, plus, small, stirred, times
 
 SPECS = ["valueresidual", "valueresidual:a=1.0,b=2.0", "neutreno", "neutreno:weight=0.4"]
 
@@ -114,13 +115,13 @@ def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) 
 def test_a_pass_that_begins_later_says_so() -> None:
     net, X = small().with_remedy("valueresidual"), normal(1, 5, 4)
     rules = Plain(net.arch, net.settings(X, torch.ones(1, 5, dtype=torch.bool)))
-    with pytest.raises(ArchitectureError, match="began at layer 2"):
+    with raises(ArchitectureError, subject="layers"):
         traverse(net.blocks[1], rules, X)
 
 
 @pytest.mark.parametrize(("spec", "place"), [("valueresidual", "values"), ("neutreno", "values")])
 def test_paths_refuse_them(spec: str, place: str) -> None:
-    with pytest.raises(PathError, match=f"{spec} changes the {place}"):
+    with raises(PathError, subject=spec):
         decompose(small().with_remedy(spec), normal(1, 5, 4))
 
 
