@@ -27,35 +27,11 @@ from rankscope.sources.families.xlnet import XLNet
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Bert(),
-        Roberta(),
-        DistilBert(),
-        Albert(),
-        XLNet(),
-        GPT2(),
-        OPT(),
-        GPTNeoX(),
-        Llama(),
-        Mixtral(),
-        Qwen3Next(),
-        DeepSeek(),
-        Phi3(),
-        Gemma2(),
-        Gemma3(),
-        T5(),
-        T5Decoder(),
-        Bart(),
-        BartDecoder(),
-        Whisper(),
-        WhisperDecoder(),
-        ViT(),
-        DinoV2(),
-        ModernBert(),
-        ClipText(),
-        ClipVision(),
-        SiglipText(),
+        Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
+        Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
+        Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
         SiglipVision(),
     )
-}
+}  # fmt: skip
 
 __all__ = ["FAMILIES", "Family"]
