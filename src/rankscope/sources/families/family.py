@@ -95,6 +95,14 @@ class Family(ABC):
         fields = copy.deepcopy(self.tiny_fields)  # transformers adds to what it is given
         return {label: getattr(transformers, kind)(**values) for label, (kind, values) in fields.items()}
 
+    def random_model(self, config: Any) -> Any:
+        """A model of this config in float64, with weights drawn from torch's generator."""
+        import transformers
+
+        kind: Any = getattr(transformers, self.loader)
+        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        return model.double().eval()
+
     def call(
         self, model: Any, arguments: Mapping[str, Any], attention: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
