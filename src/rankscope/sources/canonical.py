@@ -37,24 +37,19 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
     family = checkpoint.family
     core = family.prepare_for_float64(family.core(checkpoint.model))
     core.requires_grad_(False)
-    arch = family.architecture(config_of(core))
-    blocks = family.blocks(core)
+    arch, blocks = family.architecture(config_of(core)), family.blocks(core)
     _refuse_other_depth(arch, len(blocks), name)
     tensors = family.other_tensors(core)
-    stored = blocks[:1] if arch.shared else blocks
     layers: dict[int, dict[str, Tensor]] = {}
-    for index, block in enumerate(stored):
+    for index, block in enumerate(blocks[:1] if arch.shared else blocks):
         # A block that comes several times keeps one set of tensors.
         layer = layers.setdefault(id(block), family.layer(block, arch))
         tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
     embedding = family.embedding(core)
     _refuse_unfit(checkpoint, [*tensors.values(), *tensors_of(embedding).values()], name)
-    arch = _with_biases(arch, tensors)
-    shared: dict[int, Tensor] = {}
-    tensors_by_name = {
-        part: shared.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()
-    }
-    return Transformer.from_weights(arch, tensors_by_name), embedding
+    arch, shared = _with_biases(arch, tensors), dict[int, Tensor]()
+    weights = {name: shared.setdefault(id(tensor), tensor.contiguous()) for name, tensor in tensors.items()}
+    return Transformer.from_weights(arch, weights), embedding
 
 
 def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
@@ -91,11 +86,10 @@ class StreamedNetwork:
             layer = {f"layers.0.{part}": tensor for part, tensor in first_layer.items()}
             tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
             if any(tensor.is_meta for tensor in tensors):
-                raise SourceError(
-                    f"layers that are read one at a time must each have their own weights; {name} has some "
-                    "that belong to several: stream=False reads it whole",
-                    subject="stream",
+                reason = (
+                    f"layers that are read one at a time must each have their own weights; {name} shares some"
                 )
+                raise SourceError(f"{reason}: stream=False reads it whole", subject="stream")
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
 
@@ -118,24 +112,20 @@ class StreamedNetwork:
                 _refuse_unfit(self.shelf.checkpoint, [*tensors.values()], self.shelf.name)
                 self._seen.add(index)
         # The block holds them no more: what is copied is let go, tensor by tensor.
-        return assemble_layer(
-            self.arch, index, {name: _copied(tensors.pop(name), like) for name in [*tensors]}
-        )
+        copies = {name: _copied(tensors.pop(name), like) for name in [*tensors]}
+        return assemble_layer(self.arch, index, copies)
 
 
 def _copied(tensor: Tensor, like: Tensor) -> Tensor:
-    """A contiguous copy that shares no memory with a file. Converted first: torch transposes fast within a
-    dtype."""
-    tensor = tensor.detach()
-    biases = tensor.to(like).contiguous()
-    return biases.clone() if biases.data_ptr() == tensor.data_ptr() else biases
+    """A contiguous copy that shares no memory with a file."""
+    copy = tensor.detach().to(like).contiguous()  # converted first: torch transposes fast within a dtype
+    return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
 
 def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
     if blocks != arch.layers:
-        raise SourceError(
-            f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks", subject="layers"
-        )
+        message = f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks"
+        raise SourceError(message, subject="layers")
 
 
 def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
@@ -154,21 +144,17 @@ def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None
         )
     # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
     if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
-        raise SourceError(
-            f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
-            "damaged, or its training diverged",
-            subject="weights",
-        )
+        message = f"the weights of {name} must be finite numbers; some are NaN or infinite"
+        raise SourceError(f"{message}: the checkpoint is damaged, or training diverged", subject="weights")
 
 
 def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
     if stream:
-        raise SourceError(
-            "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers; "
-            f"{name} {why}: leave stream out",
-            subject="stream",
+        needed = (
+            "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers"
         )
+        raise SourceError(f"{needed}; {name} {why}: leave stream out", subject="stream")
 
 
 def on_shelf(
@@ -177,14 +163,12 @@ def on_shelf(
     """Open a checkpoint whose layers stay in their files; None where it can only be read whole."""
     with quiet(), clear_errors(location):
         files = weight_files(location)
-        if not files:
-            refuse_stream(stream, location.name, "has none")
-            return None
-        refuse_too_large(location, whole=False)
-        if to_be_dequantised(read_config(location, family)):
-            refuse_stream(stream, location.name, "has quantised ones")
-            return None
-        return StreamedCheckpoint(location, files, family)
+        if files:
+            refuse_too_large(location, whole=False)
+            if not to_be_dequantised(read_config(location, family)):
+                return StreamedCheckpoint(location, files, family)
+        refuse_stream(stream, location.name, "has quantised ones" if files else "has none")
+        return None
 
 
 def from_shelf(
@@ -200,10 +184,10 @@ def from_shelf(
     bytes_free = free_memory(torch.device(device))
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:
+            sizes = f"takes {format_bytes(bytes_needed)} in {dtype}, and {format_bytes(bytes_free)} are free"
             raise TooLargeError(
-                f"a network must fit into memory; {checkpoint.name} takes {format_bytes(bytes_needed)} in "
-                f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one "
-                "layer at a time",
+                f"a network must fit into memory; {checkpoint.name} {sizes} on {device}: stream=True reads "
+                "one layer at a time",
                 subject="memory",
             )
         stream = True

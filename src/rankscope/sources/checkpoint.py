@@ -22,10 +22,9 @@ from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
-from rankscope.sources.families import Family
+from rankscope.sources.families import Family, family_of
 from rankscope.sources.fresh import PRESETS
 from rankscope.sources.hub import answers
-from rankscope.sources.model_types import family_of
 
 SIZES = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),

@@ -59,18 +59,16 @@ class TextEmbedding:
         """Tokens of layer 0, zero at padding."""
         ids, device = inputs, self.words.device
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-            raise TokensError(
-                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}",
-                subject="input_ids",
+            message = (
+                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
             )
+            raise TokensError(message, subject="input_ids")
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
         if padding.shape != ids.shape or padding.dtype != torch.bool:
-            raise TokensError(
-                f"padding must be boolean with the ids' shape {tuple(ids.shape)}; received {padding.dtype} "
-                f"{tuple(padding.shape)}",
-                subject="padding",
-            )
+            expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"
+            received = f"{padding.dtype} {tuple(padding.shape)}"
+            raise TokensError(f"{expected}; received {received}", subject="padding")
         padding = padding.to(device)
         ids = ids.to(device).masked_fill(padding, 0)
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
@@ -93,9 +91,8 @@ class TextEmbedding:
         row = (counts.cumsum(1) - 1).clamp(min=0)
         longest = int(row.max()) + 1 if row.numel() else 0
         if longest > len(self.positions):
-            raise TokensError(
-                f"this model takes at most {len(self.positions)} tokens; received {longest}", subject="tokens"
-            )
+            message = f"this model takes at most {len(self.positions)} tokens; received {longest}"
+            raise TokensError(message, subject="tokens")
         return self.positions[row]
 
 
@@ -225,9 +222,8 @@ def _described(value: Any, path: str) -> Any:
         return value
     kind = type(value).__name__
     if KINDS.get(kind) is not type(value):
-        raise SourceError(
-            f"an embedding of one's own, {kind}, cannot be saved: leave out origin", subject="embedding"
-        )
+        message = f"an embedding of one's own, {kind}, cannot be saved: leave out origin"
+        raise SourceError(message, subject="embedding")
     fields = [field.name for field in dataclasses.fields(value)]
     inside = {name: _described(getattr(value, name), f"{path}.{name}" if path else name) for name in fields}
     return {"kind": kind, "fields": inside}

@@ -26,10 +26,9 @@ from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
-from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.families import FAMILIES, Family, family_of
 from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
-from rankscope.sources.model_types import family_of
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
 from rankscope.sources.quantisation import dequantised, read_dequantised
@@ -88,10 +87,8 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if tokenizer is not None and not callable(tokenizer):
-        raise SourceError(
-            f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}",
-            subject="tokenizer",
-        )
+        message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
+        raise SourceError(message, subject="tokenizer")
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
@@ -104,10 +101,9 @@ def load(
         details: dict[str, Any] = {}
 
         def find() -> Any:
+            message = f"{name} was loaded from memory, without a tokenizer"
             advice = "load(model, tokenizer=) takes one, and encode takes token ids"
-            raise SourceError(
-                f"{name} was loaded from memory, without a tokenizer: {advice}", subject="tokenizer"
-            )
+            raise SourceError(f"{message}: {advice}", subject="tokenizer")
 
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
         options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
@@ -127,11 +123,8 @@ def load(
 
         details = {} if revision is None or location.local else {"revision": revision}
     else:
-        raise SourceError(
-            "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
-            f"{type(source).__name__}",
-            subject="source",
-        )
+        expected = "load takes a model of transformers, a directory, an id on the hub or 'minilm'"
+        raise SourceError(f"{expected}; got a {type(source).__name__}", subject="source")
     with built_as(checkpoint.family, name):
         core = checkpoint.core
         if shelf is None:
@@ -163,13 +156,12 @@ def named_network(
     """The network that a command line names: a preset (`bert-base`) or a JSON file of an architecture, both
     with random weights, or anything that `load` takes."""
     model = forgiven(model, ["minilm", *PRESETS])
-    if is_drawn(model):
-        refuse_stream(stream, model, "has random weights")
+    if not is_drawn(model):
+        return load(model, device=device, stream=stream)
+    refuse_stream(stream, model, "has random weights")
     if model in PRESETS:
         return fresh(model, seed=seed, init=init, device=device)
-    if is_drawn(model):
-        return untrained(Architecture.read(model), Path(model).stem, seed, init, device=device)
-    return load(model, device=device, stream=stream)
+    return untrained(Architecture.read(model), Path(model).stem, seed, init, device=device)
 
 
 def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
@@ -177,16 +169,13 @@ def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
     arch, tensors, description = read(folder)
     net = Transformer.from_weights(arch, tensors)
     if net.fingerprint != description.get("fingerprint"):
-        raise FileError(
-            f"the files of {folder} must belong together; they are of different networks: save it again",
-            subject="files",
-        )
+        message = f"the files of {folder} must belong together; they are of different networks: save it again"
+        raise FileError(message, subject="files")
     try:
         origin = _origin(Path(folder), description.get("origin"))
     except (KeyError, TypeError) as error:
-        raise FileError(
-            f"the origin saved in {folder} cannot be read ({error}): save it again", subject="origin"
-        ) from error
+        message = f"the origin saved in {folder} cannot be read ({error}): save it again"
+        raise FileError(message, subject="origin") from error
     if tokenizer is not None and isinstance(origin, CheckpointOrigin):
         origin = replace(origin, find_tokenizer=lambda: tokenizer)
     return replace(net, origin=origin)
@@ -223,17 +212,13 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     from transformers import PreTrainedModel
 
     if not own_family and not isinstance(model, PreTrainedModel):
-        raise SourceError(
-            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
-            "give the model itself, or watch it as it is",
-            subject="source",
+        message = (
+            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one"
         )
+        raise SourceError(f"{message}: give the model itself, or watch it as it is", subject="source")
     if any(weight.is_meta for weight in model.parameters()):
-        raise SourceError(
-            f"the weights of {type(model).__name__} must be in memory; they are on the meta device: load the "
-            "model from its files",
-            subject="weights",
-        )
+        message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"
+        raise SourceError(f"{message}: load the model from its files", subject="weights")
     kind = family_of(getattr(config, "model_type", None), family or _alone(model))
     opened, notes = dequantised(model)
     core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
@@ -270,8 +255,5 @@ def built_as(family: Family, name: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
-        raise SourceError(
-            f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)}): "
-            "watch measures it as it is",
-            subject="family",
-        ) from error
+        reason = f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)})"
+        raise SourceError(f"{reason}: watch measures it as it is", subject="family") from error

@@ -187,8 +187,12 @@ def _own(
 ) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
+    from transformers import AttentionInterface
+
     implementation = getattr(config_of(core), "_attn_implementation", None)
-    if implementation in (None, "eager") or _needs_a_device(implementation):
+    function = AttentionInterface._global_mapping.get(implementation)
+    # Flash, flex and paged attention of transformers do not run in float64 on a CPU.
+    if implementation in (None, "eager") or (implementation != "sdpa" and is_transformers_own(function)):
         return 0.0
     prefix = (
         f"{name} must compute attention as the canonical network does; it runs with {implementation!r}, and"
@@ -209,15 +213,6 @@ def _own(
     return difference
 
 
-def _needs_a_device(implementation: str) -> bool:
-    """True for transformers' own flash, flex or paged attention, which do not run in float64 on a CPU."""
-    from transformers import AttentionInterface
-
-    return implementation != "sdpa" and is_transformers_own(
-        AttentionInterface._global_mapping.get(implementation)
-    )
-
-
 def is_transformers_own(function: Any) -> bool:
     """True if an attention function comes with transformers, bound to a kernel or not."""
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
@@ -226,11 +221,11 @@ def is_transformers_own(function: Any) -> bool:
 def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     if len(original_run.states) != len(network_run.states):
-        raise ParityError(
-            f"every block must run once per layer; {name} has {len(network_run.states) - 1} layers and its "
-            f"blocks ran {len(original_run.states) - 1} times",
-            subject="blocks",
+        layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
+        message = (
+            f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
         )
+        raise ParityError(message, subject="blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
     return max(relative(a, b, real) for a, b in pairs)
@@ -241,11 +236,9 @@ def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -
     if not original_run.attention:
         return None
     rows = ~real[:, None, :, None]
-    difference = [
-        float((a - b).masked_fill_(rows, 0.0).abs().max())
-        for a, b in zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
-    ]
-    return math.inf if any(map(math.isnan, difference)) else max(difference)
+    pairs = zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
+    differences = [float((a - b).masked_fill_(rows, 0.0).abs().max()) for a, b in pairs]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def _distance(first: Original, second: Original) -> float:

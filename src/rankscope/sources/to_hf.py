@@ -59,11 +59,9 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         raise SourceError(message, subject="config")
     config = copy.deepcopy(config)
     if getattr(config, "model_type", None) not in family.types:
-        raise SourceError(
-            f"config must be one of {family.name}, model type {' or '.join(family.types)}; got "
-            f"{getattr(config, 'model_type', type(config).__name__)!r}",
-            subject="config",
-        )
+        kind = getattr(config, "model_type", type(config).__name__)
+        expected = f"config must be one of {family.name}, model type {' or '.join(family.types)}"
+        raise SourceError(f"{expected}; got {kind!r}", subject="config")
     theirs = family.architecture(config)
     if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
         config.num_hidden_layers = arch.layers
@@ -143,11 +141,10 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     mine, theirs = tensors_of(embedding), tensors_of(present)
     shapes = [{name: part.shape for name, part in field.items()} for field in (mine, theirs)]
     if shapes[0] != shapes[1]:
-        raise SourceError(
-            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}: "
-            "pass the config that the network came with",
-            subject="config",
+        reason = (
+            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}"
         )
+        raise SourceError(f"{reason}: pass the config that the network came with", subject="config")
     for name, part in theirs.items():
         part.copy_(mine[name])
     for name, part in tensors_of(family.embedding(core)).items():

@@ -44,11 +44,8 @@ class Albert(Family):
         """Group by group, as `AlbertTransformer` applies them."""
         config, groups = model.config, model.encoder.albert_layer_groups
         per_group = config.num_hidden_layers / config.num_hidden_groups
-        return [
-            block
-            for index in range(config.num_hidden_layers)
-            for block in groups[int(index / per_group)].albert_layers
-        ]
+        order = [groups[int(index / per_group)] for index in range(config.num_hidden_layers)]
+        return [block for group in order for block in group.albert_layers]
 
     def embedding(self, model: Any) -> TextEmbedding:
         """The narrow embedding is normalised, then widened."""

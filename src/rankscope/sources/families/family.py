@@ -245,10 +245,8 @@ def norm(name: str, module: Any) -> Tensors:
     if isinstance(module, nn.Identity):
         return {}
     if module.weight is None:
-        raise SourceError(
-            f"a norm must have a gain; {name} of this model has none: watch measures it as it is",
-            subject="norm",
-        )
+        message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+        raise SourceError(message, subject="norm")
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
 
@@ -283,11 +281,8 @@ def gains_from_one(tensors: Tensors) -> Tensors:
 def activation(name: Any) -> str:
     """Our name of an activation that Hugging Face calls `name`."""
     if name not in ACTIVATIONS:
-        raise SourceError(
-            f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}: "
-            "watch measures it as it is",
-            subject="activation",
-        )
+        message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
+        raise SourceError(f"{message}: watch measures it as it is", subject="activation")
     return ACTIVATIONS[name]
 
 
@@ -295,11 +290,8 @@ def require(config: Any, **fields: Any) -> None:
     """Raise `SourceError` unless the config has these values, the only ones that the family maps."""
     for name, usual in fields.items():
         if getattr(config, name, usual) != usual:
-            raise SourceError(
-                f"{config.model_type} is mapped with {name}={usual!r}; this config has "
-                f"{getattr(config, name)!r}: watch measures it as it is",
-                subject=name,
-            )
+            has = f"this config has {getattr(config, name)!r}: watch measures it as it is"
+            raise SourceError(f"{config.model_type} is mapped with {name}={usual!r}; {has}", subject=name)
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

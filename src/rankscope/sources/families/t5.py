@@ -55,8 +55,12 @@ class T5(Family):
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The MLP's first maps have other names where it is gated."""
-        return read_block(block, {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}, arch)
+        """The MLP's first maps have other names where it is gated; in a decoder's block it comes third."""
+        paths = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
+        if self.side == "decoder":
+            mlp = {name: path for name, path in paths.items() if name.startswith("mlp")}
+            paths |= {name: path.replace("layer.1", "layer.2") for name, path in mlp.items()}
+        return read_block(block, paths, arch)
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, and the table of biases, which the first block keeps for all."""
@@ -85,12 +89,3 @@ class T5Decoder(T5):
             encoder.num_layers = config.num_decoder_layers
         encoder.is_decoder = False
         return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of a block, whose MLP comes third."""
-        places = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
-        moved = {
-            name: path.replace("layer.1", "layer.2") if name.startswith("mlp") else path
-            for name, path in places.items()
-        }
-        return read_block(block, moved, arch)
