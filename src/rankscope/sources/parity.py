@@ -189,7 +189,7 @@ def _own(
     transformers' own that needs another device or dtype and computes the same."""
     from transformers import AttentionInterface
 
-    implementation = getattr(config_of(core), "_attn_implementation", None)
+    implementation: Any = getattr(config_of(core), "_attn_implementation", None)
     function = AttentionInterface._global_mapping.get(implementation)
     # Flash, flex and paged attention of transformers do not run in float64 on a CPU.
     if implementation in (None, "eager") or (implementation != "sdpa" and is_transformers_own(function)):
