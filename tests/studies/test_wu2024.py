@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.fresh import untrained
-from rankscope.sources.presets import preset
+from rankscope.sources.fresh import preset, untrained
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies import Setup, StudyResult, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, thm3

@@ -39,8 +39,7 @@ from rankscope.theory import certify
 from rankscope.theory.certify import Certificates
 
 CPU = torch.device("cpu")
-BUDGET = 2e11
-"""Multiplications of one measurement, about a minute of one core."""
+BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
 
 
 class ProbePaths:
