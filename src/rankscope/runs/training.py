@@ -158,7 +158,9 @@ def read_training(folder: str | Path) -> TrainingRun:
     """The training run in a folder, as far as it is written; raises FileError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(f"{folder} must be the folder of a training run; there is none", subject=str(folder))
+        raise FileError(
+            f"a training run is read from its folder; there is none at {folder}", subject=str(folder)
+        )
     for attempt in range(ATTEMPTS):
         try:
             return _read(folder)
@@ -216,7 +218,7 @@ def _read(folder: Path) -> TrainingRun:
     run = read(folder)
     if TRAINING_TABLE not in run.names:
         sentence = (
-            f"{folder} must hold a training run, as Monitor and rankscope checkpoints write; it holds none"
+            f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
         )
         raise FileError(sentence, subject=str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
