@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, Scaled, spread
 from rankscope.doubled import constant
-from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.mlp import ACTIVATIONS
 
 Series = list[Tensor]
 

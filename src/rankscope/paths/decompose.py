@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets.changes import kept_heads
+from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.assembly import assemble_layer, assemble_stored
 from rankscope.nets.fields import BIASES
-from rankscope.nets.streamed_layers import LayerSource, StreamedLayers
-from rankscope.nets.weights import Layer
+from rankscope.nets.tensors import assemble_layer, assemble_stored
+from rankscope.nets.weights import Layer, LayerSource, StreamedLayers
 from rankscope.sources.checkpoint import Checkpoint
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families.family import config_of

@@ -5,8 +5,8 @@ import torch
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
 from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
-from rankscope.nets.fingerprint import digests
-from rankscope.nets.streamed_layers import StreamedLayers
+from rankscope.nets.storage import digests
+from rankscope.nets.weights import StreamedLayers
 from rankscope.sources.canonical import StreamedNetwork
 from rankscope.sources.checkpoint import (
     CheckpointLocation,

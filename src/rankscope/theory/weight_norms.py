@@ -15,8 +15,7 @@ import torch
 
 from rankscope.nets import Transformer
 from rankscope.nets.order import active_heads
-from rankscope.nets.streamed_layers import StreamedLayers
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets.weights import Layer, Linear, StreamedLayers
 from rankscope.theory.constants import HeadNorms, MLPNorms
 
 Found = TypeVar("Found")
@@ -74,7 +73,7 @@ class WeightNorms:
     def _key(self, net: Transformer, index: int) -> tuple[bytes, tuple[int, ...], bool]:
         layers: Any = net.weights.layers
         stored = isinstance(layers, StreamedLayers)  # a layer that is read is another object each time
-        of, index_in_source = (layers.source, layers.places[index]) if stored else (layers[index], 0)
+        of, index_in_source = (layers.source, layers.numbers[index]) if stored else (layers[index], 0)
         cached = self._read.get((id(of), index_in_source))
         if cached is None or cached[0]() is not of:  # another one may have its id since
             cached = self._read[id(of), index_in_source] = weakref.ref(of), digest(layers[index])
