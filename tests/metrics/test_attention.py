@@ -17,6 +17,7 @@ from rankscope.metrics import (
     second_singular_value,
     spectral_gap,
 )
+from tests.raising import raises
 from tests.strategies import stochastic
 
 
@@ -91,7 +92,7 @@ def test_signed_attention_has_no_entropy() -> None:
 
 
 def test_attention_that_is_not_square_or_finite_is_a_sentence() -> None:
-    with pytest.raises(TokensError, match=r"shape \[batch, head, token, token\]; received \(2, 3, 4\)"):
+    with raises(TokensError, subject="P"):
         dobrushin(torch.ones(2, 3, 4))
-    with pytest.raises(TokensError, match="attention must be finite"):
+    with raises(TokensError, subject="P"):
         entropy(torch.full((1, 2, 2), torch.nan))

@@ -9,6 +9,7 @@ import torch
 from rankscope.errors import MetricError
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
+from tests.raising import raises
 
 ARCH = Architecture(layers=3, width=8, heads=2)
 X = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -65,9 +66,9 @@ def test_what_cannot_be_joined_is_a_sentence() -> None:
     ):
         with pytest.raises(MetricError, match=said):
             Profile.join(RUNS, **factors)
-    with pytest.raises(MetricError, match="must have the same factors; received none and seed"):
+    with raises(MetricError, subject="factors"):
         Profile.join([RUNS[2], Profile.join(RUNS[:2], seed=[0, 1])])
-    with pytest.raises(MetricError, match="holds several depths: name one of 2, 3"):
+    with raises(MetricError, subject="depth"):
         JOINED.curve("mu", seed=0)
-    with pytest.raises(MetricError, match="a factor must be one of depth, seed; got 'sed'"):
+    with raises(MetricError, subject="sed"):
         JOINED.curve("mu", depth=2, sed=0)

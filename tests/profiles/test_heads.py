@@ -10,6 +10,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.profiles import measure
+from tests.raising import raises
 
 ARCH = Architecture(layers=2, width=12, heads=3, key_heads=1, norm_place="post", mask="causal")
 X = torch.randn(2, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -43,5 +44,5 @@ def test_padding_may_stand_anywhere() -> None:
 
 
 def test_only_metrics_of_tokens_have_a_head_form() -> None:
-    with pytest.raises(MetricError, match="head_ goes before a metric of tokens"):
+    with raises(MetricError, subject="metric"):
         metric("head_dobrushin")

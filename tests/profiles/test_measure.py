@@ -9,6 +9,7 @@ from rankscope.errors import MetricError, TokensError
 from rankscope.metrics import METRICS, metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import DEFAULT_METRICS, Profile, measure
+from tests.raising import raises
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
 NET = Transformer.random(Architecture(**BASE, mask="causal"), seed=1, init="xavier")
@@ -115,7 +116,7 @@ def test_bad_input_is_a_sentence(change: dict[str, Any], error: type[Exception],
 
 
 def test_profiles_that_say_the_same_twice_are_not_joined() -> None:
-    with pytest.raises(MetricError, match="'as given' in deviation comes twice: name them"):
+    with raises(MetricError, subject="profiles"):
         Profile.join([measure(NET, X), measure(NET.variant("san"), X)])
     assert len(measure(NET, X, metrics=["mu", "mu"]).table) == len(measure(NET, X, metrics="mu").table)
 
@@ -135,18 +136,18 @@ def test_a_layer_is_at_its_floor_when_every_sample_is() -> None:
 
 
 def test_an_empty_batch_has_an_empty_profile() -> None:
-    with pytest.raises(MetricError, match="this profile has no rows"):
+    with raises(MetricError, subject="table"):
         measure(NET, X[:0]).curve("mu")
 
 
 def test_a_profile_asked_for_what_it_has_not_says_what_it_has() -> None:
     profile = Profile.join([measure(NET.variant(v), X, variant=v) for v in ("san", "transformer")])
-    with pytest.raises(MetricError, match="several variants: name one of san, transformer"):
+    with raises(MetricError, subject="variant"):
         profile.curve("mu")
     with pytest.raises(MetricError, match=r"got 'sam' \(did you mean 'san'\?\)"):
         profile.curve("mu", variant="sam")
-    with pytest.raises(MetricError, match="column must be one of"):
+    with raises(MetricError, subject="column"):
         profile.curve("mu", "median", variant="san")
-    with pytest.raises(MetricError, match="at least one profile"):
+    with raises(MetricError, subject="profiles"):
         Profile.join([])
     assert profile.curve("mu", variant="san").shape == (5, 4)

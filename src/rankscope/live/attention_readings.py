@@ -3,7 +3,7 @@
 `recorder.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/`
 report, with the layer that runs. `read` decides whether that is the attention of the block's tokens to
 themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
-which `output_projection.py` finds. When the call ends, the recorder calls `check`.
+which `attention/head_outputs.py` finds. When the call ends, the recorder calls `check`.
 """
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
+from rankscope.live.attention.head_outputs import OutputProjectionFinder
 from rankscope.live.isolation import isolated, to_float64_device
-from rankscope.live.output_projection import OutputProjectionFinder
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics.tokens import unit_of

@@ -17,8 +17,7 @@ from rankscope.live.modules import submodules, uncompiled
 
 Blocks = str | Sequence[str | nn.Module]
 """A dotted name of the stack (or of a part of the model with one stack in it), or the blocks themselves."""
-MOST_NAMED = 5
-"""Candidates that an error names."""
+MOST_NAMED = 5  # candidates that an error names
 
 
 def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list[nn.Module]]:

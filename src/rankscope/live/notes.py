@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.live.calls import WatchTotals
 from rankscope.live.plan import WatchPlan
+from rankscope.live.recorder import WatchTotals
 from rankscope.metrics.metric import ROUNDING
 from rankscope.metrics.tokens import unit_of
 

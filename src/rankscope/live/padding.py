@@ -32,8 +32,7 @@ decoder beside an encoder."""
 PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
 AMBIGUOUS_MASKS = ("mask",)
 DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")
-DEEPEST = 3
-"""How deep dictionaries in dictionaries are searched."""
+DEEPEST = 3  # how deep dictionaries in dictionaries are searched
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
 
 

@@ -6,7 +6,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -17,13 +16,11 @@ from rankscope.live.blocks import Blocks, describe_inner_stacks, find_blocks
 from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
-from rankscope.live.state_norms import norms_suffice
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
-KEPT = ("states", "attention")
-"""Whole tensors that a watch can keep."""
+KEPT = ("states", "attention")  # whole tensors that a watch can keep
 
 
 @dataclass
@@ -43,11 +40,6 @@ class WatchPlan:
     decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls in eval mode do not count: an evaluation is no training batch
-
-    @cached_property
-    def reads_norms_only(self) -> bool:
-        """True if all that the metrics ask of tokens are the norms of `state_norms.py`."""
-        return norms_suffice(self.metrics)
 
     def measures(self, layer: int) -> bool:
         """True if this layer is to be measured."""

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Literal
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
@@ -27,18 +28,16 @@ from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
-from rankscope.live.modules import is_compiled, refuse_scripted, running_uncompiled, submodules, uncompiled
+from rankscope.live.modules import hooked, is_compiled, parts_in, refuse_scripted, submodules, uncompiled
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan, make_plan
 from rankscope.live.recorder import CACHED, Recorder
-from rankscope.live.routing import reported_outputs
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
-_observed: WeakSet[nn.Module] = WeakSet()
-"""Blocks whose attention is being observed, by any watch."""
+_observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
 def watch(
@@ -129,7 +128,7 @@ class Watch:
         plan, recorder = self.plan, self._recorder
         with ExitStack() as stack:
             if self._compiled:
-                stack.enter_context(running_uncompiled())
+                stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
                 self._note_change("The model is compiled: while watched, its original ran as it was written.")
             if stack.enter_context(without_nested_tensors(submodules(self.model))):
                 self._note_change("While watched, torch's fused encoder and its nested tensors were off.")
@@ -140,7 +139,7 @@ class Watch:
             if plan.wants("heads"):
                 stack.enter_context(recorder.projections.attached(self._blocks))
             if plan.wants("routing"):
-                stack.enter_context(reported_outputs(self._blocks, recorder.on_module_output))
+                stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
             hooks.after()
             self._stack = stack.pop_all()
         return self

@@ -19,8 +19,8 @@ from rankscope.metrics.tokens import tokens
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, FrozenLayer
-from rankscope.paths.shares import cosine
-from rankscope.paths.shares import share as share_of
+from rankscope.paths.lengths import cosine
+from rankscope.paths.lengths import share as share_of
 from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
 
@@ -98,9 +98,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     """
     if frozen.net.streamed:
         raise PathError(
-            "shares of heads are taken back through all layers, which must be in memory; those of this "
-            "network are read from its files one at a time: by_length and by_layer go through them in order",
-            subject="stream",
+            "by_head needs all layers in memory; they are streamed: use by_layer", subject="stream"
         )
     head_terms, inputs_read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.valid)

@@ -15,14 +15,10 @@ from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
 from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
 
-STEPS = 300
-"""Steps drawn at most."""
-LINES, FEW = 9, 6
-"""Layers that have a line at most: in a chart of one panel, of several."""
-MARKS = 40
-"""Steps with alarms that are marked at most."""
-MARKED = 40
-"""Steps up to which each has a mark on its line: a single one must be seen."""
+STEPS = 300  # steps drawn at most
+LINES, FEW = 9, 6  # layers that have a line at most: in a chart of one panel, of several
+MARKS = 40  # steps with alarms that are marked at most
+MARKED = 40  # steps up to which each has a mark on its line: a single one must be seen
 
 
 def metric_title(metric: str) -> fig.Formula:

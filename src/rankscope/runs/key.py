@@ -13,8 +13,7 @@ from typing import Any
 from rankscope.nets import Transformer
 from rankscope.runs.manifest import versions
 
-SHORT = 40
-"""Characters up to which a value is shown in a sentence."""
+SHORT = 40  # characters up to which a value is shown in a sentence
 
 
 def key_of(nets: Mapping[str, Transformer] | None = None, **settings: object) -> dict[str, Any]:

@@ -22,8 +22,7 @@ PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")
 class Record:
     """A JSON object with known fields; a field that is None or empty is not written."""
 
-    more: dict[str, Any] = field(default_factory=dict)
-    """Fields that this version does not know."""
+    more: dict[str, Any] = field(default_factory=dict)  # fields that this version does not know
 
     def adding(self: R, **values: Any) -> R:
         """A copy with these fields set, whether the class knows them or not."""
@@ -89,15 +88,11 @@ class Network(Record):
 
     variant: str = "as given"
     arithmetic: str = ""
-    metrics: tuple[str, ...] = ()
-    """The metrics; of certificates, the theorems."""
-    fingerprint: str | None = None
-    """The SHA-256 of its weights; None for a live model."""
+    metrics: tuple[str, ...] = ()  # the metrics; of certificates, the theorems
+    fingerprint: str | None = None  # the SHA-256 of its weights; None for a live model
     architecture: dict[str, Any] | None = None
-    model: dict[str, Any] | None = None
-    """The class, size and dtypes of a live model."""
-    checks: dict[str, Any] = field(default_factory=dict)
-    """The checks that the run made of itself."""
+    model: dict[str, Any] | None = None  # the class, size and dtypes of a live model
+    checks: dict[str, Any] = field(default_factory=dict)  # the checks that the run made of itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +102,8 @@ class Text(Record):
     path: str = ""
     split: str | None = None
     field: str | None = None
-    first: str | None = None
-    """How the first excerpt begins."""
-    limit: int | None = None
-    """The most excerpts that were to be read."""
+    first: str | None = None  # how the first excerpt begins
+    limit: int | None = None  # the most excerpts that were to be read
     read_to_the_end: bool | None = None
 
 
@@ -134,29 +127,23 @@ class Manifest(Record):
     """
 
     title: str | None = None
-    created: str = ""
-    """The time in UTC, ISO 8601."""
+    created: str = ""  # the time in UTC, ISO 8601
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
     device: str = ""
     networks: tuple[Network, ...] = ()
-    command: str | None = None
-    """The command line, as it was typed."""
-    model: str | None = None
-    """The model as it was named; `origin` says what that was."""
+    command: str | None = None  # the command line, as it was typed
+    model: str | None = None  # the model as it was named; `origin` says what that was
     origin: dict[str, Any] | None = None
     seed: int | None = None
     init: str | None = None
     text: Text | None = None
     samples: int | None = None
     tokens: int | None = None
-    excerpts: int | None = None
-    """The excerpts of a corpus that were measured."""
-    closure: float | None = None
-    """How nearly the sum of all paths is the output."""
+    excerpts: int | None = None  # the excerpts of a corpus that were measured
+    closure: float | None = None  # how nearly the sum of all paths is the output
     stopped: EarlyStop | None = None
-    key: dict[str, Any] | None = None
-    """All that decides the numbers of a run that can be resumed (`key.py`)."""
+    key: dict[str, Any] | None = None  # all that decides the numbers of a run that can be resumed (`key.py`)
 
 
 def manifest_of(

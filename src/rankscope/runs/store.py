@@ -24,14 +24,7 @@ from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
 from rankscope.runs.lock import lock, unlock
 from rankscope.runs.manifest import Manifest, Record
-from rankscope.runs.tables import (
-    JOURNAL,
-    SavedTable,
-    frame_of,
-    read_lines,
-    read_parquet,
-    write_parquet,
-)
+from rankscope.runs.tables import JOURNAL, SavedTable, frame_of, read_lines, read_parquet, write_parquet
 
 MANIFEST = "manifest.json"
 MAIN = ("sweep", "profile", "summary", "training")

@@ -20,12 +20,9 @@ from rankscope.files import atomic
 from rankscope.runs.manifest import Manifest
 
 T = TypeVar("T", bound="SavedTable")
-METADATA_KEY = "rankscope"
-"""The key of the manifest in a Parquet file's metadata."""
-JOURNAL = "journal.jsonl"
-"""The file with the lines of a table that grows, in the table's folder."""
-Line = dict[str, Any]
-"""The rows of one step: `{"step": ..., "rows": {column: [...]}}`."""
+METADATA_KEY = "rankscope"  # the key of the manifest in a Parquet file's metadata
+JOURNAL = "journal.jsonl"  # the file with the lines of a table that grows, in the table's folder
+Line = dict[str, Any]  # the rows of one step: `{"step": ..., "rows": {column: [...]}}`
 
 
 def write_parquet(path: str | Path, table: pl.DataFrame, manifest: Manifest) -> Path:
@@ -76,12 +73,10 @@ def _manifest(path: str | Path, text: str) -> Manifest:
 class SavedTable:
     """A table with its manifest: the base of profiles, summaries and certificates."""
 
-    schema: ClassVar[Mapping[str, Any]]
-    """The columns and their types."""
+    schema: ClassVar[Mapping[str, Any]]  # the columns and their types
     later: ClassVar[Sequence[str]] = ()
     """Columns that files of earlier versions do not have; they are null there."""
-    grows: ClassVar[bool] = False
-    """True if there may be further columns, which the manifest names as factors."""
+    grows: ClassVar[bool] = False  # True if there may be further columns, which the manifest names as factors
     table: pl.DataFrame
     manifest: Manifest
 

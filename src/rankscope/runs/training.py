@@ -28,10 +28,8 @@ ALARM_COLUMNS = ("step", "since", "rule", "layer", "head", "action", "sentence")
 CERTIFICATE_COLUMNS = (
     "step", "theorem", "kind", "quantity", "met_to", "says_at", "log10_bound", "log10_measured", "why",
 )  # fmt: skip
-PATHS = "paths_"
-"""The prefix of the names of path shares."""
-LEARNING = ("grad_", "update_")
-"""The prefixes of the names of gradients and updates."""
+PATHS = "paths_"  # the prefix of the names of path shares
+LEARNING = ("grad_", "update_")  # the prefixes of the names of gradients and updates
 NAMES = {
     "lr": "learning rate",
     "grad_tokens": "gradient: tokens",
@@ -41,10 +39,8 @@ NAMES = {
     "update_query_key": "update / weights: queries, keys",
     "update_value_output": "update / weights: values, outputs",
     "update_mlp": "update / weights: MLP",
-}
-"""Titles of numbers whose names do not say enough."""
-ATTEMPTS = 5
-"""How often a run is read again that is being cut back meanwhile."""
+}  # titles of numbers whose names do not say enough
+ATTEMPTS = 5  # how often a run is read again that is being cut back meanwhile
 
 
 class Grid(NamedTuple):
@@ -56,8 +52,7 @@ class Grid(NamedTuple):
     layers: list[int]
     value: np.ndarray
     floor: np.ndarray
-    heads: int
-    """The number of heads that it is the mean of; 0 for a metric that is not of heads."""
+    heads: int  # the number of heads that it is the mean of; 0 for a metric that is not of heads
 
     @property
     def noise(self) -> np.ndarray:
@@ -83,8 +78,7 @@ class TrainingRun:
     manifest: Manifest
     table: pl.DataFrame
     alarms: pl.DataFrame
-    certificates: pl.DataFrame
-    """What is proved of the probe; no rows if the monitor read no paths."""
+    certificates: pl.DataFrame  # what is proved of the probe; no rows if the monitor read no paths
 
     @cached_property
     def steps(self) -> list[int]:

@@ -21,8 +21,7 @@ from rankscope.live.monitor.measurement import Alarm
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]
 """What an alarm does: warn, warn and set `monitor.should_stop`, or call a function (on every rank)."""
-LISTED = 8
-"""The most places, after the first, that one alarm lists."""
+LISTED = 8  # the most places, after the first, that one alarm lists
 
 
 @runtime_checkable
@@ -73,12 +72,9 @@ class AlarmRule(ABC):
     'Step 10: the loss is 7.5. Lower the learning rate.'
     """
 
-    name: str
-    """What the rule is called in alarms; two rules of a monitor should have different names."""
-    advice: str
-    """What helps against the fault, as a sentence."""
-    metrics: tuple[str, ...] = ()
-    """The metrics of which the rule needs at least one."""
+    name: str  # what the rule is called in alarms; two rules of a monitor should have different names
+    advice: str  # what helps against the fault, as a sentence
+    metrics: tuple[str, ...] = ()  # the metrics of which the rule needs at least one
 
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:

@@ -127,12 +127,10 @@ class Monitor:
         self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
         self._notes = self._initial_notes(names)
         self.schedule = Schedule(step)
-        self.should_stop = False
-        """True once an alarm has said that the training should end."""
+        self.should_stop = False  # True once an alarm has said that the training should end
         self._scalars: dict[str, list[Tensor]] = {}
         self._last: Measurement | None = None
-        self._overdue = False
-        """True if a measurement of training batches waits for a step that is recorded."""
+        self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._run_writer = self._open_run(names)
         last = None if self._run_writer is None else self._run_writer.last
         self._earlier: int | None = distributed.from_writer(last)

@@ -32,8 +32,7 @@ from rankscope.live.watch import Watch
 from rankscope.sources.checkpoint import first_line
 
 GRADIENT_METRIC = "grad_tokens"
-LossFunction = Callable[[Any], Tensor]
-"""Takes what the model returns, and gives a tensor of one number."""
+LossFunction = Callable[[Any], Tensor]  # takes what the model returns, and gives a tensor of one number
 
 
 def gradient_norms(plan: WatchPlan, gradient: Tensor) -> Tensor:
@@ -131,8 +130,7 @@ class Probe:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    loss: LossFunction | None = None
-    """The loss to differentiate; None: the output's own."""
+    loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
     notes: list[str] = field(default_factory=list)
     """Why gradients are no longer measured, once that has failed."""
 

@@ -36,11 +36,10 @@ from rankscope.runs import Manifest
 from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.checkpoint import first_line
 from rankscope.theory import certify
-from rankscope.theory.certificates import Certificates
+from rankscope.theory.certify import Certificates
 
 CPU = torch.device("cpu")
-BUDGET = 2e11
-"""Multiplications of one measurement, about a minute of one core."""
+BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
 
 
 class ProbePaths:

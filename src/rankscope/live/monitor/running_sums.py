@@ -20,8 +20,7 @@ from torch import Tensor
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
-WIDTH = 7
-"""Numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity."""
+WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
 
 EMPTY = torch.tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf, 0.0, 0.0], dtype=torch.float64)
 """The sum over no value."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.modules import running_uncompiled
+from rankscope.live.isolation import without_dropout
 
 
 @contextmanager
@@ -28,11 +28,11 @@ def preserved_training_state(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode and computes no gradients; afterwards everything is as before."""
     with ExitStack() as stack:
         stack.enter_context(_generators(model))
-        stack.enter_context(_modes(model))
+        stack.enter_context(without_dropout(model))
         stack.enter_context(_buffers(model))
         stack.enter_context(_shards(model))
         stack.enter_context(_autocast_cache())
-        stack.enter_context(running_uncompiled())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.no_grad())
         yield
 
@@ -57,19 +57,6 @@ def _generators(model: nn.Module) -> Iterator[None]:
         torch.set_rng_state(cpu)
         for (backend, index), state in zip(devices, states, strict=True):
             backend.set_rng_state(state, index)
-
-
-@contextmanager
-def _modes(model: nn.Module) -> Iterator[None]:
-    """Set the flags one by one: the model's own `train` method may do more than that."""
-    before = {module: module.training for module in model.modules()}
-    for module in before:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 @contextmanager
