@@ -10,7 +10,7 @@ from benchmarks.timing import Row, least_seconds
 from rankscope.deviation import propagate
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
-from rankscope.sources.presets import preset
+from rankscope.sources.fresh import preset
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 
 VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")

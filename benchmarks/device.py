@@ -18,7 +18,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
 from rankscope.profiles import measure
-from rankscope.sources.presets import preset
+from rankscope.sources.fresh import preset
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.theory import certify
 

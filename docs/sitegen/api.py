@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import rankscope
-from sitegen.docstrings import fields, markdown, of, source_of
+from sitegen.docstrings import comment, fields, markdown, of, source_of
 from sitegen.markdown import formulas, table
 
 INSIDE = ("__main__", "cards", "cli", "data", "explorer", "files", "extras", "naming", "shapes", "workers")
@@ -98,10 +98,11 @@ def _constant(home: str, name: str) -> str:
         body = ast.parse(source).body
         for node, after in pairwise(body):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(each, ast.Name) and each.id == name for each in targets) and (
-                isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            ):
-                return inspect.cleandoc(str(after.value.value))
+            if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    return inspect.cleandoc(str(after.value.value))
+                if said := comment(inspect.getsourcefile(import_module(where)) or "", node):
+                    return said
     return ""
 
 

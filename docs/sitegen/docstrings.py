@@ -70,6 +70,13 @@ def source_of(thing: Any) -> ast.ClassDef | ast.FunctionDef | None:
     return None
 
 
+def comment(file: str, node: ast.stmt) -> str:
+    """What a comment at the end of a statement says, as a sentence; empty without one."""
+    line = Path(file).read_text(encoding="utf-8").splitlines()[(node.end_lineno or 1) - 1]
+    text = line.encode()[node.end_col_offset or 0 :].decode().partition("  # ")[2]
+    return f"{text[0].upper()}{text[1:]}." if text and not text.startswith(("fmt:", "type:")) else ""
+
+
 def fields(thing: type) -> list[tuple[str, str, str, str]]:
     """(name, type, default, what is said of it) of each public field, in the words of the source."""
     found: dict[str, tuple[str, str, str, str]] = {}
@@ -85,6 +92,7 @@ def fields(thing: type) -> list[tuple[str, str, str, str]]:
             said = ""
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 said = inspect.cleandoc(str(after.value.value))
+            said = said or comment(inspect.getsourcefile(cls) or "", here)
             default = "" if here.value is None else ast.unparse(here.value)
             default = re.sub(r"^field\(default_factory=(\w+)\)$", r"\1()", default)
             if not said and name in found:

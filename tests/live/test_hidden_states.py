@@ -1,13 +1,17 @@
-"""Where the hidden states are in what blocks take and return."""
+"""Where the hidden states are in what blocks take and return, and which tensor the next block takes."""
 
+from typing import Any
+
+import pytest
 import torch
-from torch import nn
+import transformers as hf
+from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
 from tests.live import reference
 from tests.live.encoders import Loop
-from tests.live.families import WIDTH, seen
+from tests.live.families import FAMILIES, WIDTH, checks, seen
 from tests.raising import raises
 
 
@@ -24,3 +28,145 @@ def test_states_that_are_no_tokens() -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.Conv2d(3, 3, 1)))
     with raises(WatchError, subject="blocks"):
         seen(model, "mu", torch.randn(1, 3, 4, 4))
+
+
+REAL = torch.ones(2, 6, dtype=torch.bool)
+
+
+def layer() -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(WIDTH, 4, 24, 0.0, batch_first=True)
+
+
+class Wordy(nn.Module):
+    """Returns its weights, or tensors of the tokens' own shape, before its tokens."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__()
+        self.inner, self.first = layer(), first
+
+    def forward(self, x: Tensor) -> Any:
+        first = {"weights": (x @ x.mT).softmax(-1), "noise": torch.randn_like(x), "tokens": x + 1}[self.first]
+        return first, self.inner(x)
+
+
+class Model(nn.Module):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers, self.states = nn.ModuleList(blocks), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.states = [x]
+        for block in self.layers:
+            x = self.step(block, x)
+            self.states.append(x)
+        return x
+
+    def step(self, block: nn.Module, x: Tensor) -> Tensor:
+        found = block(x)
+        return found if isinstance(found, Tensor) else found[-1]
+
+
+def tokens(width: int = WIDTH) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(2, 6, width, dtype=torch.float64)
+
+
+def expected(model: Model) -> Tensor:
+    return torch.stack([reference.mu(state, REAL) for state in model.states], 1)
+
+
+@pytest.mark.parametrize("first", ["weights", "noise", "tokens"])
+def test_the_state_is_what_the_next_block_takes(first: str) -> None:
+    model = Model([Wordy(first) for _ in range(3)]).double().eval()
+    w = seen(model, "mu", tokens())
+    torch.testing.assert_close(w.profile().curve("mu"), expected(model), rtol=1e-12, atol=0)
+    assert not any("several tensors" in note for note in w.notes)
+
+
+def test_one_block_alone_cannot_say_which_tensor_is_its_state() -> None:
+    w = seen(Model([Wordy("noise")]).double().eval(), "mu", tokens())
+    assert any(
+        "return several tensors like tokens: 1; nothing says which is the state" in note for note in w.notes
+    )
+    w = seen(Model([Wordy("weights")]).double().eval(), "mu", tokens())  # its shape says it
+    assert not any("several tensors" in note for note in w.notes)
+
+
+class Branches(nn.Module):
+    """Attention and MLPs in lists of their own, and the stream outside: as XLM is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(Attention() for _ in range(3))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH)) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attend, mlp in zip(self.attentions, self.mlps, strict=True):
+            x = x + attend(self.norm(x))
+            x = x + mlp(self.norm(x))
+        return x
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x, x, x)[0]
+        return found
+
+
+def test_branches_are_no_layers() -> None:
+    model = Branches().double().eval()
+    with raises(WatchError, subject="blocks"):
+        seen(model, "mu", tokens())
+    named = [f"{kind}.{k}" for k in range(3) for kind in ("attentions", "mlps")]
+    with (
+        raises(WatchError, subject="blocks"),
+        rankscope.watch(model, "mu", blocks=named),
+    ):
+        model(tokens())
+    gpt2, batch = FAMILIES["gpt2"].model(), FAMILIES["gpt2"].batch()
+    with (
+        raises(WatchError, subject="blocks"),
+        rankscope.watch(gpt2, "mu", blocks=["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"]),
+    ):
+        gpt2(**batch)
+
+
+def test_a_stack_that_is_found_and_holds_branches() -> None:
+    """XLM keeps attention and MLPs in lists of their own."""
+    model = hf.XLMModel(hf.XLMConfig(vocab_size=40, emb_dim=16, n_layers=3, n_heads=4)).eval()
+    with raises(WatchError, subject="blocks"):
+        seen(model, "mu", torch.randint(3, 40, (2, 8)))
+
+
+class Positioned(Model):
+    """Adds positions before every block, in place or not, or norms in between."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__([layer() for _ in range(3)])
+        self.how, self.norm = how, nn.LayerNorm(WIDTH)
+
+    def step(self, block: nn.Module, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            x += 0.1
+        return super().step(block, x + 0.1 if self.how == "added" else self.norm(x))
+
+
+@pytest.mark.parametrize("how", ["added", "in place", "norm"])
+def test_what_stands_between_is_said(how: str) -> None:
+    w = seen(Positioned(how).double().eval(), "mu", tokens())
+    assert checks(w)["layers_not_taken_as_they_were"] == [1, 2]
+    sentence = "Something stands between layers 1 and 2: what the second takes is not what the first gave."
+    assert sentence in w.notes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_chain(name: str) -> None:
+    w = seen(FAMILIES[name].model(), "mu", **FAMILIES[name].batch())
+    assert checks(w)["layers_not_taken_as_they_were"] == [] == checks(w)["layers_of_several_tensors"]

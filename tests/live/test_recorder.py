@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
+from rankscope.live import Watch
 from tests.live import reference
 from tests.live.encoders import Loop, encoder, padded
 from tests.live.families import FAMILIES, GPT2, LAYERS, WIDTH, checks, made, seen, tiny
@@ -182,3 +183,18 @@ class Failing(nn.Module):
         if self.fails:
             raise ArithmeticError("inside the model")
         return x
+
+
+def curves(w: Watch) -> torch.Tensor:
+    return w.profile().curve("mu")
+
+
+def test_reading_between_calls_changes_nothing() -> None:
+    """States that wait are read when they are asked for, or all at the end."""
+    model, (X, padding) = encoder(), padded()
+    with torch.no_grad(), rankscope.watch(model, "mu") as often, rankscope.watch(model, "mu") as once:
+        for k in range(3):
+            model(X + k, src_key_padding_mask=padding)
+            assert curves(often).shape == (2 * (k + 1), 4)
+            assert often.notes
+    assert torch.equal(curves(often), curves(once))

@@ -15,7 +15,7 @@ from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import traverse
 from rankscope.paths import decompose
 from rankscope.remedies import remedy
-from rankscope.sources.saved_network import read_saved
+from rankscope.sources.load import read_saved
 from rankscope.theory import certify
 from tests.builders import normal, thinned
 from tests.raising import raises

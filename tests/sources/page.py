@@ -16,9 +16,9 @@ import transformers
 from rankscope.errors import SourceError
 from rankscope.sources import FAMILIES, Family, load
 from rankscope.sources.checkpoint import quiet
+from rankscope.sources.families import family_of
 from rankscope.sources.families.family import ACTIVATIONS
 from rankscope.sources.families.rotary import SCHEMES
-from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import TOLERANCE, Parity
 from rankscope.sources.survey import built, survey
 from tests.sources.configs import INERT, REFUSED, VALUES, altered, fields, runs

@@ -25,7 +25,7 @@ from rankscope.nets import Architecture, Transformer, devices
 from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.profiles import measure_together
 from rankscope.sources import FAMILIES as KNOWN
-from rankscope.sources import streaming
+from rankscope.sources import canonical
 from tests.raising import raises
 from tests.sources.models import model_of
 
@@ -296,11 +296,11 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_streamed_by_itself_or_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "free_memory", lambda device: 10_000)
+    monkeypatch.setattr(canonical, "free_memory", lambda device: 10_000)
     assert load(llama).streamed
     refused("takes .* in torch.float32.*are free on cpu: stream=True reads", TooLargeError, llama,
             dtype=torch.float32, stream=False)  # fmt: skip
-    monkeypatch.setattr(streaming, "free_memory", devices.free_memory)
+    monkeypatch.setattr(canonical, "free_memory", devices.free_memory)
     assert not load(llama).streamed
 
 

@@ -60,7 +60,7 @@ def network(
 
 def is_random(model: str, options: NetworkOptions | None = None) -> bool:
     """True if a model's weights are random; options that draw weights are refused for a trained one."""
-    from rankscope.sources.network_names import is_drawn
+    from rankscope.sources.load import is_drawn
 
     random = is_drawn(model)
     init, seed = (None, None) if options is None else (options.init, options.seed)

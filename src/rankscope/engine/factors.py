@@ -69,8 +69,8 @@ def input_factors(cell: Cell) -> Cell:
 
 def architecture_of(cell: Cell) -> Architecture | None:
     """The architecture of a cell's network with random weights; None where its weights are loaded."""
-    from rankscope.sources.network_names import is_drawn
-    from rankscope.sources.presets import PRESETS, preset
+    from rankscope.sources.fresh import PRESETS, preset
+    from rankscope.sources.load import is_drawn
 
     model = str(cell["model"])
     if not is_drawn(model):

@@ -22,7 +22,7 @@ from rankscope.errors import RankscopeError, SweepError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.runs.key import digest, files_of
 from rankscope.runs.store import checksum
-from rankscope.sources.network_names import is_drawn
+from rankscope.sources.load import is_drawn
 
 PREFIX = ".shared-"
 """How the folder of weights within the run folder begins."""

@@ -18,7 +18,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
-from rankscope.sources.network_names import is_drawn
+from rankscope.sources.load import is_drawn
 from rankscope.theory.weight_norms import WeightNorms
 
 MOST_RANDOM = 3

@@ -43,7 +43,7 @@ class ParameterTree(nn.Module):
 
 class TrainedLayer(ParameterTree):
     """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
-    (`live/attention/self_reporting.py`), whatever parts change it."""
+    (`live/attention/observer.py`), whatever parts change it."""
 
     def __init__(self) -> None:
         super().__init__()

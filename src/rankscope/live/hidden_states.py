@@ -1,15 +1,18 @@
-"""Finds the hidden states in what a block takes and in what it returns.
+"""Finds the hidden states in what a block takes and returns, and follows them from block to block.
 
 Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three axes
-in it is the hidden states, or of four where tokens stand in rows and columns. Where there are several, it is
-the one of the shape that the block took, and of these the one that the next block takes (`chain.py`). Most
-put the batch first, `[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token
-first. Called by `plan.py` (`layout_of`, `tokens_in_rows_and_columns`) and, for every block, by `recorder.py`
-and the monitor (`hidden_states_in`).
+in it is the hidden states, or of four where tokens stand in rows and columns. Of several, it is the one of
+the shape that the block took, and of these the one that the next block takes. Most put the batch first,
+`[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token first.
+
+`plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `recorder.py` and the monitor call
+`hidden_states_in` for every block. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a
+block is left, `took` when the next is entered, `ended` after the last, and `check`: blocks that were named or
+found wrongly, such as branches of a layer, do not take what the one before gave.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,7 @@ from rankscope.live.modules import contains
 Layout = Literal["batch first", "token first"]
 TOKEN_FIRST = ("XLNetLayer",)
 """Classes of blocks that take the token first, beside those that say so with `batch_first=False`."""
+ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
 def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
@@ -41,20 +45,15 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
 
 
 def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
-    """True if hidden states of four axes would be `[batch, row, column, width]`, as in Swin.
-
-    The blocks of such models are linear maps and norms of the last axis; convolutional networks have channels
-    second. `modules` are the blocks and all modules in them.
-    """
+    """True if hidden states of four axes would be `[batch, row, column, width]`, as in Swin: its blocks are
+    linear maps and norms of the last axis, where convolutional networks have channels second."""
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
     return contains(modules, (nn.Linear,)) and not contains(modules, channels)
 
 
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
-    """The floating tensors that could be the hidden states, as they are: of three axes, else of two or four.
-
-    `values` is what a block returned, or its arguments in order; `grid`, whether tokens may be in four axes.
-    """
+    """The floating tensors that could be the hidden states, as they are: of three axes, else of two or, if
+    tokens may be in a `grid`, four. `values` is what a block returned, or its arguments in order."""
     tensors = [x for x in _tensors(values) if x.is_floating_point()]
     for axes in (3, 4, 2) if grid else (3, 2):
         if fitting := [x for x in tensors if x.ndim == axes]:
@@ -89,12 +88,8 @@ def same(a: Tensor, b: Tensor) -> bool:
     """True if two tensors are the same memory, or hold equal numbers."""
     if a.shape != b.shape:
         return False
-    if (
-        a.device == b.device
-        and a.dtype == b.dtype
-        and a.data_ptr() == b.data_ptr()
-        and a.stride() == b.stride()
-    ):
+    alike = a.device == b.device and a.dtype == b.dtype and a.stride() == b.stride()
+    if alike and a.data_ptr() == b.data_ptr():
         return True
     return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
 
@@ -103,17 +98,75 @@ def alike(a: Tensor, b: Tensor) -> float:
     """The mean cosine of the tokens of two hidden states; 0 if their shapes differ."""
     if a.shape != b.shape:
         return 0.0
-    pair = a.double(), b.to(a.device).double()
-    return float(torch.nn.functional.cosine_similarity(*pair, dim=-1).mean())
+    return float(torch.cosine_similarity(a.double(), b.to(a.device).double(), dim=-1).mean())
 
 
 def _tensors(values: object) -> list[Tensor]:
     """The tensors in a tensor, a dictionary, a tuple or a list."""
-    parts: Iterable[Any] = ()
-    if isinstance(values, Tensor):
-        parts = [values]
-    elif isinstance(values, Mapping):
-        parts = values.values()
-    elif isinstance(values, tuple | list):
-        parts = values
-    return [x for x in parts if isinstance(x, Tensor)]
+    parts = [*values.values()] if isinstance(values, Mapping) else values
+    return [x for x in (parts if isinstance(parts, tuple | list) else [parts]) if isinstance(x, Tensor)]
+
+
+class BlockChain:
+    """Follows the hidden states of one call from block to block."""
+
+    def __init__(self) -> None:
+        # A layer, the tensors that could be its hidden states, and how often each was changed in place.
+        self.held: tuple[int, list[Tensor], list[int]] | None = None
+        self.position: int | None = None  # which of the tensors that a block returns the next one took
+        self.linked = 0  # blocks that took what the one before gave
+        self.broken: dict[int, float] = {}  # layers that the next block did not take as they were: how alike
+        self.unsure: list[int] = []  # layers of which nothing said which tensor is the hidden states
+
+    def gave(self, layer: int, states: Sequence[Tensor], taken: torch.Size | None) -> Tensor | None:
+        """Hold what a block returned: its hidden states if one tensor has the shape that was `taken`; None
+        where the next block must say."""
+        fitting = [x for x in states if x.shape == taken] or list(states)
+        self.held = (layer, fitting, [times_changed(x) for x in fitting]) if fitting else None
+        return fitting[0] if len(fitting) == 1 else None
+
+    def took(self, states: Sequence[Tensor]) -> tuple[int, Tensor] | None:
+        """Compare what the next block takes with what was held; (layer, hidden states) if that was open."""
+        if self.held is None:
+            return None
+        (layer, fitting, versions), self.held = self.held, None
+        for k, x in enumerate(fitting):
+            if versions[k] == times_changed(x) and any(same(x, y) for y in states):
+                self.linked += 1
+                self.position = k if len(fitting) > 1 else self.position
+                return (layer, x) if len(fitting) > 1 else None
+        x = fitting[self._usual_position(layer, fitting)]
+        self.broken[layer] = max((alike(x, y) for y in states), default=0.0)
+        return (layer, x) if len(fitting) > 1 else None
+
+    def continuation(self, states: Sequence[Tensor]) -> int:
+        """Which of the tensors that the next block takes is what was held; 0 if none is."""
+        held = self.held[1] if self.held is not None else []
+        return next((k for k, y in enumerate(states) if any(same(x, y) for x in held)), 0)
+
+    def ended(self) -> tuple[int, Tensor] | None:
+        """No block comes after: (last layer, its hidden states) if that was open."""
+        if self.held is None:
+            return None
+        (layer, fitting, _), self.held = self.held, None
+        return (layer, fitting[self._usual_position(layer, fitting)]) if len(fitting) > 1 else None
+
+    def check(self, blocks: str) -> None:
+        """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
+        if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
+            raise WatchError(
+                f"every block must take what the one before it gave; none of the {len(self.broken) + 1} "
+                f"{blocks} does, as branches inside a layer: name the whole layers with blocks=",
+                subject="blocks",
+            )
+
+    def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
+        """Which of several tensors to take if the next block took none: as before, or the first."""
+        if len(fitting) > 1 and (self.position is None or self.position >= len(fitting)):
+            self.unsure.append(layer)
+        return min(self.position or 0, len(fitting) - 1)
+
+
+def times_changed(x: Tensor) -> int:
+    """How often x was changed in place; tensors of inference mode do not count it."""
+    return 0 if x.is_inference() else x._version

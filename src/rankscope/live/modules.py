@@ -5,8 +5,8 @@ Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `
 most of what finding the blocks of a small model costs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ WRAPPERS = {
     ("torch", "DistributedDataParallel"),
     ("torch", "FullyShardedDataParallel"),
     ("deepspeed", "DeepSpeedEngine"),
-}
-"""(package, class) of modules that hold the model as `module` and call it unchanged."""
+}  # (package, class) of modules that hold the model as `module` and call it unchanged
 
 
 def submodules(*modules: nn.Module) -> list[nn.Module]:
@@ -91,17 +90,22 @@ def is_compiled(modules: Iterable[nn.Module]) -> bool:
     return any(
         "_orig_mod" in module._modules
         or module.__dict__.get("_compiled_call_impl") is not None
-        or (
-            "forward" in module.__dict__ and hasattr(module.__dict__["forward"], "_torchdynamo_orig_callable")
-        )
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
         for module in modules
     )
 
 
+def parts_in(blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules inside these blocks, each once, without the blocks themselves."""
+    return list(dict.fromkeys(part for block in blocks for part in submodules(block) if part is not block))
+
+
 @contextmanager
-def running_uncompiled() -> Iterator[None]:
-    """Inside, compiled code runs as it was written, so that hooks in it fire; its graphs are kept."""
-    with torch.compiler.set_stance("force_eager"):
+def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: bool) -> Iterator[None]:
+    """Inside, every one of these modules has this forward hook."""
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_hook(hook, **options).remove)
         yield
 
 

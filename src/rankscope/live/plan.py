@@ -6,7 +6,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -17,13 +16,11 @@ from rankscope.live.blocks import Blocks, describe_inner_stacks, find_blocks
 from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
-from rankscope.live.state_norms import norms_suffice
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
-KEPT = ("states", "attention")
-"""Whole tensors that a watch can keep."""
+KEPT = ("states", "attention")  # whole tensors that a watch can keep
 
 
 @dataclass
@@ -43,11 +40,6 @@ class WatchPlan:
     decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls in eval mode do not count: an evaluation is no training batch
-
-    @cached_property
-    def reads_norms_only(self) -> bool:
-        """True if all that the metrics ask of tokens are the norms of `state_norms.py`."""
-        return norms_suffice(self.metrics)
 
     def measures(self, layer: int) -> bool:
         """True if this layer is to be measured."""
@@ -84,8 +76,7 @@ def make_plan(
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
     if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
         raise WatchError(
-            f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
-            "them first",
+            f"{type(model).__name__} must hold its weights; they are on the meta device: load them first",
             subject="model",
         )
     chosen = chosen_metrics("watch", metrics)
@@ -94,8 +85,8 @@ def make_plan(
         raise WatchError(one_of("keep", name, KEPT), subject="keep")
     if offloaded and any(metric.of == "heads" for metric in chosen):
         raise WatchError(
-            f"what each head adds is read off the output projection; weights of {type(model).__name__} are "
-            "offloaded, and gone when it has run: watch metrics of tokens or attention",
+            "what each head adds needs weights in place; those of this model are offloaded: watch metrics of "
+            "tokens or attention",
             subject="metrics",
         )
     known_padding = _padding(padding, attention_mask)
@@ -104,8 +95,7 @@ def make_plan(
     beyond = [metric for metric in chosen if metric.of != "tokens"]
     if beyond and chosen_layers == frozenset([0]):
         raise WatchError(
-            "at layer 0, what enters the first block, metrics of tokens alone have a value; "
-            f"{beyond[0].name} is of {beyond[0].of}, from layer 1 on: name more layers",
+            f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers",
             subject="layers",
         )
     in_blocks = submodules(*found_blocks)

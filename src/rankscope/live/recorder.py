@@ -15,25 +15,130 @@ Layers are numbered by the order of calls within one call of the model, so that 
 is twelve layers. `watch.py` and `notes.py` read the totals.
 """
 
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall, WatchedBlocks
+from rankscope.live.attention.head_outputs import OutputProjectionFinder
 from rankscope.live.attention_readings import AttentionReadings
-from rankscope.live.calls import CallReadings, ModelCall, OpenBlock, WatchTotals
-from rankscope.live.hidden_states import candidates_in, hidden_states_in
-from rankscope.live.output_projection import OutputProjectionFinder
+from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in
 from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
-from rankscope.live.plan import WatchPlan
+from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.routing import RoutingReadings
-from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
+from rankscope.live.state_readings import StateNorms, StateReadings, TokenBatch, arithmetic_of, dropout_of
+from rankscope.metrics import Metric
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
+
+
+WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
+
+
+class CallReadings(NamedTuple):
+    """What is read of one call, made when its first hidden states are known."""
+
+    batch: TokenBatch
+    states: StateReadings
+    attention: AttentionReadings
+    routing: RoutingReadings
+
+
+class ModelCall:
+    """One call of the model, or, `alone`, of a module around the blocks by itself, while it runs."""
+
+    def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
+        self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
+        self.alone = alone
+        self.layer = 0  # the layer entered last
+        self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
+        self.left: list[int] = []  # layers whose block has returned
+        self.chain = BlockChain()
+        self.mask: str | None = None  # the argument that said which tokens are padding
+        self.readings: CallReadings | None = None
+
+
+class WatchTotals:
+    """What was measured in all calls of a watch that ended well, and what was noticed."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = metrics
+        self.calls = self.samples = 0
+        self.calls_left_out: Counter[str] = Counter()  # by the reason
+        self.calls_per_layer: Counter[int] = Counter()
+        self.blocks_outside = 0  # calls of blocks outside a call of the model
+        self.layers_with_attention: set[int] = set()
+        self.later_attention = 0  # after the first of a block
+        self.other_attention = 0  # not of a block's tokens to themselves
+        self.row_sum_defects: list[Tensor] = []
+        self.float32_inside = False  # a model in float64 computed attention in float32
+        self.padded_tokens: list[Tensor] = []
+        self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
+        self.broken_links: set[int] = set()  # layers that the next block did not take as they were
+        self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
+        self.modes: set[str] = set()
+        self.dropout = 0.0
+        self.arithmetic: torch.dtype | None = None
+        self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
+        self._readings: list[tuple[int, int, Readings]] = []
+        self._broken: list[tuple[int, Tensor]] = []
+        # With the first sample of their call: states, and norms, from which nothing was read yet.
+        self._ended: list[tuple[int, StateReadings]] = []
+        self._norms: list[tuple[int, StateNorms]] = []
+
+    @property
+    def readings(self) -> list[tuple[int, int, Readings]]:
+        """(layer, first sample, readings) of all calls."""
+        self._flush()
+        norms, self._norms = self._norms, []
+        for start, call_norms in norms:
+            self._readings += [(layer, start, rows) for layer, rows in call_norms.readings(self.metrics)]
+        return self._readings
+
+    @property
+    def broken_states(self) -> list[tuple[int, Tensor]]:
+        """(layer, whether some entry of its hidden states was NaN or infinite)"""
+        self._flush()
+        return self._broken
+
+    def add(self, call: ModelCall, readings: CallReadings) -> None:
+        """Count a call that ended well."""
+        attention = readings.attention
+        self.broken_links.update(call.chain.broken)
+        self.unsure_layers.update(call.chain.unsure)
+        self.masks.add(call.mask)
+        self.calls_per_layer.update(call.left)
+        self.row_sum_defects += attention.defects
+        self.layers_with_attention.update(attention.layers)
+        self.later_attention += attention.later
+        self.other_attention += len(attention.left_out)
+        self.float32_inside |= attention.float32_inside
+        self._ended.append((self.samples, readings.states))
+        if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
+            self._flush()
+        self.samples += readings.batch.shape[0]
+        if not readings.batch.all_valid:
+            self.padded_tokens.append(readings.batch.padded_tokens)
+        for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
+            for layer, x in kept:
+                self.kept[name][layer].append(x)
+
+    def _flush(self) -> None:
+        """Read the hidden states that wait."""
+        ended, self._ended = self._ended, []
+        for start, states in ended:
+            states.flush()
+            self._readings += [(layer, start, rows) for layer, rows in states.readings]
+            if states.norms is not None:
+                states.norms.buffer = None
+                self._norms.append((start, states.norms))
+            self._broken += states.broken
 
 
 class Recorder:
@@ -102,7 +207,7 @@ class Recorder:
         states = self._hidden_states(
             taken, f"what {type(block).__name__} takes", needed=call.readings is None
         )
-        call.open.append(OpenBlock(call.layer, states[0].shape if states else None))
+        call.open.append((call.layer, states[0].shape if states else None))
         position = 0
         if call.readings is not None:
             position = call.chain.continuation(states)
@@ -133,41 +238,38 @@ class Recorder:
             return
         call.left.append(layer)
         self.projections.block_left(block)
-        needed = self.plan.measures(layer)
-        states = self._hidden_states(output, f"what {type(block).__name__} returns", needed)
-        hidden = call.chain.gave(layer, states, taken)
-        if hidden is not None:
+        where = f"what {type(block).__name__} returns"
+        states = self._hidden_states(output, where, needed=self.plan.measures(layer))
+        if (hidden := call.chain.gave(layer, states, taken)) is not None:
             call.readings.states.read(layer, hidden)
 
     def on_attention(self, attention: AttentionCall) -> None:
         """Measure attention that an observer reports, if a block of a measured call runs."""
         if (running := self._running()) is not None:
-            layer, readings = running
-            readings.attention.read(layer, attention)
+            running[1].attention.read(running[0], attention)
 
     def on_contributions(self, contributions: Tensor) -> None:
         """Measure what each head adds, once the output projection was called."""
         if (running := self._running()) is not None:
-            layer, readings = running
-            readings.attention.read_heads(layer, contributions)
+            running[1].attention.read_heads(running[0], contributions)
 
-    def on_key_padding(self, mask: Tensor | None) -> None:
+    def on_multihead(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check padding that an `nn.MultiheadAttention` in a block is called with."""
         if (running := self._running()) is not None:
+            mask = arguments_of(module, args, kwargs).get("key_padding_mask")
             running[1].attention.check_padding(mask, "a key_padding_mask")
 
-    def on_module_output(self, output: Any) -> None:
+    def on_module_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Measure the routing in what a module in a block returned, if it is a router."""
         if (running := self._running()) is not None:
-            layer, readings = running
-            readings.routing.read(layer, output)
+            running[1].routing.read(running[0], output)
 
     def _running(self) -> tuple[int, CallReadings] | None:
         """The layer that runs and what is read of its call; None outside of blocks."""
         call = self.call
         if call is None or call.readings is None or not call.open:
             return None
-        return call.open[-1].layer, call.readings
+        return call.open[-1][0], call.readings
 
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks; the call comes back."""
@@ -208,13 +310,9 @@ class Recorder:
         totals.modes.add("train" if training else "eval")
         if training:
             totals.dropout = max(totals.dropout, *map(dropout_of, plan.blocks))
-        rows: list[tuple[int, Readings]] = []
-        return CallReadings(
-            batch,
-            StateReadings(plan, batch, rows),
-            AttentionReadings(plan, batch, rows, self.projections, call.mask),
-            RoutingReadings(plan, batch, rows),
-        )
+        states = StateReadings(plan, batch)
+        attention = AttentionReadings(plan, batch, states.readings, self.projections, call.mask)
+        return CallReadings(batch, states, attention, RoutingReadings(plan, batch, states.readings))
 
     def _check_and_add(self, call: ModelCall, readings: CallReadings) -> None:
         """Check a call that has returned, and add what was read of it to the totals."""

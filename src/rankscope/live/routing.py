@@ -6,33 +6,20 @@ which these are, row by row of tokens:
     scores [row, expert],   weights [row, k],   chosen [row, k]
 
 So whatever module in a block returns three such tensors is taken for a router, whoever wrote it. Rows are the
-tokens of the batch, sample by sample. `Watch` enters `reported_outputs`; `recorder.py` hands each output to
-the `RoutingReadings` of the call, with the layer that runs, and calls `check` when the call ends.
+tokens of the batch, sample by sample. `Watch` hooks all modules; `recorder.py` hands each output to the
+`RoutingReadings` of the call, with the layer that runs, and calls `check` when the call ends.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankscope.errors import WatchError
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TokenBatch
 from rankscope.profiles.readings import Readings, read_tensor
-
-
-@contextmanager
-def reported_outputs(blocks: Sequence[nn.Module], on_output: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, what every module in the blocks returns is handed to `on_output`."""
-    modules = dict.fromkeys(part for block in blocks for part in block.modules() if part is not block)
-    with ExitStack() as hooks:
-        for module in modules:
-            handle = module.register_forward_hook(lambda module, args, output: on_output(output))
-            hooks.callback(handle.remove)
-        yield
 
 
 def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -77,12 +64,8 @@ class RoutingReadings:
             shares = torch.zeros_like(scores).scatter(-1, chosen.long(), weights.to(scores.dtype))
             if self.plan.layout == "token first":
                 shares = shares.reshape(token, batch, -1).transpose(0, 1)
-            else:
-                shares = shares.reshape(batch, token, -1)
-            valid = self.batch.valid_for(shares)
-            measured, _ = read_tensor(
-                "routing", to_float64_device(shares), valid, self.plan.metrics, self.batch.unit
-            )
+            wide, valid = to_float64_device(shares.reshape(batch, token, -1)), self.batch.valid_for(shares)
+            measured, _ = read_tensor("routing", wide, valid, self.plan.metrics, self.batch.unit)
         self.readings.append((layer, measured))
 
     def check(self) -> None:
@@ -91,8 +74,7 @@ class RoutingReadings:
             return
         came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
         raise WatchError(
-            f"routing of the blocks' {tuple(self.batch.shape)} tokens was asked for; {came} came: it is read "
-            "off modules that return scores, weights and the experts chosen, as transformers' routers do: "
-            "watch metrics of tokens",
+            f"routing of the blocks' {tuple(self.batch.shape)} tokens was asked for; {came} came, and it is "
+            "read off modules that return scores, weights and experts chosen: watch metrics of tokens",
             subject="routing",
         )

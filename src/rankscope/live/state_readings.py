@@ -2,13 +2,20 @@
 
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
-wait, since reading several together is faster; `flush` reads them. On a CPU, metrics that need norms alone
-are read by `state_norms.py`; all others, and other devices, by `profiles.readings.read_tensor`.
+wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
+CPU the residual and mu, absolute and relative, are computed from four norms of each state (`StateNorms`):
+
+    ||X||_F,  ||X||_{1,inf},  ||res X||_F,  ||res X||_{1,inf}
+
+For small states, calling each metric costs more than computing it: so norms are taken as states come, in a
+buffer that stays in the processor's cache, and the metrics computed from them for all layers together.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +24,17 @@ from rankscope.errors import WatchError
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.plan import WatchPlan
-from rankscope.live.state_norms import LARGEST_SAMPLE, PIECE, StateNorms
-from rankscope.metrics.tokens import unit_of, valid_tokens
+from rankscope.metrics import METRICS, Metric, Reading
+from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
 from rankscope.profiles.readings import Readings, read_tensor
 
-TOGETHER = 2**24
-"""Entries of states that wait on an accelerator, which is done with a layer before its next call is made."""
-ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""From the finest to the coarsest."""
+TOGETHER = 2**24  # entries of states that wait on an accelerator, which is done with a layer by the next
+ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # from the finest to the coarsest
+
+PIECE = 2**16  # entries whose norms are taken together: the buffer for them takes a megabyte
+LARGEST_SAMPLE = 2**20  # entries of a sample up to which its norms are taken here
+SUPPORTED = tuple(METRICS[name] for name in ("residual", "relative_residual", "mu", "relative_mu"))
+ABOUT_MEAN = " of the residual about the mean"
 
 
 @dataclass
@@ -56,19 +66,112 @@ class TokenBatch:
         return (~next(iter(self.valid.values()))).sum()
 
 
-class StateReadings:
-    """Reads the metrics of tokens off the hidden states of one call; `readings` takes what is read."""
+def norms_suffice(metrics: Sequence[Metric]) -> bool:
+    """True if the metrics of tokens among these can be computed from the four norms."""
+    of_tokens = [metric for metric in metrics if metric.of == "tokens"]
+    return bool(of_tokens) and all(any(metric is known for known in SUPPORTED) for metric in of_tokens)
 
-    def __init__(
-        self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]] | None = None
-    ) -> None:
+
+class LayerNorms(NamedTuple):
+    """Norms of the states of several layers, which have one shape and dtype.
+
+    `sizes` are Frobenius norms, largest column and largest row sums, `[2, layer, batch]` of X and of res X.
+    """
+
+    layers: tuple[int, ...]
+    shape: torch.Size
+    dtype: torch.dtype
+    sizes: list[Tensor]
+
+
+@dataclass
+class StateNorms:
+    """Norms of the hidden states of one call."""
+
+    valid: Tensor  # [batch, token], False at padding
+    all_valid: bool  # there is known to be no padding
+    unit: float  # the eps of the arithmetic that the model ran in
+    taken: list[LayerNorms] = field(default_factory=list)
+    buffer: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.all_valid = self.all_valid or bool(self.valid.all())
+
+    def take(self, layers: Sequence[int], states: Sequence[Tensor]) -> bool:
+        """Take the norms of states of one shape and dtype; False if some leave float64's range or are NaN."""
+        shape, dtype = states[0].shape, states[0].dtype
+        if several := PIECE // shape.numel():
+            pieces = [
+                self._norms(states[k : k + several], self.valid) for k in range(0, len(states), several)
+            ]
+        else:
+            samples = max(1, PIECE // shape[1:].numel())
+            splits = zip(*(torch.split(x, samples) for x in (self.valid, *states)), strict=True)
+            pieces = [self._norms(parts, valid) for valid, *parts in splits]
+        sizes = [torch.cat(parts, 1 if several else 2) for parts in zip(*pieces, strict=True)]
+        length, deviation = sizes[0].flatten(1).tolist()
+        if dtype != torch.float64:  # squares of such numbers stay in range
+            within = all(map(math.isfinite, length))
+        else:
+            within = all(1e-140 < size < 1e140 for size in (*length, *deviation))
+        if within:
+            self.taken.append(LayerNorms(tuple(layers), shape, dtype, sizes))
+        return within
+
+    def _norms(self, states: Sequence[Tensor], valid: Tensor) -> list[Tensor]:
+        """The `LayerNorms.sizes` of states, `[2, state, sample]`, taken in one buffer."""
+        shape = torch.Size((2, len(states), *states[0].shape))
+        if self.buffer is None or len(self.buffer) < shape.numel():
+            self.buffer = torch.empty(shape.numel(), dtype=torch.float64)
+        both = self.buffer[: shape.numel()].view(shape)  # X and res X side by side, for one call of each norm
+        X, R = both.unbind()
+        for target, state in zip(X.unbind(), states, strict=True):
+            target.copy_(state)
+        if self.all_valid:
+            torch.sub(X, X.mean(-2, keepdim=True), out=R)
+        else:
+            padding = ~valid[..., None]
+            X.masked_fill_(padding, 0.0)
+            torch.sub(X, X.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None], out=R)
+            R.masked_fill_(padding, 0.0)
+        norms = torch.linalg.vector_norm(both, dim=(-2, -1))
+        both.abs_()
+        return [norms, both.sum(-2).amax(-1), both.sum(-1).amax(-1)]
+
+    def readings(self, metrics: Sequence[Metric]) -> list[tuple[int, Readings]]:
+        """(layer, readings) of every state, computed by the metrics from its norms."""
+        of_tokens = [metric for metric in metrics if metric.of == "tokens"]
+        by_layer: list[tuple[int, Readings]] = []
+        for layers, shape, dtype, sizes in self.taken:
+            norms, columns, rows = (size.flatten(1) for size in sizes)
+            composite = columns.sqrt() * rows.sqrt()
+            # No metric looks at the entries themselves: `Tokens.memo` has all that is asked of them.
+            memo = {"vector norm": norms[0], "frobenius norm": norms[0], "composite norm": composite[0]}
+            memo |= {f"frobenius norm{ABOUT_MEAN}": norms[1], f"composite norm{ABOUT_MEAN}": composite[1]}
+            X = norms.new_full((), torch.nan).expand(norms.shape[1], *shape[1:])
+            valid = self.valid.repeat(len(layers), 1)
+            tokens = Tokens(X, valid, valid.sum(-1), unit_of(dtype), self.all_valid, memo)
+            measured = [metric.read(tokens, unit=self.unit) for metric in of_tokens]
+            parts = torch.stack([part for row in measured for part in (row.value, row.log10, row.floor)])
+            for layer, numbers in zip(
+                layers, parts.view(-1, 3, len(layers), shape[0]).unbind(2), strict=True
+            ):
+                rows_of_layer = [Reading(*row.unbind()) for row in numbers]
+                by_layer.append((layer, list(zip(of_tokens, rows_of_layer, strict=True))))
+        return by_layer
+
+
+class StateReadings:
+    """Reads the metrics of tokens off the hidden states of one call into `readings`."""
+
+    def __init__(self, plan: WatchPlan, batch: TokenBatch) -> None:
         self.plan, self.batch = plan, batch
-        self.readings = [] if readings is None else readings
+        self.readings: list[tuple[int, Readings]] = []
+        self.norms_suffice = norms_suffice(plan.metrics)
         self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
-        self.kept: list[tuple[int, Tensor]] = []
-        """(layer, hidden states on the CPU) where the plan keeps states."""
+        self.kept: list[tuple[int, Tensor]] = []  # (layer, states on the CPU) where the plan keeps them
 
     def read(self, layer: int, hidden: Tensor) -> None:
         """Measure a layer's hidden states `[batch, token, width]` now, or keep a copy until `flush`."""
@@ -78,15 +181,15 @@ class StateReadings:
         if hidden.shape[:2] != self.batch.shape:
             inner = plan.describe_inner_stacks()
             raise WatchError(
-                f"every layer must have the tokens of the first {tuple(self.batch.shape)}; layer {layer} has "
-                f"{tuple(hidden.shape[:2])}: name blocks between which tokens are neither merged nor split"
+                f"every layer must have the first one's tokens {tuple(self.batch.shape)}; layer {layer} has "
+                f"{tuple(hidden.shape[:2])}: name blocks that merge and split no tokens"
                 + (f": {inner}" if inner else ""),
                 subject="blocks",
             )
         if "states" in plan.keep:
             self.kept.append((layer, hidden.to("cpu", copy=True)))
         on_cpu = hidden.device.type == "cpu"
-        if on_cpu and not (plan.reads_norms_only and hidden.numel() <= PIECE):
+        if on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE):
             self.flush()
             self._read_alike([(layer, hidden)])
             return
@@ -111,29 +214,18 @@ class StateReadings:
         return self.readings + ([] if self.norms is None else self.norms.readings(self.plan.metrics))
 
     def _read_alike(self, states: Sequence[tuple[int, Tensor]]) -> None:
-        """Read states of one shape, dtype and device."""
-        if not self._norms_taken(states):
-            self._read_as_samples(states)
-
-    def _norms_taken(self, states: Sequence[tuple[int, Tensor]]) -> bool:
-        """Take the norms of the states if these say all that is asked; False if they do not."""
-        first = states[0][1]
-        if first.device.type != "cpu" or not self.plan.reads_norms_only:
-            return False
-        if not 0 < first.numel() <= LARGEST_SAMPLE * len(first):
-            return False
-        with isolated(first.device):
-            if self.norms is None:
-                batch = self.batch
-                self.norms = StateNorms(batch.valid_for(first), batch.all_valid, batch.unit)
-            return self.norms.take(*zip(*states, strict=True))
-
-    def _read_as_samples(self, states: Sequence[tuple[int, Tensor]]) -> None:
-        """Read all metrics of the states at once, the samples of each layer following those of the last."""
+        """Read states of one shape, dtype and device: through norms if these say all that is asked, else all
+        metrics at once, the samples of each layer following those of the last."""
         layers, (first, *rest) = zip(*states, strict=True)
         batch = len(first)
+        small = first.device.type == "cpu" and 0 < first.numel() <= LARGEST_SAMPLE * batch
         with isolated(first.device):
             valid = self.batch.valid_for(first)
+            if self.norms_suffice and small:
+                if self.norms is None:
+                    self.norms = StateNorms(valid, self.batch.all_valid, self.batch.unit)
+                if self.norms.take(layers, [first, *rest]):
+                    return
             hidden = torch.cat([first, *rest]) if rest else first
             measured, broken = read_tensor(
                 "tokens", to_float64_device(hidden), valid.repeat(len(layers), 1) if rest else valid,

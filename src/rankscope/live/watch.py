@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Literal
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
@@ -27,18 +28,16 @@ from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
-from rankscope.live.modules import is_compiled, refuse_scripted, running_uncompiled, submodules, uncompiled
+from rankscope.live.modules import hooked, is_compiled, parts_in, refuse_scripted, submodules, uncompiled
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan, make_plan
 from rankscope.live.recorder import CACHED, Recorder
-from rankscope.live.routing import reported_outputs
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
-_observed: WeakSet[nn.Module] = WeakSet()
-"""Blocks whose attention is being observed, by any watch."""
+_observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
 def watch(
@@ -116,8 +115,7 @@ class Watch:
         self._blocks = WatchedBlocks(model, plan.blocks)
         self._recorder = Recorder(plan, self._blocks)
         self._changes: list[str] = []  # how the model ran otherwise than unwatched, in sentences
-        self._stack: ExitStack | None = None
-        """Hooks and contexts that leaving the watch undoes; None outside of it."""
+        self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
         totals = self._recorder.totals
@@ -129,7 +127,7 @@ class Watch:
         plan, recorder = self.plan, self._recorder
         with ExitStack() as stack:
             if self._compiled:
-                stack.enter_context(running_uncompiled())
+                stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
                 self._note_change("The model is compiled: while watched, its original ran as it was written.")
             if stack.enter_context(without_nested_tensors(submodules(self.model))):
                 self._note_change("While watched, torch's fused encoder and its nested tensors were off.")
@@ -140,7 +138,7 @@ class Watch:
             if plan.wants("heads"):
                 stack.enter_context(recorder.projections.attached(self._blocks))
             if plan.wants("routing"):
-                stack.enter_context(reported_outputs(self._blocks, recorder.on_module_output))
+                stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
             hooks.after()
             self._stack = stack.pop_all()
         return self
@@ -229,8 +227,7 @@ class Watch:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
             raise WatchError(
                 f"attention of {type(self.model).__name__} must be visible to one of the observers ({ways}); "
-                "none applies: watch metrics of tokens, measure it through load and measure where its family "
-                "can be loaded, or give an observer of your own in attention=",
+                "none applies: watch metrics of tokens, or give an observer of your own in attention=",
                 subject="attention",
             )
         _observed.update(blocks)

@@ -27,8 +27,7 @@ RUN_GROUP = "monitor"
 """The group of numbers of the whole run. Not `train`: loops write a `train/loss` of their own there."""
 WANDB_STEP = "monitor/step"
 """The axis that our numbers are drawn over in wandb, whose own axis counts calls of `log` by anybody."""
-MLFLOW_BATCH = 1000
-"""The most metrics that MLflow takes in one call."""
+MLFLOW_BATCH = 1000  # the most metrics that MLflow takes in one call
 
 
 class JSONLines:

@@ -19,8 +19,7 @@ from rankscope.runs.manifest import Manifest
 from rankscope.runs.store import Store
 from rankscope.runs.tables import JOURNAL, frame_of, line_of, lines_of, read_lines, text_of
 
-GATHERED = 64
-"""Lines that make a chunk."""
+GATHERED = 64  # lines that make a chunk
 
 
 class Journal:

@@ -14,16 +14,14 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 R = TypeVar("R", bound="Record")
-PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")
-"""Packages whose versions may change a number; those that are installed are listed."""
+PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")  # that may change a number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """A JSON object with known fields; a field that is None or empty is not written."""
 
-    more: dict[str, Any] = field(default_factory=dict)
-    """Fields that this version does not know."""
+    more: dict[str, Any] = field(default_factory=dict)  # fields that this version does not know
 
     def adding(self: R, **values: Any) -> R:
         """A copy with these fields set, whether the class knows them or not."""
@@ -42,21 +40,18 @@ class Record:
         if not isinstance(content, dict):
             raise ValueError(f"an object must describe a {cls.__name__.lower()}; got {_type_name(content)}")
         kinds = _kinds(cls)
-        known = {
-            name: _typed(name, kinds[name], content[name]) for name in kinds if content.get(name) is not None
-        }
+        present = [name for name in kinds if content.get(name) is not None]
+        known = {name: _typed(name, kinds[name], content[name]) for name in present}
         return cls(**known, more={name: value for name, value in content.items() if name not in kinds})
 
 
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each known field, without None."""
-    hints = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
-    return {
-        name: next(option for option in get_args(kind) if option is not NoneType)
-        if get_origin(kind) is UnionType
-        else kind
-        for name, kind in hints.items()
-    }
+    kinds = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
+    for name, kind in kinds.items():
+        if get_origin(kind) is UnionType:
+            kinds[name] = next(option for option in get_args(kind) if option is not NoneType)
+    return kinds
 
 
 def _plain(value: Any) -> Any:
@@ -89,15 +84,11 @@ class Network(Record):
 
     variant: str = "as given"
     arithmetic: str = ""
-    metrics: tuple[str, ...] = ()
-    """The metrics; of certificates, the theorems."""
-    fingerprint: str | None = None
-    """The SHA-256 of its weights; None for a live model."""
+    metrics: tuple[str, ...] = ()  # the metrics; of certificates, the theorems
+    fingerprint: str | None = None  # the SHA-256 of its weights; None for a live model
     architecture: dict[str, Any] | None = None
-    model: dict[str, Any] | None = None
-    """The class, size and dtypes of a live model."""
-    checks: dict[str, Any] = field(default_factory=dict)
-    """The checks that the run made of itself."""
+    model: dict[str, Any] | None = None  # the class, size and dtypes of a live model
+    checks: dict[str, Any] = field(default_factory=dict)  # the checks that the run made of itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +98,8 @@ class Text(Record):
     path: str = ""
     split: str | None = None
     field: str | None = None
-    first: str | None = None
-    """How the first excerpt begins."""
-    limit: int | None = None
-    """The most excerpts that were to be read."""
+    first: str | None = None  # how the first excerpt begins
+    limit: int | None = None  # the most excerpts that were to be read
     read_to_the_end: bool | None = None
 
 
@@ -134,29 +123,23 @@ class Manifest(Record):
     """
 
     title: str | None = None
-    created: str = ""
-    """The time in UTC, ISO 8601."""
+    created: str = ""  # the time in UTC, ISO 8601
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
     device: str = ""
     networks: tuple[Network, ...] = ()
-    command: str | None = None
-    """The command line, as it was typed."""
-    model: str | None = None
-    """The model as it was named; `origin` says what that was."""
+    command: str | None = None  # the command line, as it was typed
+    model: str | None = None  # the model as it was named; `origin` says what that was
     origin: dict[str, Any] | None = None
     seed: int | None = None
     init: str | None = None
     text: Text | None = None
     samples: int | None = None
     tokens: int | None = None
-    excerpts: int | None = None
-    """The excerpts of a corpus that were measured."""
-    closure: float | None = None
-    """How nearly the sum of all paths is the output."""
+    excerpts: int | None = None  # the excerpts of a corpus that were measured
+    closure: float | None = None  # how nearly the sum of all paths is the output
     stopped: EarlyStop | None = None
-    key: dict[str, Any] | None = None
-    """All that decides the numbers of a run that can be resumed (`key.py`)."""
+    key: dict[str, Any] | None = None  # all that decides the numbers of a run that can be resumed (`key.py`)
 
 
 def manifest_of(

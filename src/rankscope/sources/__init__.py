@@ -1,10 +1,8 @@
 """Networks and tokens: `load` a model, `fresh` random weights, excerpts of text."""
 
 from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.fresh import fresh, untrained
-from rankscope.sources.load import load
-from rankscope.sources.network_names import named_network
-from rankscope.sources.presets import PRESETS, preset
+from rankscope.sources.fresh import PRESETS, fresh, preset, untrained
+from rankscope.sources.load import load, named_network
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.sources.texts import Excerpts, excerpts
 

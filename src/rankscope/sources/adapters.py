@@ -31,12 +31,10 @@ from rankscope.sources.quantisation import read_dequantised
 
 CONFIG = "adapter_config.json"
 LOADERS = {
-    "CAUSAL_LM": "AutoModelForCausalLM",
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification", "QUESTION_ANS": "AutoModelForQuestionAnswering",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
-}
+}  # fmt: skip
 """The class of transformers whose names of weights an adapter for a task uses; others use AutoModel's."""
 
 
@@ -52,15 +50,12 @@ def base_of(location: CheckpointLocation) -> CheckpointLocation:
     try:
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise FileError(
-            f"{path} must be a JSON file of an adapter's settings; {error}", subject="adapter_config.json"
-        ) from error
+        message = f"{path} must be a JSON file of an adapter's settings; {error}"
+        raise FileError(message, subject="adapter_config.json") from error
     if not base:
-        raise SourceError(
-            f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the "
-            "model with peft and give it to load",
-            subject="base_model_name_or_path",
-        )
+        message = f"an adapter must say which model it is for; {path} has no base_model_name_or_path"
+        advice = "load the model with peft and give it to load"
+        raise SourceError(f"{message}: {advice}", subject="base_model_name_or_path")
     return locate(base, location.options)
 
 
@@ -76,22 +71,17 @@ def read_adapter(location: CheckpointLocation, family: str | Family | None) -> C
         class_name = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
     checkpoint = read_dequantised(base, family, class_name)
     with quiet(), clear_errors(location):
-        adapted: Any = PeftModel.from_pretrained(
-            checkpoint.model, location.path_or_id, autocast_adapter_dtype=False
-        )
-        stored, taken = (
-            load_peft_weights(location.path_or_id, device="cpu"),
-            get_peft_model_state_dict(adapted),
-        )
-    if stored.keys() != taken.keys():
-        mismatched = sorted(stored.keys() ^ taken.keys())
+        path = location.path_or_id
+        adapted: Any = PeftModel.from_pretrained(checkpoint.model, path, autocast_adapter_dtype=False)
+        stored, taken = load_peft_weights(path, device="cpu"), get_peft_model_state_dict(adapted)
+    mismatched = sorted(stored.keys() ^ taken.keys())
+    if mismatched:
         raise SourceError(
             f"the adapter {location.name} must fit the model that it names, {base.name}; {len(mismatched)} "
             f"of its weights do not, {mismatched[0]} among them: adapter and model do not belong together",
             subject="adapter",
         )
-    model = unwrapped(adapted).double().eval()
-    return merged(replace(checkpoint, model=model))
+    return merged(replace(checkpoint, model=unwrapped(adapted).double().eval()))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -101,10 +91,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return model
     for name, config in configs.items():
         if getattr(config, "is_prompt_learning", False):
+            kind = getattr(config.peft_type, "value", config.peft_type)
             raise SourceError(
-                f"load merges adapters that change matrices; adapter {name!r} of this model is of type "
-                f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch "
-                "measures it as it is",
+                f"load merges adapters that change matrices; adapter {name!r} is of type {kind}, which "
+                "adds tokens: watch measures it as it is",
                 subject="adapter",
             )
     return model.get_base_model()  # type: ignore[operator]
@@ -124,21 +114,18 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
     if not adapter_layers:
         return checkpoint
     adapter_parameters = {id(weight) for part in adapter_layers for weight in part.parameters()}
-    model = copy.deepcopy(
-        original, {id(w): w for w in original.parameters() if id(w) not in adapter_parameters}
-    )
+    shared = {id(w): w for w in original.parameters() if id(w) not in adapter_parameters}
+    model, merged_parts = copy.deepcopy(original, shared), 0
     names: dict[str, None] = {}
-    merged_parts = 0
     with torch.no_grad():
         for path in outermost(model, kinds):
             part = model.get_submodule(path)
             try:
                 replacement, names_merged = _without(part)
             except Exception as error:
+                message = f"the adapter of {path} must be one that can be merged ({first_line(error)})"
                 raise SourceError(
-                    f"the adapter of {path} must be one that can be merged; it is not ({first_line(error)}): "
-                    "watch measures the model as it is",
-                    subject="adapter",
+                    f"{message}: watch measures the model as it is", subject="adapter"
                 ) from error
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, replacement)
@@ -161,9 +148,8 @@ def _without(part: Any) -> tuple[nn.Module, list[str]]:
     """A part with its active adapters merged, and their names."""
     active = [] if part.disable_adapters else list(part.active_adapters)
     if hasattr(part, "unload_and_optionally_merge_module"):
-        return part.unload_and_optionally_merge_module(
-            merge=bool(active), safe_merge=False, adapter_names=None
-        ), active
+        options = {"merge": bool(active), "safe_merge": False, "adapter_names": None}
+        return part.unload_and_optionally_merge_module(**options), active
     if active:
         part.merge()
     return part.get_base_layer(), [name for name in active if name in part.merged_adapters]

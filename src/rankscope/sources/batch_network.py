@@ -41,12 +41,8 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork
         net, embedding = canonical(checkpoint, name)
         core = checkpoint.core
         check(net, family, core, embedding, name)
-        parameters_taken = signature(core.forward).parameters
-        arguments = {
-            key: _wide(value)
-            for key, value in batch.items()
-            if key in parameters_taken and key not in OF_THE_CALL
-        }
+        taken = signature(core.forward).parameters.keys() - OF_THE_CALL
+        arguments = {key: _wide(value) for key, value in batch.items() if key in taken}
         with lifted():
             theirs = original(family, core, arguments, attention=False)
         if family.side == "decoder":
@@ -65,7 +61,7 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork
     return BatchNetwork(net, X, padding)
 
 
-OF_THE_CALL = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
+OF_THE_CALL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 """Arguments that select what the model returns, not what it computes."""
 
 
@@ -73,10 +69,8 @@ def _reading(net: Transformer, arguments: Mapping[str, Any], name: str) -> Trans
     """The decoder with the encoder output of this batch as its memory."""
     memory, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     if not isinstance(memory, Tensor):
-        raise TokensError(
-            f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none",
-            subject="encoder_hidden_states",
-        )
+        message = f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none"
+        raise TokensError(message, subject="encoder_hidden_states")
     return net.with_memory(memory, None if mask is None else mask == 0)
 
 
@@ -91,10 +85,8 @@ def _padding(mask: Any, X: Tensor) -> Tensor:
         )
     padding = mask == 0
     if bool(padding.all(-1).any()):
-        raise TokensError(
-            "every sample must have at least one real token; one has none: leave it out",
-            subject="attention_mask",
-        )
+        message = "every sample must have at least one real token; one has none: leave it out"
+        raise TokensError(message, subject="attention_mask")
     return padding
 
 

@@ -1,5 +1,6 @@
 """Builds the canonical network and embedding of a model: whole (`canonical`) or layer by layer
-(`StreamedNetwork`). Called by `load` and `batch_network`; what a family says of its models is applied here.
+(`StreamedNetwork`, for a checkpoint that stays in its files). Called by `load` and `batch_network`; what a
+family says of its models is applied here.
 """
 
 from dataclasses import dataclass, field
@@ -7,16 +8,28 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.assembly import assemble_layer, assemble_stored
+from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
 from rankscope.nets.fields import BIASES
+from rankscope.nets.fingerprint import digests
 from rankscope.nets.streamed_layers import LayerSource, StreamedLayers
 from rankscope.nets.weights import Layer
-from rankscope.sources.checkpoint import Checkpoint
-from rankscope.sources.embedding import Embedding
+from rankscope.sources.checkpoint import (
+    Checkpoint,
+    CheckpointLocation,
+    clear_errors,
+    quiet,
+    read_config,
+    refuse_too_large,
+    to_be_dequantised,
+)
+from rankscope.sources.embedding import Embedding, tensors_of
+from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of
-from rankscope.sources.streamed_checkpoint import StreamedCheckpoint, Widened
+from rankscope.sources.parity import Parity, check
+from rankscope.sources.streamed_checkpoint import StreamedCheckpoint, Widened, weight_files
 
 
 def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
@@ -24,24 +37,19 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
     family = checkpoint.family
     core = family.prepare_for_float64(family.core(checkpoint.model))
     core.requires_grad_(False)
-    arch = family.architecture(config_of(core))
-    blocks = family.blocks(core)
+    arch, blocks = family.architecture(config_of(core)), family.blocks(core)
     _refuse_other_depth(arch, len(blocks), name)
     tensors = family.other_tensors(core)
-    stored = blocks[:1] if arch.shared else blocks
     layers: dict[int, dict[str, Tensor]] = {}
-    for index, block in enumerate(stored):
+    for index, block in enumerate(blocks[:1] if arch.shared else blocks):
         # A block that comes several times keeps one set of tensors.
         layer = layers.setdefault(id(block), family.layer(block, arch))
         tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
     embedding = family.embedding(core)
-    _refuse_unfit(checkpoint, [*tensors.values(), *_tensors(embedding)], name)
-    arch = _with_biases(arch, tensors)
-    shared: dict[int, Tensor] = {}
-    tensors_by_name = {
-        part: shared.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()
-    }
-    return Transformer.from_weights(arch, tensors_by_name), embedding
+    _refuse_unfit(checkpoint, [*tensors.values(), *tensors_of(embedding).values()], name)
+    arch, shared = _with_biases(arch, tensors), dict[int, Tensor]()
+    weights = {name: shared.setdefault(id(tensor), tensor.contiguous()) for name, tensor in tensors.items()}
+    return Transformer.from_weights(arch, weights), embedding
 
 
 def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
@@ -76,13 +84,12 @@ class StreamedNetwork:
                 other_tensors, embedding = family.other_tensors(core), family.embedding(core)
                 first_layer = family.layer(first, arch)
             layer = {f"layers.0.{part}": tensor for part, tensor in first_layer.items()}
-            tensors = [*other_tensors.values(), *_tensors(embedding)]
+            tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
             if any(tensor.is_meta for tensor in tensors):
-                raise SourceError(
-                    f"layers that are read one at a time must each have their own weights; {name} has some "
-                    "that belong to several: stream=False reads it whole",
-                    subject="stream",
+                reason = (
+                    f"layers that are read one at a time must each have their own weights; {name} shares some"
                 )
+                raise SourceError(f"{reason}: stream=False reads it whole", subject="stream")
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
 
@@ -105,58 +112,91 @@ class StreamedNetwork:
                 _refuse_unfit(self.shelf.checkpoint, [*tensors.values()], self.shelf.name)
                 self._seen.add(index)
         # The block holds them no more: what is copied is let go, tensor by tensor.
-        return assemble_layer(
-            self.arch, index, {name: _copied(tensors.pop(name), like) for name in [*tensors]}
-        )
+        copies = {name: _copied(tensors.pop(name), like) for name in [*tensors]}
+        return assemble_layer(self.arch, index, copies)
 
 
 def _copied(tensor: Tensor, like: Tensor) -> Tensor:
-    """A contiguous copy that shares no memory with a file. Converted first: torch transposes fast within a
-    dtype."""
-    tensor = tensor.detach()
-    biases = tensor.to(like).contiguous()
-    return biases.clone() if biases.data_ptr() == tensor.data_ptr() else biases
+    """A contiguous copy that shares no memory with a file."""
+    copy = tensor.detach().to(like).contiguous()  # converted first: torch transposes fast within a dtype
+    return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
 
 def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
     if blocks != arch.layers:
-        raise SourceError(
-            f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks", subject="layers"
-        )
+        message = f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks"
+        raise SourceError(message, subject="layers")
 
 
 def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
-    """Refuse weights that the files lack (transformers would draw them) and weights that are not finite."""
-    _refuse_missing(checkpoint, used, name)
-    # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
-    if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
-        raise SourceError(
-            f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
-            "damaged, or its training diverged",
-            subject="weights",
-        )
+    """Refuse weights that the files lack (transformers would draw them) and weights that are not finite.
 
-
-def _refuse_missing(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
-    """Refuse weights that the files lack; tensors are told apart by the memory that they occupy."""
-    if not checkpoint.missing:
-        return
-    places = {tensor.untyped_storage().data_ptr() for tensor in used}
-    parameters = dict(checkpoint.model.named_parameters())
-    lacking = [
-        key
-        for key in checkpoint.missing
-        if key in parameters and parameters[key].untyped_storage().data_ptr() in places
-    ]
+    Tensors are told apart by the memory that they occupy."""
+    places = {tensor.untyped_storage().data_ptr() for tensor in used} if checkpoint.missing else ()
+    parameters = dict(checkpoint.model.named_parameters()) if checkpoint.missing else {}
+    missing = [parameter for parameter in checkpoint.missing if parameter in parameters]
+    lacking = [key for key in missing if parameters[key].untyped_storage().data_ptr() in places]
     if lacking:
         raise SourceError(
             f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
             f"missing, {lacking[0]} among them: config and weights do not belong together",
             subject="weights",
         )
+    # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
+    if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
+        message = f"the weights of {name} must be finite numbers; some are NaN or infinite"
+        raise SourceError(f"{message}: the checkpoint is damaged, or training diverged", subject="weights")
 
 
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in _tensors(part)]
+def refuse_stream(stream: bool | None, name: str, why: str) -> None:
+    """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
+    if stream:
+        needed = (
+            "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers"
+        )
+        raise SourceError(f"{needed}; {name} {why}: leave stream out", subject="stream")
+
+
+def on_shelf(
+    location: CheckpointLocation, family: str | Family | None, stream: bool | None
+) -> StreamedCheckpoint | None:
+    """Open a checkpoint whose layers stay in their files; None where it can only be read whole."""
+    with quiet(), clear_errors(location):
+        files = weight_files(location)
+        if files:
+            refuse_too_large(location, whole=False)
+            if not to_be_dequantised(read_config(location, family)):
+                return StreamedCheckpoint(location, files, family)
+        refuse_stream(stream, location.name, "has quantised ones" if files else "has none")
+        return None
+
+
+def from_shelf(
+    checkpoint: StreamedCheckpoint, dtype: torch.dtype, device: torch.device | str, stream: bool | None
+) -> tuple[Transformer, Embedding, Parity]:
+    """Build the network of an opened checkpoint, its embedding and its parity, one layer at a time.
+
+    Layers are left in their files with `stream=True`, or if they do not fit into the memory that is free.
+    """
+    check_dtype(dtype)
+    check_device(device, dtype)
+    bytes_needed = checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES
+    bytes_free = free_memory(torch.device(device))
+    if bytes_free is not None and bytes_needed > bytes_free:
+        if stream is False:
+            sizes = f"takes {format_bytes(bytes_needed)} in {dtype}, and {format_bytes(bytes_free)} are free"
+            raise TooLargeError(
+                f"a network must fit into memory; {checkpoint.name} {sizes} on {device}: stream=True reads "
+                "one layer at a time",
+                subject="memory",
+            )
+        stream = True
+    streamed = StreamedNetwork.of(checkpoint)
+    with checkpoint.running() as core:
+        parity = check(streamed.network(), checkpoint.family, core, streamed.embedding, checkpoint.name)
+    net = streamed.network(dtype, device)
+    layers = net.weights.layers
+    assert isinstance(layers, StreamedLayers)
+    if stream:
+        layers.source.note = digests
+    return net if stream else net.held(), streamed.embedding, parity

@@ -22,10 +22,9 @@ from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
-from rankscope.sources.families import Family
+from rankscope.sources.families import Family, family_of
+from rankscope.sources.fresh import PRESETS
 from rankscope.sources.hub import answers
-from rankscope.sources.model_types import family_of
-from rankscope.sources.presets import PRESETS
 
 SIZES = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -87,21 +86,15 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         assert spec is not None and spec.submodule_search_locations
         return CheckpointLocation(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
     if not source:
-        raise FileError(
-            "a model is 'minilm', a directory or an id on the hub; got an empty name", subject="source"
-        )
+        message = "a model is 'minilm', a directory or an id on the hub; got an empty name"
+        raise FileError(message, subject="source")
+    expected = "a model directory must hold config.json and its weights"
     if Path(source).is_file():
-        raise FileError(
-            f"a model is loaded from a directory with config.json and its weights; {source} is a file",
-            subject="source",
-        )
-    files = ("config.json", "adapter_config.json")
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in files):
-        raise FileError(
-            f"a model directory must hold config.json and its weights; {source} has no config.json",
-            subject="config.json",
-        )
+        raise FileError(f"{expected}; {source} is a file", subject="source")
     if Path(source).is_dir():
+        files = ("config.json", "adapter_config.json")
+        if not any((Path(source) / name).is_file() for name in files):
+            raise FileError(f"{expected}; {source} has no config.json", subject="config.json")
         return CheckpointLocation(source, source, options)
     if not may_be_on_hub(source, options.get("cache_dir")):
         raise SourceError(_unknown(source), subject="source")
@@ -114,15 +107,9 @@ def _unknown(source: str) -> str:
     suggestion = nearest(source, ["minilm", *PRESETS])
     if is_path(source):
         return f"a model must be a directory with config.json and its weights; there is none at {source}"
-    called = (
-        f"load({suggestion!r}) is the embedded one"
-        if suggestion == "minilm"
-        else f"fresh({suggestion!r}) builds one with random weights"
-    )
-    return (
-        f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}, which is "
-        f"none of these{'' if suggestion is None else f' ({called})'}"
-    )
+    hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
+    hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
+    return f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
 
 
 def read(
@@ -179,16 +166,14 @@ def to_be_dequantised(config: Any) -> tuple[str, ...]:
 def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterable[str]) -> None:
     """Weights of more layers than the config asks for must not be left out in silence, nor scales of
     quantised ones. What is named like no part of the model, a head for some task, may be left out."""
-    known = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
+    weights = model.state_dict()
+    known = {re.sub(r"\d+", "#", name) for name in weights}
     surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
-    beside = [
-        name for name in sorted(unexpected) if f"{name.rpartition('.')[0]}.weight" in model.state_dict()
-    ]
+    beside = sorted(name for name in unexpected if f"{name.rpartition('.')[0]}.weight" in weights)
     if beside:
         raise SourceError(
-            f"the weights of {location.name} must be what its config says; {beside[0]} stands beside a "
-            "matrix of the model, which does not read it: quantised weights need the quantization_config "
-            "that they were written with",
+            f"the weights of {location.name} must be what its config says; {beside[0]} is beside a matrix "
+            "and is not read: quantised weights need the quantization_config that they were written with",
             subject="quantization_config",
         )
     if surplus:
@@ -204,8 +189,7 @@ def _refuse_mismatched(keys: Any, name: str) -> None:
     for key, stored, expected in sorted(keys):
         raise SourceError(
             f"the weights of {name} must fit its config; {len(keys)} do not, {key} among them, of shape "
-            f"{tuple(stored)} where the config asks for {tuple(expected)}: config and weights do not belong "
-            "together",
+            f"{tuple(stored)} where the config asks for {tuple(expected)}",
             subject="weights",
         )
 
@@ -221,11 +205,9 @@ def tokenizer(location: CheckpointLocation) -> Any:
             if len(read.get_vocab()) <= len(read.all_special_tokens):
                 raise ValueError("it has no vocabulary")
         except Exception as error:
-            raise SourceError(
-                f"{location.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to "
-                "encode, or load(..., tokenizer=)",
-                subject="tokenizer",
-            ) from error
+            message = f"{location.name} has no tokenizer that can be read ({first_line(error)})"
+            advice = "pass token ids to encode, or load(..., tokenizer=)"
+            raise SourceError(f"{message}: {advice}", subject="tokenizer") from error
         return read
 
 
@@ -233,25 +215,21 @@ def read_config(location: CheckpointLocation, family: str | Family | None) -> An
     """Read the config of a checkpoint; one without a model type is read as a config of `family`."""
     from transformers import AutoConfig
 
-    if family is None:
-        fields = _plain_config(location) if location.local else {}
-        if location.local and "model_type" not in fields:
-            raise SourceError(
-                f"the config of {location.name} must say its model_type; it does not: name the family, "
-                f"load({location.name!r}, family='bert')",
-                subject="model_type",
-            )
-        if location.local and "auto_map" not in fields:
-            family_of(fields["model_type"])
-        return AutoConfig.from_pretrained(location.path_or_id, **location.options)
-    class_name = _plain_config(location).get("model_type") if location.local else None
-    configs = list(family_of(class_name, family).tiny_configs().values())
-    if not configs:  # a family of one's own need not name any
-        return AutoConfig.from_pretrained(location.path_or_id, **location.options)
-    config_classes = {config.model_type: type(config) for config in configs}
-    return config_classes.get(class_name, type(configs[0])).from_pretrained(
-        location.path_or_id, **location.options
-    )
+    fields = _plain_config(location) if location.local else {}
+    model_type, kind = fields.get("model_type"), AutoConfig
+    if family is not None:  # one of one's own need not name any configs
+        configs = list(family_of(model_type, family).tiny_configs().values())
+        kinds: dict[Any, Any] = {config.model_type: type(config) for config in configs}
+        kind = kinds.get(model_type, type(configs[0])) if configs else AutoConfig
+    elif location.local and "model_type" not in fields:
+        raise SourceError(
+            f"the config of {location.name} must say its model_type; it does not: name the family, "
+            f"load({location.name!r}, family='bert')",
+            subject="model_type",
+        )
+    elif location.local and "auto_map" not in fields:
+        family_of(model_type)
+    return kind.from_pretrained(location.path_or_id, **location.options)
 
 
 def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:
@@ -261,19 +239,14 @@ def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:
     """
     from transformers import PreTrainedConfig
 
-    fields = (
-        _plain_config(location)
-        if location.local
-        else PreTrainedConfig.get_config_dict(location.path_or_id, **location.options)[0]
-    )
-    parts = [fields, *(value for value in fields.values() if isinstance(value, dict))]
-    for part in parts:
+    if location.local:
+        fields = _plain_config(location)
+    else:
+        fields = PreTrainedConfig.get_config_dict(location.path_or_id, **location.options)[0]
+    for part in [fields, *(value for value in fields.values() if isinstance(value, dict))]:
         layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
-        shared = part.get("model_type") == "albert"
-        needed = (
-            layers * LAYER_OVERHEAD_BYTES
-            + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64_BYTES
-        )
+        held = layers if whole and part.get("model_type") != "albert" else 1
+        needed = layers * LAYER_OVERHEAD_BYTES + held * 4 * width**2 * FLOAT64_BYTES
         if needed > machine_memory():
             raise SourceError(
                 f"a model must fit into memory; the config of {location.name} asks for {layers} layers of "
@@ -290,9 +263,8 @@ def _plain_config(location: CheckpointLocation) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} must be a JSON file; {error}", subject="config.json") from error
     if not isinstance(fields, dict):
-        raise FileError(
-            f"{path} must hold a JSON object; got a {type(fields).__name__}", subject="config.json"
-        )
+        message = f"{path} must hold a JSON object; got a {type(fields).__name__}"
+        raise FileError(message, subject="config.json")
     return fields
 
 
@@ -312,25 +284,17 @@ def _cause(location: CheckpointLocation, error: Exception) -> tuple[str, str]:
     """What an error of transformers is about, and a sentence for it: (subject, message)."""
     message, kind, name = first_line(error), type(error).__name__, location.name
     if kind == "SafetensorError" or isinstance(error, EOFError):
-        return (
-            "weights",
-            f"the weights of {name} are damaged or cut off ({message}): copy or download them again",
-        )
+        return "weights", f"the weights of {name} are damaged or cut off ({message}): copy them again"
     if isinstance(error, ImportError):
-        return "package", (
-            f"{name} needs a package that is not installed ({message}): install it, or load a copy whose "
-            "weights are not quantised"
-        )
+        return "package", f"{name} needs a package that is not installed ({message}): install it"
     if kind == "UnpicklingError" or "weights_only" in str(error):
         return "weights", (
-            f"the weights of {name} must be plain tensors; its .bin file holds other objects or is damaged, "
-            "and is not unpickled, since that could run any code: convert it to safetensors"
+            f"the weights of {name} must be plain tensors; its .bin file holds other objects, and is not "
+            "unpickled, since that could run any code: convert it to safetensors"
         )
     if "trust_remote_code" in str(error):
-        return "trust_remote_code", (
-            f"{name} comes with code of its own, which is not run: if you trust it, "
-            "load(..., trust_remote_code=True) runs it"
-        )
+        advice = "if you trust it, load(..., trust_remote_code=True) runs it"
+        return "trust_remote_code", f"{name} comes with code of its own, which is not run: {advice}"
     if "shape" in message:
         return "weights", f"the weights of {name} must fit its config; they do not ({message})"
     if location.local:
@@ -339,7 +303,7 @@ def _cause(location: CheckpointLocation, error: Exception) -> tuple[str, str]:
     if location.unreached is not None:
         return "hub", (
             f"the hub ({location.unreached}) cannot be reached from here, and {name} is not in its cache on "
-            f"this machine: look at the network, or give a directory with the model{suggestion}"
+            f"this machine: give a directory with the model{suggestion}"
         )
     if location.options.get("local_files_only"):
         return "local_files_only", (

@@ -57,28 +57,23 @@ class TextEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
-        ids = inputs
+        ids, device = inputs, self.words.device
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-            raise TokensError(
-                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}",
-                subject="input_ids",
+            message = (
+                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
             )
+            raise TokensError(message, subject="input_ids")
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
         if padding.shape != ids.shape or padding.dtype != torch.bool:
-            raise TokensError(
-                f"padding must be boolean with the ids' shape {tuple(ids.shape)}; received {padding.dtype} "
-                f"{tuple(padding.shape)}",
-                subject="padding",
-            )
-        ids = ids.to(self.words.device).masked_fill(padding.to(self.words.device), 0)
-        padding = padding.to(self.words.device)
+            expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"
+            received = f"{padding.dtype} {tuple(padding.shape)}"
+            raise TokensError(f"{expected}; received {received}", subject="padding")
+        padding = padding.to(device)
+        ids = ids.to(device).masked_fill(padding, 0)
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
-            raise TokensError(
-                f"token ids must lie in 0..{len(self.words) - 1}; received "
-                f"{int(ids.min())}..{int(ids.max())}",
-                subject="input_ids",
-            )
+            ends = f"0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
+            raise TokensError(f"token ids must lie in {ends}", subject="input_ids")
         X = self.words[ids].double() * self.scale  # a table may be kept in its file's dtype
         X = X if self.before is None else affine(X, self.before)
         if self.positions is not None:
@@ -96,9 +91,8 @@ class TextEmbedding:
         row = (counts.cumsum(1) - 1).clamp(min=0)
         longest = int(row.max()) + 1 if row.numel() else 0
         if longest > len(self.positions):
-            raise TokensError(
-                f"this model takes at most {len(self.positions)} tokens; received {longest}", subject="tokens"
-            )
+            message = f"this model takes at most {len(self.positions)} tokens; received {longest}"
+            raise TokensError(message, subject="tokens")
         return self.positions[row]
 
 
@@ -126,17 +120,8 @@ class ImageEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; images have no padding."""
-        if tuple(inputs.shape[1:]) != self.shape or not inputs.is_floating_point():
-            raise TokensError(
-                f"images must be a floating tensor [batch, {', '.join(map(str, self.shape))}]; received "
-                f"{inputs.dtype} {tuple(inputs.shape)}: resize and normalise them as the model's processor "
-                "does",
-                subject="images",
-            )
-        if padding is not None:
-            raise TokensError("images have no padding; received some", subject="padding")
-        images = inputs.to(self.kernel)
-        patches = F.conv2d(images, self.kernel, self.bias, stride=self.kernel.shape[2:])
+        _check_whole("images", inputs, padding, self.shape)
+        patches = F.conv2d(inputs.to(self.kernel), self.kernel, self.bias, stride=self.kernel.shape[2:])
         X = patches.flatten(2).mT  # [batch, patch, width]
         X = X if self.first is None else torch.cat([self.first.expand(len(X), 1, -1), X], 1)
         X = X + self.positions
@@ -177,16 +162,21 @@ class SoundEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; silence is sound, and there is no padding."""
-        if tuple(inputs.shape[1:]) != self.shape or not inputs.is_floating_point():
-            raise TokensError(
-                f"sound must be a floating tensor [batch, {', '.join(map(str, self.shape))}], a mel spectrum "
-                f"as the model's processor makes it; received {inputs.dtype} {tuple(inputs.shape)}",
-                subject="sound",
-            )
-        if padding is not None:
-            raise TokensError("sound has no padding; received some", subject="padding")
+        _check_whole("sound", inputs, padding, self.shape)
         X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+def _check_whole(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse images or sound of another shape or dtype, and padding, which they do not have."""
+    if tuple(inputs.shape[1:]) != shape or not inputs.is_floating_point():
+        raise TokensError(
+            f"{kind} must be a floating tensor [batch, {', '.join(map(str, shape))}], as the model's "
+            f"processor makes it; received {inputs.dtype} {tuple(inputs.shape)}",
+            subject=kind,
+        )
+    if padding is not None:
+        raise TokensError(f"{kind} can have no padding; received some: leave it out", subject="padding")
 
 
 TENSORS = "embedding.safetensors"
@@ -206,26 +196,21 @@ def read_embedding(folder: Path, description: dict[str, Any]) -> Embedding:
     """Read an embedding that `write_embedding` wrote; `description` is what it returned."""
     tensors = read_tensors(folder / TENSORS, description["same"])
     try:
-        tensors_found: Embedding = _rebuilt(description["made_of"], tensors)
+        embedding: Embedding = _rebuilt(description["made_of"], tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(
-            f"the embedding saved in {folder} cannot be read ({error}): save it again", subject="embedding"
-        ) from error
-    return tensors_found
+        message = f"the embedding saved in {folder} cannot be read ({error}): save it again"
+        raise FileError(message, subject="embedding") from error
+    return embedding
 
 
 def tensors_of(value: Any, path: str = "") -> dict[str, Tensor]:
     """The tensors of an embedding, by their dotted names."""
     if isinstance(value, Tensor):
         return {path: value}
-    if not dataclasses.is_dataclass(value):
-        return {}
-    tensors_found: dict[str, Tensor] = {}
-    for field in dataclasses.fields(value):
-        tensors_found |= tensors_of(
-            getattr(value, field.name), f"{path}.{field.name}" if path else field.name
-        )
-    return tensors_found
+    tensors: dict[str, Tensor] = {}
+    for name, part in getattr(value, "__dict__", {}).items():
+        tensors |= tensors_of(part, f"{path}.{name}" if path else name)
+    return tensors
 
 
 def _described(value: Any, path: str) -> Any:
@@ -237,9 +222,8 @@ def _described(value: Any, path: str) -> Any:
         return value
     kind = type(value).__name__
     if KINDS.get(kind) is not type(value):
-        raise SourceError(
-            f"an embedding of one's own, {kind}, cannot be saved: leave out origin", subject="embedding"
-        )
+        message = f"an embedding of one's own, {kind}, cannot be saved: leave out origin"
+        raise SourceError(message, subject="embedding")
     fields = [field.name for field in dataclasses.fields(value)]
     inside = {name: _described(getattr(value, name), f"{path}.{name}" if path else name) for name in fields}
     return {"kind": kind, "fields": inside}

@@ -42,16 +42,10 @@ def network_of(caller: str, model: NetworkLike) -> Transformer:
     if isinstance(model, nn.Module):
         return load(model)
     if isinstance(model, str):
-        raise SourceError(
-            f"{caller} takes a network; got the name {model!r}: load it, as in "
-            f"{caller}(load({model!r}), texts)",
-            subject="net",
-        )
-    raise SourceError(
-        f"{caller} takes a network, as load or fresh gives it, or a model of transformers; got a "
-        f"{type(model).__name__}",
-        subject="net",
-    )
+        advice = f"load it, as in {caller}(load({model!r}), texts)"
+        raise SourceError(f"{caller} takes a network; got the name {model!r}: {advice}", subject="net")
+    message = f"{caller} takes a network, as load or fresh gives it, or a model of transformers"
+    raise SourceError(f"{message}; got a {type(model).__name__}", subject="net")
 
 
 def inputs_of(
@@ -79,10 +73,8 @@ def inputs_of(
     if texts or isinstance(X, Encoded):
         if padding is not None or attention_mask is not None:
             kind = "texts" if texts else "what encode gave"
-            raise TokensError(
-                f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out",
-                subject="padding",
-            )
+            message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves"
+            raise TokensError(f"{message}: leave it out", subject="padding")
         return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
     if not isinstance(X, Tensor):
         raise TokensError(_not_tokens(X), subject="X")
@@ -107,7 +99,5 @@ def _not_tokens(X: object) -> str:
             "measure(net, batch['input_ids'], attention_mask=batch['attention_mask'])"
         )
     advice = ": convert it with torch.from_numpy" if type(X).__module__ == "numpy" else ""
-    return (
-        "tokens must be a floating tensor [batch, token, width], texts or token ids; received "
-        f"{type(X).__name__}{advice}"
-    )
+    expected = "tokens must be a floating tensor [batch, token, width], texts or token ids"
+    return f"{expected}; received {type(X).__name__}{advice}"

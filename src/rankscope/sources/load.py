@@ -1,8 +1,8 @@
 """`load`: a Hugging Face model as a canonical network, checked against the original.
 
 The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`, `quantisation`,
-or `streaming` for layers left in files), map it (`canonical`, with the family's file), check it (`parity`),
-and attach the origin.
+or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the family's file), check it
+(`parity`), and attach the origin. `named_network` and `read_saved` are the other ways to a network.
 """
 
 import copy
@@ -15,23 +15,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.errors import RankscopeError, SourceError
+from rankscope.errors import FileError, RankscopeError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven
-from rankscope.nets import Transformer
-from rankscope.nets.storage import is_saved
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.origin import Origin
+from rankscope.nets.storage import is_saved, read
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
-from rankscope.sources.canonical import canonical
-from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, locate
+from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
+from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
-from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.embedding import read_embedding
+from rankscope.sources.families import FAMILIES, Family, family_of
 from rankscope.sources.families.family import is_of_transformers
-from rankscope.sources.model_types import family_of
-from rankscope.sources.origin import CheckpointOrigin
-from rankscope.sources.parity import check
+from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
+from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
+from rankscope.sources.parity import Parity, check
 from rankscope.sources.quantisation import dequantised, read_dequantised
-from rankscope.sources.saved_network import read_saved
-from rankscope.sources.streaming import from_shelf, on_shelf, refuse_stream
 
 
 def load(
@@ -87,15 +87,13 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if tokenizer is not None and not callable(tokenizer):
-        raise SourceError(
-            f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}",
-            subject="tokenizer",
-        )
+        message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
+        raise SourceError(message, subject="tokenizer")
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
-    embedding_parts = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
-    need("loading a model", "transformers", *([MINILM] if embedding_parts else []))
+    embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
+    need("loading a model", "transformers", *([MINILM] if embedded else []))
     shelf = None
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
@@ -103,19 +101,15 @@ def load(
         details: dict[str, Any] = {}
 
         def find() -> Any:
-            raise SourceError(
-                f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one, and "
-                "encode takes token ids",
-                subject="tokenizer",
-            )
+            message = f"{name} was loaded from memory, without a tokenizer"
+            advice = "load(model, tokenizer=) takes one, and encode takes token ids"
+            raise SourceError(f"{message}: {advice}", subject="tokenizer")
 
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
         options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
                    "token": token, "trust_remote_code": trust_remote_code}  # fmt: skip
-        options_given = {key: value for key, value in options.items() if value is not None}
-        location = locate(str(source), options_given)
-        adapter = is_adapter(location)
-        name = location.name
+        location = locate(str(source), {key: value for key, value in options.items() if value is not None})
+        adapter, name = is_adapter(location), location.name
         if adapter:
             refuse_stream(stream, name, "is an adapter, which is merged into weights in memory")
             checkpoint = read_adapter(location, family)
@@ -124,16 +118,13 @@ def load(
             checkpoint = read_dequantised(location, family) if shelf is None else shelf.checkpoint
 
         def find() -> Any:
-            own_family = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
-            return read_tokenizer(location if own_family else base_of(location))
+            own_tokenizer = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
+            return read_tokenizer(location if own_tokenizer else base_of(location))
 
         details = {} if revision is None or location.local else {"revision": revision}
     else:
-        raise SourceError(
-            "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
-            f"{type(source).__name__}",
-            subject="source",
-        )
+        expected = "load takes a model of transformers, a directory, an id on the hub or 'minilm'"
+        raise SourceError(f"{expected}; got a {type(source).__name__}", subject="source")
     with built_as(checkpoint.family, name):
         core = checkpoint.core
         if shelf is None:
@@ -154,6 +145,59 @@ def load(
     return replace(net, origin=origin)
 
 
+def is_drawn(model: str) -> bool:
+    """True if a network of this name has random weights: a preset or a JSON file of an architecture."""
+    return model in PRESETS or model.endswith(".json") or Path(model).is_file()
+
+
+def named_network(
+    model: str, seed: int = 0, init: str = "bert", device: str = "cpu", stream: bool | None = None
+) -> Transformer:
+    """The network that a command line names: a preset (`bert-base`) or a JSON file of an architecture, both
+    with random weights, or anything that `load` takes."""
+    model = forgiven(model, ["minilm", *PRESETS])
+    if not is_drawn(model):
+        return load(model, device=device, stream=stream)
+    refuse_stream(stream, model, "has random weights")
+    if model in PRESETS:
+        return fresh(model, seed=seed, init=init, device=device)
+    return untrained(Architecture.read(model), Path(model).stem, seed, init, device=device)
+
+
+def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
+    """Read a saved network, bit for bit; `tokenizer` replaces the one that was saved with it."""
+    arch, tensors, description = read(folder)
+    net = Transformer.from_weights(arch, tensors)
+    if net.fingerprint != description.get("fingerprint"):
+        message = f"the files of {folder} must belong together; they are of different networks: save it again"
+        raise FileError(message, subject="files")
+    try:
+        origin = _origin(Path(folder), description.get("origin"))
+    except (KeyError, TypeError) as error:
+        message = f"the origin saved in {folder} cannot be read ({error}): save it again"
+        raise FileError(message, subject="origin") from error
+    if tokenizer is not None and isinstance(origin, CheckpointOrigin):
+        origin = replace(origin, find_tokenizer=lambda: tokenizer)
+    return replace(net, origin=origin)
+
+
+def _origin(folder: Path, description: dict[str, Any] | None) -> Origin | None:
+    if description is None:
+        return None
+    fields = dict(description)
+    if fields.pop("kind") == "untrained":
+        return RandomOrigin(**fields)
+    fields["embedding"] = read_embedding(folder, fields["embedding"])
+    if fields["config"] is not None:
+        need("the config of a network that was loaded", "transformers")
+        from transformers import AutoConfig
+
+        fields["config"] = AutoConfig.for_model(**fields["config"])
+    location = CheckpointLocation(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
+    fields["parity"] = Parity(**fields["parity"])
+    return CheckpointOrigin(find_tokenizer=lambda: read_tokenizer(location), **fields)
+
+
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
     """A checkpoint of a model in memory: a copy in float64, so that the user's model is never changed."""
     model = unwrapped(model)
@@ -168,17 +212,13 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     from transformers import PreTrainedModel
 
     if not own_family and not isinstance(model, PreTrainedModel):
-        raise SourceError(
-            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
-            "give the model itself, or watch it as it is",
-            subject="source",
+        message = (
+            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one"
         )
+        raise SourceError(f"{message}: give the model itself, or watch it as it is", subject="source")
     if any(weight.is_meta for weight in model.parameters()):
-        raise SourceError(
-            f"the weights of {type(model).__name__} must be in memory; they are on the meta device, which "
-            "holds no numbers: load the model from its files",
-            subject="weights",
-        )
+        message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"
+        raise SourceError(f"{message}: load the model from its files", subject="weights")
     kind = family_of(getattr(config, "model_type", None), family or _alone(model))
     opened, notes = dequantised(model)
     core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
@@ -190,23 +230,17 @@ def _alone(model: nn.Module) -> str | None:
     config: Any = model.config
     if not (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
         return None
-    kinds = [
-        parameter
-        for parameter in FAMILIES.values()
-        if config.model_type in parameter.types and parameter.side == "decoder"
-    ]
-    return kinds[0].name if kinds else None
+    decoders = (family for family in FAMILIES.values() if family.side == "decoder")
+    return next((family.name for family in decoders if config.model_type in family.types), None)
 
 
 def _copied(core: nn.Module) -> Any:
     """A copy on the CPU, weight by weight: the device of the model may have no room for a second one."""
-    weights = {
-        id(parameter): nn.Parameter(
-            parameter.detach().to("cpu", torch.float64, copy=True), parameter.requires_grad
-        )
-        for parameter in core.parameters()
-        if type(parameter) is nn.Parameter and parameter.is_floating_point()
-    }
+    weights = {}
+    for weight in core.parameters():
+        if type(weight) is nn.Parameter and weight.is_floating_point():
+            data = weight.detach().to("cpu", torch.float64, copy=True)
+            weights[id(weight)] = nn.Parameter(data, weight.requires_grad)
     return copy.deepcopy(core, weights)
 
 
@@ -221,8 +255,5 @@ def built_as(family: Family, name: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
-        raise SourceError(
-            f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)}): "
-            "watch measures it as it is",
-            subject="family",
-        ) from error
+        reason = f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)})"
+        raise SourceError(f"{reason}: watch measures it as it is", subject="family") from error

@@ -48,13 +48,10 @@ class CheckpointOrigin:
         upto = f" on up to {parity.tokens} tokens" if parity.tokens else ""
         attention = "" if parity.attention is None else f" and {parity.attention:.0e} in attention"
         notes = "".join(f"; {note}" for note in self.details.get("notes", ()))
-        not_reached = (
-            "" if parity.named is None else f"; its config names {parity.named}, which was not reached"
-        )
-        return (
-            f"CheckpointOrigin({self.name}, family {self.family}, within {parity.states:.0e} of the original "
-            f"in states{attention}{upto}{not_reached}{notes})"
-        )
+        if parity.named is not None:
+            notes = f"; its config names {parity.named}, which was not reached{notes}"
+        differs = f"within {parity.states:.0e} of the original in states{attention}{upto}"
+        return f"CheckpointOrigin({self.name}, family {self.family}, {differs}{notes})"
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -71,10 +68,8 @@ class CheckpointOrigin:
         if isinstance(self.embedding, WHOLE):
             expected_shape = ", ".join(map(str, ("batch", *self.embedding.shape)))
             what = "sees images" if isinstance(self.embedding, ImageEmbedding) else "hears sound"
-            raise TokensError(
-                f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text",
-                subject="texts",
-            )
+            message = f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text"
+            raise TokensError(message, subject="texts")
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
             raise TokensError(
@@ -92,11 +87,8 @@ class CheckpointOrigin:
             return []
         token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
         if any(len(ids) > length for ids in token_ids):  # tokenizers then cut nothing at all
-            raise TokensError(
-                f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds; got "
-                f"{length}",
-                subject="tokens",
-            )
+            message = f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds"
+            raise TokensError(f"{message}; got {length}", subject="tokens")
         return token_ids
 
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
@@ -120,13 +112,8 @@ class CheckpointOrigin:
 
     def described(self) -> dict[str, Any]:
         """The fields of this origin that go into a run's manifest."""
-        return {
-            "name": self.name,
-            "weights": self.weights,
-            "family": self.family,
-            "parity": self.parity.described(),
-            **self.details,
-        }
+        fields = {"name": self.name, "weights": self.weights, "family": self.family}
+        return {**fields, "parity": self.parity.described(), **self.details}
 
     def fingerprint(self) -> str:
         """SHA-256 over the embedding's tensors and the tokenizer, if there is one."""
@@ -142,9 +129,7 @@ class CheckpointOrigin:
 def _update(digest: Any, value: object) -> None:
     """Add a tensor, or a dataclass that holds tensors, to a digest."""
     if isinstance(value, Tensor):
-        digest.update(
-            f"{torch.float64} {tuple(value.shape)}".encode()
-        )  # as it is used, whatever it is kept in
+        digest.update(f"{torch.float64} {tuple(value.shape)}".encode())  # the dtype of use, not of storage
         for rows in torch.split(value.detach().reshape(-1), 2**20):
             digest.update(rows.cpu().double().numpy().data)
     elif is_dataclass(value):

@@ -2,8 +2,9 @@
 
 The original runs in float64 on inputs with padding on either side, longer than any length that its config
 names (`parity_inputs.py`); every hidden state, the output and every attention pattern are compared with the
-canonical network's. The original runs twice: with its own attention implementation, whose states count, and
-with eager attention, which returns patterns. Above `TOLERANCE` the load is refused.
+canonical network's, and at lengths too long to run, masks and rotary angles alone. The original runs twice:
+with its own attention implementation, whose states count, and with eager attention, which returns patterns.
+Above `TOLERANCE` the load is refused.
 
 Many models compute a part in float32 whatever their dtype: a softmax, an RMSNorm, tables of angles. Two
 float64 networks that agree to 1e-15 disagree there by 1e-7, wherever an entry rounds the other way. So the
@@ -23,17 +24,20 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
-from rankscope.nets import Transformer
+from rankscope.nets import Transformer, masks
+from rankscope.nets.positions import rotary_tables
 from rankscope.nets.steps import ForwardPass
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of, is_of_transformers
 from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths, relative
-from rankscope.sources.parity_masks import LONGEST, check_reach
 
 TOLERANCE = 1e-9
-"""Largest difference, relative to the largest entry of a state; of an attention weight, absolute."""
+"""Largest difference, relative to the largest entry of a state; of an attention weight or angle, absolute."""
+LONGEST = 8300
+"""Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte."""
+UNMAPPED = "its config asks for something this family does not map; watch measures it as it is"
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Original:
 
 @torch.no_grad()
 def original(family: Family, core: Any, arguments: Mapping[str, Any], attention: bool = True) -> Original:
-    """ForwardPass the original and keep its hidden states, output and (with `attention`) patterns."""
+    """Run the original and keep its hidden states, output and (with `attention`) patterns."""
     blocks = family.blocks(core)
     states: list[Tensor] = []
     wrapped: list[bool] = []
@@ -164,8 +168,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
         weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
         raise ParityError(
             f"the canonical network must agree with the original within {TOLERANCE:g}; {name} "
-            f"({family.name}) is off by {parity.states:.1e} in its states{weights}: its config asks "
-            "for something this family does not map; watch measures it as it is",
+            f"({family.name}) is off by {parity.states:.1e} in its states{weights}: {UNMAPPED}",
             subject="states",
         )
     table = getattr(embedding, "positions", None)
@@ -174,7 +177,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     lengths = [n for n in lengths_named if inputs.tokens < beyond(n) <= most]
     reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)
     with lifted():
-        masks_compared = reach > 0 and check_reach(net, family, core, reach, original_run.wrapped, name)
+        masks_compared = reach > 0 and _check_reach(net, family, core, reach, original_run.wrapped, name)
     reach = max(inputs.tokens, reach if masks_compared else 0)
     return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
@@ -184,12 +187,15 @@ def _own(
 ) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
-    implementation = getattr(config_of(core), "_attn_implementation", None)
-    if implementation in (None, "eager") or _needs_a_device(implementation):
+    from transformers import AttentionInterface
+
+    implementation: Any = getattr(config_of(core), "_attn_implementation", None)
+    function = AttentionInterface._global_mapping.get(implementation)
+    # Flash, flex and paged attention of transformers do not run in float64 on a CPU.
+    if implementation in (None, "eager") or (implementation != "sdpa" and is_transformers_own(function)):
         return 0.0
     prefix = (
-        f"load takes a model whose attention the canonical network computes; {name} runs with "
-        f"{implementation!r}, a function that was registered for it, and"
+        f"{name} must compute attention as the canonical network does; it runs with {implementation!r}, and"
     )
     try:
         with lifted():
@@ -197,27 +203,14 @@ def _own(
     except Exception as error:
         if implementation == "sdpa":
             raise
-        raise ParityError(
-            f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if "
-            "that computes the same, or watch the model as it is",
-            subject="attn_implementation",
-        ) from error
+        reason = f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)})"
+        advice = "set 'eager' if that computes the same, or watch the model as it is"
+        raise ParityError(f"{reason}: {advice}", subject="attn_implementation") from error
     difference = distance(network_run, original_run, real, family.output(core), name)
     if not difference <= TOLERANCE and implementation != "sdpa":
-        raise ParityError(
-            f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is",
-            subject="attn_implementation",
-        )
+        message = f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is"
+        raise ParityError(message, subject="attn_implementation")
     return difference
-
-
-def _needs_a_device(implementation: str) -> bool:
-    """True for transformers' own flash, flex or paged attention, which do not run in float64 on a CPU."""
-    from transformers import AttentionInterface
-
-    return implementation != "sdpa" and is_transformers_own(
-        AttentionInterface._global_mapping.get(implementation)
-    )
 
 
 def is_transformers_own(function: Any) -> bool:
@@ -228,11 +221,11 @@ def is_transformers_own(function: Any) -> bool:
 def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     if len(original_run.states) != len(network_run.states):
-        raise ParityError(
-            f"every block must run once per layer; {name} has {len(network_run.states) - 1} layers and its "
-            f"blocks ran {len(original_run.states) - 1} times",
-            subject="blocks",
+        layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
+        message = (
+            f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
         )
+        raise ParityError(message, subject="blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
     return max(relative(a, b, real) for a, b in pairs)
@@ -243,11 +236,9 @@ def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -
     if not original_run.attention:
         return None
     rows = ~real[:, None, :, None]
-    difference = [
-        float((a - b).masked_fill_(rows, 0.0).abs().max())
-        for a, b in zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
-    ]
-    return math.inf if any(map(math.isnan, difference)) else max(difference)
+    pairs = zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
+    differences = [float((a - b).masked_fill_(rows, 0.0).abs().max()) for a, b in pairs]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def _distance(first: Original, second: Original) -> float:
@@ -255,3 +246,60 @@ def _distance(first: Original, second: Original) -> float:
     transformers' softmax in float32, and the whole sample becomes NaN."""
     pairs = [*zip(first.states, second.states, strict=True), (first.output, second.output)]
     return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)
+
+
+@torch.no_grad()
+def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bool, name: str) -> bool:
+    """Compare masks and rotary angles on n tokens, layer by layer; raise `ParityError` where they differ.
+
+    The original prepares both before its first block, from its config. So it is called with blocks that only
+    record their arguments: at 4,000 tokens that costs a mask of 4,000 x 4,000 and no weights. False where
+    nothing can be compared: positions are not rotary, or blocks make masks themselves. `wrapped`: the
+    original's blocks return tuples."""
+    if net.arch.positions != "rotary":
+        return False
+    tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
+    visible: dict[Any, Tensor] = {}
+    block_arguments = _block_arguments(family, core, n, wrapped)
+    if not all(
+        {"attention_mask", "position_embeddings"} <= arguments.keys() for arguments in block_arguments
+    ):
+        return False
+    for layer, arguments in enumerate(block_arguments):
+        mask = net.arch.mask_of(layer)
+        if mask not in visible:
+            visible[mask] = masks.matrix(mask, n)
+        theirs, angles = arguments["attention_mask"], arguments["position_embeddings"]
+        if isinstance(angles, Tensor):  # cosines and sines as complex numbers
+            angles = angles.real, angles.imag
+        # Eager attention adds the mask to the scores: where there is none, every token sees every other.
+        visible_to_original = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
+        pairs = zip(tables[layer % len(tables)], angles, strict=True)
+        angles_agree = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
+        if not angles_agree or not torch.equal(visible_to_original, visible[mask]):
+            what = "sees other tokens" if angles_agree else "turns positions by other angles"
+            raise ParityError(
+                f"the canonical network must be the original at every length its config names; at {n} tokens "
+                f"layer {layer + 1} of {name} ({family.name}) {what}: {UNMAPPED}",
+                subject="masks",
+            )
+    return True
+
+
+def _block_arguments(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
+    """The keyword arguments of each block in a forward pass over n tokens that computes nothing else."""
+    blocks, recorded = family.blocks(core), []
+
+    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        recorded.append(kwargs)
+        return (hidden_states,) if wrapped else hidden_states
+
+    for block in blocks:
+        block.forward = note
+    try:
+        ids = torch.ones(1, n, dtype=torch.long)
+        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
+    finally:
+        for block in dict.fromkeys(blocks):
+            del block.forward
+    return recorded

@@ -1,9 +1,8 @@
 """The inputs on which `parity.py` compares the original with the canonical network.
 
 Two networks that agree on 24 tokens may differ on 60: behind a window, in a far bucket of relative positions.
-So the inputs are longer than every such length that the config names, where that can be afforded; where not,
-`parity_masks.py` compares masks and angles alone. Three samples: without padding, padded at the end, padded
-at the beginning.
+So the inputs are longer than every such length that the config names, where that can be afforded. Three
+samples: without padding, padded at the end, padded at the beginning.
 """
 
 import inspect
@@ -99,15 +98,13 @@ class ParityInputs:
             padding[1, max(n - PADDING[1], 1) :] = True
             padding[2, : min(PADDING[2], n - 1)] = True
         ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
-        pad = getattr(config_of(core), "pad_token_id", None)
-        pad = 0 if pad is None else int(pad)
+        pad = int(getattr(config_of(core), "pad_token_id", None) or 0)
         # RoBERTa tells padding by the id itself.
         ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
         # A table whose first rows are spare is read by a count of real tokens; else the count is given.
         counts = words.positions is not None and family.first_position(core) == 0
-        position_ids = (
-            ((~padding).cumsum(1) - 1).clamp(min=0) if counts and "position_ids" in parameters else None
-        )
+        positions = ((~padding).cumsum(1) - 1).clamp(min=0)
+        position_ids = positions if counts and "position_ids" in parameters else None
         inputs = ids.masked_fill(padding, pad), padding, position_ids
         if family.side != "decoder":
             return cls(*inputs)
@@ -131,16 +128,17 @@ class ParityInputs:
         if family.continuous_inputs:
             return {family.input_name: self.inputs}
         assert self.padding is not None
-        position_ids = {} if self.position_ids is None else {"position_ids": self.position_ids}
-        lengths_in = {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **position_ids}
-        if self.memory is not None:
-            lengths_in["encoder_hidden_states"] = self.memory
-        if self.memory_padding is not None:
-            lengths_in["encoder_attention_mask"] = (~self.memory_padding).long()
-        return lengths_in
+        arguments = {
+            "input_ids": self.inputs,
+            "attention_mask": (~self.padding).long(),
+            "position_ids": self.position_ids,
+            "encoder_hidden_states": self.memory,
+            "encoder_attention_mask": None if self.memory_padding is None else (~self.memory_padding).long(),
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
 
 
 def relative(a: Tensor, b: Tensor, real: Tensor) -> float:
     """The largest difference at valid tokens, relative to the largest entry there; infinite for NaN."""
-    lengths_in = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
-    return math.inf if math.isnan(lengths_in) else lengths_in
+    difference = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
+    return math.inf if math.isnan(difference) else difference

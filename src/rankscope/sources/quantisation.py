@@ -57,7 +57,7 @@ def opened(model: Any, method: str) -> Any:
     try:
         model = model.dequantize()
     except Exception as error:
-        raise SourceError(_sentence(method, first_line(error)), subject="quantised weights") from error
+        raise _error(method, first_line(error)) from error
     _refuse_others(model, method)
     return model
 
@@ -66,37 +66,31 @@ def _refuse_others(model: nn.Module, method: str | None) -> None:
     """Refuse weights that are still in a quantised format: reading them as plain numbers would be wrong."""
     for name, weight in model.named_parameters():
         if not _plain(weight) and not weight.is_meta:
-            kind = f"{type(weight).__name__} of {weight.dtype}"
-            raise SourceError(
-                _sentence(method or "unknown", f"{name} is a {kind}"), subject="quantised weights"
-            )
+            raise _error(method or "unknown", f"{name} is a {type(weight).__name__} of {weight.dtype}")
 
 
-def _sentence(method: str, why: str) -> str:
-    return (
+def _error(method: str, why: str) -> SourceError:
+    return SourceError(
         f"load takes weights that are ordinary numbers; these are quantised ({method}) and cannot be "
-        f"dequantised here ({why}): load the model as it was before, or watch it as it is"
+        f"dequantised here ({why}): load the model as it was before, or watch it as it is",
+        subject="quantised weights",
     )
 
 
 def _plain(weight: Any) -> bool:
-    data = weight.data
-    return type(data) is torch.Tensor and data.dtype in PLAIN
+    return type(weight.data) is torch.Tensor and weight.data.dtype in PLAIN
 
 
 def _of_torch(part: Any) -> bool:
     """True for a quantised layer of torch.ao, whose `weight` is a method."""
-    return type(part).__module__.startswith("torch.ao.nn.quantized") and callable(
-        getattr(part, "weight", None)
-    )
+    of_torch = type(part).__module__.startswith("torch.ao.nn.quantized")
+    return of_torch and callable(getattr(part, "weight", None))
 
 
 def _linear(part: Any) -> nn.Module:
     weight, bias = part.weight(), part.bias()
     if weight.ndim != 2:
-        raise SourceError(
-            _sentence("torch.ao", f"a {type(part).__name__} is no linear map"), subject="quantised weights"
-        )
+        raise _error("torch.ao", f"a {type(part).__name__} is no linear map")
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     with torch.no_grad():
         linear.weight.copy_(weight.dequantize())

@@ -52,9 +52,8 @@ def word_tokens(
     """
     lists = [split(text)[:length] for text in texts]
     if not any(lists):
-        raise TokensError(
-            f"at least one text must hold a word; received {len(lists)} texts without any", subject="texts"
-        )
+        message = f"at least one text must hold a word; received {len(lists)} texts without any"
+        raise TokensError(message, subject="texts")
     generator = torch.Generator().manual_seed((STREAM + seed) % 2**32)
 
     def draw(rows: int) -> Tensor:

@@ -19,16 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import FileError, SourceError
-from rankscope.sources.checkpoint import (
-    SETTINGS,
-    Checkpoint,
-    CheckpointLocation,
-    checked,
-    quiet,
-    read_config,
-)
-from rankscope.sources.families import Family
-from rankscope.sources.model_types import family_of
+from rankscope.sources.checkpoint import SETTINGS, CheckpointLocation, checked, quiet, read_config
+from rankscope.sources.families import Family, family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -81,16 +73,15 @@ class StreamedCheckpoint:
     ) -> None:
         import transformers
 
-        shapes: dict[str, tuple[int, ...]] = {}
+        headers: dict[str, _Header] = {}
         self._dtypes: dict[str, str] = {}
         self.files: dict[str, str] = {}
         for path in files:
             with safe_open(path, "pt") as file:
-                keys = list(file.keys())
-                headers = {key: file.get_slice(key) for key in keys}
-                shapes |= {key: tuple(header.get_shape()) for key, header in headers.items()}
-                self._dtypes |= {key: header.get_dtype() for key, header in headers.items()}
-                self.files |= dict.fromkeys(keys, path)
+                for key in file.keys():  # noqa: SIM118 (no mapping)
+                    header = file.get_slice(key)
+                    headers[key], self._dtypes[key] = _Header(header.get_shape()), header.get_dtype()
+                    self.files[key] = path
         self._stamps = {path: _stamp(path) for path in files}
         config = read_config(location, family)
         kind = family_of(config.model_type, family)
@@ -99,11 +90,9 @@ class StreamedCheckpoint:
             with torch.device("meta"):
                 trusted = {"trust_remote_code": location.options.get("trust_remote_code")}
                 loader = type(loader.from_config(copy.deepcopy(config), **trusted))
-        model, report = loader.from_pretrained(
-            None, config=config, state_dict={key: _Header(shape) for key, shape in shapes.items()}, **SETTINGS
-        )
+        model, report = loader.from_pretrained(None, config=config, state_dict=headers, **SETTINGS)
         model.config.name_or_path = location.path_or_id
-        self.checkpoint: Checkpoint = checked(location, kind, model, report)
+        self.checkpoint = checked(location, kind, model, report)
         self.model, self.family, self.name = model, kind, location.name
         self.core = kind.prepare_for_float64(kind.core(model))
         self.core.requires_grad_(False)
@@ -159,26 +148,17 @@ class StreamedCheckpoint:
         # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
         with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
             self._refuse_changed()
-            files = {
-                path: opened.enter_context(safe_open(path, "pt"))
-                for path in {self.files[key] for key in keys}
-            }
+            paths = {self.files[key] for key in keys}
+            files = {path: opened.enter_context(safe_open(path, "pt")) for path in paths}
             tensors = {key: files[self.files[key]].get_slice(key) for key in keys}
             how = LoadStateDictConfig(dtype=torch.float64, weight_mapping=self._mapping)
             convert_and_load_state_dict_in_model(self.model, tensors, how)
 
     def _refuse_changed(self) -> None:
         for path, stamp in self._stamps.items():
-            try:
-                changed = _stamp(path) != stamp
-            except OSError:
-                changed = True
-            if changed:
-                raise FileError(
-                    f"the files of {self.name} must stay as they are while its layers are read from them; "
-                    f"{path} is gone or was changed: load it again",
-                    subject="files",
-                )
+            if _stamp(path) != stamp:
+                reason = f"the files of {self.name} must stay as they are while its layers are read from them"
+                raise FileError(f"{reason}; {path} is gone or was changed: load it again", subject="files")
 
     def _fill_around(self) -> nn.Embedding | None:
         """Fill all that is in no block; the table of words, if there is one, in its own dtype."""
@@ -208,8 +188,8 @@ class StreamedCheckpoint:
 
     def _tie(self, name_a: str, name_b: str) -> None:
         """Where one of two names of a tensor is filled, so is the other."""
-        for name, arguments in ((name_a, name_b), (name_b, name_a)):
-            weight = self.model.get_parameter(arguments)
+        for name, tied in ((name_a, name_b), (name_b, name_a)):
+            weight = self.model.get_parameter(tied)
             if self.model.get_parameter(name).is_meta and not weight.is_meta:
                 path, _, leaf = name.rpartition(".")
                 setattr(self.model.get_submodule(path), leaf, weight)
@@ -219,7 +199,7 @@ class StreamedCheckpoint:
         """A context manager in which a block has its numbers, in the dtype of its files: compute with them
         inside `Widened`."""
         kinds = {self._dtypes[key] for name in self._inside(block) for key in self._sources[name]}
-        self.empty(block, DTYPES.get(next(iter(kinds)), torch.float64) if len(kinds) == 1 else torch.float64)
+        self.empty(block, DTYPES.get(kinds.pop(), torch.float64) if len(kinds) == 1 else torch.float64)
         self.fill(block)
         try:
             yield block
@@ -252,10 +232,13 @@ class StreamedCheckpoint:
         handles = []
         for block in dict.fromkeys(self.blocks):
             handles.append(block.register_forward_pre_hook(self._before))
-            handles.append(block.register_forward_hook(self._after, always_call=True))
+            empty = lambda block, args, output: self.empty(block)  # noqa: E731
+            handles.append(block.register_forward_hook(empty, always_call=True))
         if self.words is not None:
             handles.append(self.words.register_forward_pre_hook(_few_words))
-            handles.append(self.words.register_forward_hook(_all_words(self.words.weight), always_call=True))
+            weight = self.words.weight
+            restore = lambda table, args, output: setattr(table, "weight", weight)  # noqa: E731
+            handles.append(self.words.register_forward_hook(restore, always_call=True))
         try:
             yield self.core
         finally:
@@ -265,9 +248,6 @@ class StreamedCheckpoint:
     def _before(self, block: nn.Module, args: Any) -> None:
         if "forward" not in vars(block):  # else it only notes what it is given
             self.fill(block)
-
-    def _after(self, block: nn.Module, args: Any, output: Any) -> None:
-        self.empty(block)
 
 
 class Widened(TorchFunctionMode):
@@ -305,9 +285,13 @@ def _in_this_thread() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    location = Path(path).stat()
-    return location.st_size, location.st_mtime_ns
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Size and time of a file, by which a change is noticed; None where it is gone."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -315,10 +299,3 @@ def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     ids, indices = args[0].unique(return_inverse=True)
     table.weight = nn.Parameter(table.weight[ids].double(), requires_grad=False)
     return indices, *args[1:]
-
-
-def _all_words(weight: Tensor) -> Any:
-    def restore(table: Any, args: Any, output: Any) -> None:
-        table.weight = weight
-
-    return restore

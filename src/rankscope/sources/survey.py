@@ -28,16 +28,13 @@ def survey(progress: Callable[[int, int], None] | None = None) -> list[FamilyPar
     parities = []
     for done, (family, label) in enumerate(cases, 1):
         with quiet():
-            net: Any = load(random_model(family.name, label), family=_named(family))
+            # Encoders are the default where a model has both sides.
+            named = family.name if family.side == "decoder" else None
+            net: Any = load(random_model(family.name, label), family=named)
         parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
         if progress is not None:
             progress(done, len(cases))
     return parities
-
-
-def _named(family: Family) -> str | None:
-    """The `family=` argument for `load`: needed for decoders only, since encoders are the default."""
-    return family.name if family.side == "decoder" else None
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:
@@ -47,14 +44,9 @@ def random_model(name: str, label: str, seed: int = 0) -> Any:
 
 def built(family: Family, config: Any, seed: int = 0) -> Any:
     """A random model of a config in float64, with every parameter moved off its initial zero or one."""
-    import transformers
-
-    kind: Any = getattr(transformers, family.loader)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-        model = model.double().eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.1 * torch.randn_like(parameter)
+        model = family.random_model(config)
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
     return model

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from rankscope.errors import FileError, RankscopeError, one_of
 from rankscope.files import must_be_text
@@ -44,11 +44,8 @@ class Excerpts(Iterator[str]):
         self.cut = 0
         """How many excerpts were longer than `longest`."""
         if field != FIELD and not any(map(self._is_json, self._names())):
-            raise FileError(
-                f"a field must go with JSON lines, of which {_file_label(self.path)} has none; got "
-                f"{field!r}: leave it out, or split by jsonl",
-                subject="field",
-            )
+            reason = f"a field must go with JSON lines, of which {_file_label(self.path)} has none"
+            raise FileError(f"{reason}; got {field!r}: leave it out, or split by jsonl", subject="field")
         self._stream = self._excerpts()
 
     def __next__(self) -> str:
@@ -57,22 +54,17 @@ class Excerpts(Iterator[str]):
     def _excerpts(self) -> Iterator[str]:
         any_text = False
         if self.path == "-" and sys.stdin is None:
-            raise FileError(
-                "stdin must be open where --text is -; it is closed: name a file", subject="stdin"
-            )
+            message = "stdin must be open where --text is -; it is closed: name a file"
+            raise FileError(message, subject="stdin")
         for name in self._names():
-            with (
-                _readable(name, "file"),
-                nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file,
-            ):
+            stdin = nullcontext(sys.stdin.buffer) if name == "-" else None
+            with _readable(name, "file"), stdin or Path(name).open("rb") as file:
                 for text in self._of_file(file, name):
                     any_text = True
                     yield text
         if not any_text:
-            raise FileError(
-                f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it",
-                subject="text",
-            )
+            message = f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it"
+            raise FileError(message, subject="text")
 
     def _names(self) -> Iterator[str]:
         return iter([self.path]) if self.path == "-" else map(str, _files(Path(self.path)))
@@ -87,10 +79,10 @@ class Excerpts(Iterator[str]):
         # A person at a terminal, or a program in a pipe, speaks in lines.
         by_line = self.split == "line" or (self.split == "auto" and name == "-")
         buffer, blank = _ExcerptBuffer(self.longest), True
-        for piece in self._pieces(file, _file_label(name)):
-            buffer.add(piece.text)
-            blank = blank and not piece.text.strip()
-            if piece.ends_line:
+        for _, text, ends_line in self._pieces(file, _file_label(name)):
+            buffer.add(text)
+            blank = blank and not text.strip()
+            if ends_line:
                 if by_line or blank:
                     yield from self._done(buffer)
                     buffer = _ExcerptBuffer(self.longest)
@@ -104,38 +96,30 @@ class Excerpts(Iterator[str]):
             yield text
 
     def _fields(self, file: BinaryIO, name: str) -> Iterator[str]:
-        name = _file_label(name)
         parts: list[str] = []
-        size, line_number = 0, 1
-        for piece in self._pieces(file, name):
-            parts.append(piece.text)
-            size, line_number = size + len(piece.text), piece.line
+        size, where = 0, ""
+        for line, text, ends_line in self._pieces(file, _file_label(name)):
+            parts.append(text)
+            size, where = size + len(text), f"{_file_label(name)}, line {line}"
             if size > LONGEST_JSON:
-                raise FileError(
-                    f"{name}, line {line_number}: a JSON line must be shorter than {LONGEST_JSON:,} "
-                    "characters; this one is not: put one object on a line",
-                    subject="JSON line",
-                )
-            if piece.ends_line:
-                yield from self._field("".join(parts), name, line_number)
+                message = f"{where}: a JSON line must be shorter than {LONGEST_JSON:,} characters"
+                raise FileError(f"{message}; this one is not: put one object on a line", subject="JSON line")
+            if ends_line:
+                yield from self._field("".join(parts), where)
                 parts, size = [], 0
-        yield from self._field("".join(parts), name, line_number)
+        yield from self._field("".join(parts), where)
 
-    def _field(self, line: str, name: str, line_number: int) -> Iterator[str]:
+    def _field(self, line: str, where: str) -> Iterator[str]:
         if not line.strip():
             return
-        where = f"{name}, line {line_number}"
+        expected = f"{where}: each line must be a JSON object; this one is"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise FileError(
-                f"{where}: each line must be a JSON object; this one is not ({reason})", subject="JSON line"
-            ) from error
+            raise FileError(f"{expected} not ({reason})", subject="JSON line") from error
         if not isinstance(record, dict):
-            raise FileError(
-                f"{where}: each line must be a JSON object; this one is {_kind(record)}", subject="JSON line"
-            )
+            raise FileError(f"{expected} {_kind(record)}", subject="JSON line")
         if self.field not in record:
             fields = ", ".join(map(repr, list(record)[:12])) or "none"
             raise FileError(
@@ -144,44 +128,33 @@ class Excerpts(Iterator[str]):
                 subject="field",
             )
         if not isinstance(record[self.field], str):
-            raise FileError(
-                f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}",
-                subject="field",
+            message = (
+                f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
             )
+            raise FileError(message, subject="field")
         buffer = _ExcerptBuffer(self.longest)
         buffer.add(_encodable(record[self.field]))
         yield from self._done(buffer)
 
-    def _pieces(self, file: BinaryIO, name: str) -> Iterator["_Piece"]:
-        """The text, line by line, and a long line in pieces."""
+    def _pieces(self, file: BinaryIO, name: str) -> Iterator[tuple[int, str, bool]]:
+        """(line number, text, whether the line ends there): lines, and a long line in pieces."""
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
         line, data = 1, b" "
         while data:
             data = file.readline(PIECE)
             self.bytes_read += len(data)
             ends = data.endswith(b"\n")
+            expected = f"{name}, line {line}: text must be UTF-8"
             if b"\0" in data:
-                raise FileError(
-                    f"{name}, line {line}: text must be UTF-8; this holds zero bytes, as binary files and "
-                    "UTF-16 do: save it as UTF-8",
-                    subject="encoding",
-                )
+                reason = "this holds zero bytes, as binary files and UTF-16 do"
+                raise FileError(f"{expected}; {reason}: save it as UTF-8", subject="encoding")
             try:
                 text = decoder.decode(data, ends or not data)
             except UnicodeDecodeError as error:
-                raise FileError(
-                    f"{name}, line {line}: text must be UTF-8; byte 0x{error.object[error.start]:02x} is not:"
-                    " save it as UTF-8, or leave out what is no text",
-                    subject="encoding",
-                ) from error
-            yield _Piece(line, text, ends)
+                reason = f"byte 0x{error.object[error.start]:02x} is not"
+                raise FileError(f"{expected}; {reason}: save it as UTF-8", subject="encoding") from error
+            yield line, text, ends
             line += ends
-
-
-class _Piece(NamedTuple):
-    line: int
-    text: str
-    ends_line: bool
 
 
 class _ExcerptBuffer:
@@ -247,14 +220,11 @@ def _size(path: str) -> int | None:
         must_be_text(path)
         if not Path(path).is_dir():
             return Path(path).stat().st_size if Path(path).is_file() else None
-        line_number = total = 0
-        for file in _files(Path(path)):
-            line_number, total = line_number + 1, total + file.stat().st_size
-    if not line_number:
-        raise FileError(
-            f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none", subject="path"
-        )
-    return total
+        sizes = [file.stat().st_size for file in _files(Path(path))]
+    if not sizes:
+        message = f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none"
+        raise FileError(message, subject="path")
+    return sum(sizes)
 
 
 @contextmanager
@@ -265,9 +235,8 @@ def _readable(path: str | Path, what: str) -> Iterator[None]:
     except RankscopeError:
         raise
     except OSError as error:
-        raise FileError(
-            f"{path} must be a {what} that can be read; {error.strerror}", subject="path"
-        ) from error
+        message = f"{path} must be a {what} that can be read; {error.strerror}"
+        raise FileError(message, subject="path") from error
 
 
 def _kind(value: object) -> str:

@@ -12,6 +12,7 @@ is not of this kind, or a variant that the family has no config for, does not ge
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.parity import check
 
+SAVE = "save it as it is, net.save(folder)"
+"""The advice for a network that no model of transformers can hold."""
 WITHIN = 1e-13
 """Relative difference up to which a tensor that was mapped again is the network's."""
 
@@ -32,20 +35,16 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
 
     Parts that the network does not have (a pooler) are drawn from seed 0."""
     if family_name not in FAMILIES:
-        raise SourceError(
-            f"a family of one's own, {family_name!r}, has no model of transformers to write; got one: save "
-            "the network, net.save(folder)",
-            subject="family",
-        )
+        reason = f"a family of one's own, {family_name!r}, has no model of transformers to write"
+        raise SourceError(f"{reason}: {SAVE}", subject="family")
     family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
     if family.side:
-        raise SourceError(
-            f"an encoder-decoder is not written from one of its sides; got its {family.side}: save the "
-            "network, net.save(folder)",
-            subject="family",
-        )
+        reason = f"an encoder-decoder is not written from one of its sides; got its {family.side}"
+        raise SourceError(f"{reason}: {SAVE}", subject="family")
     config = _fitting(config, family, wide.arch)
-    model = _drawn(family, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = family.random_model(config)
     core = family.prepare_for_float64(family.core(model))
     _fill(core, family, wide)
     _embed(core, family, embedding)
@@ -56,17 +55,13 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
 def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     """The config, for as many layers; refused where the family has none for this architecture."""
     if config is None:
-        raise SourceError(
-            "the config of the model to write is not known of this network: pass one, net.to_hf(config)",
-            subject="config",
-        )
+        message = "the config of the model to write is not known: pass one, net.to_hf(config)"
+        raise SourceError(message, subject="config")
     config = copy.deepcopy(config)
     if getattr(config, "model_type", None) not in family.types:
-        raise SourceError(
-            f"config must be one of {family.name}, model type {' or '.join(family.types)}; got "
-            f"{getattr(config, 'model_type', type(config).__name__)!r}",
-            subject="config",
-        )
+        kind = getattr(config, "model_type", type(config).__name__)
+        expected = f"config must be one of {family.name}, model type {' or '.join(family.types)}"
+        raise SourceError(f"{expected}; got {kind!r}", subject="config")
     theirs = family.architecture(config)
     if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
         config.num_hidden_layers = arch.layers
@@ -78,7 +73,7 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         raise SourceError(
             f"{config.model_type} must be able to express the network; this one has {name} "
             f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: "
-            "save it as it is, net.save(folder), or pass another config",
+            f"{SAVE}, or pass another config",
             subject=name,
         )
     return config
@@ -89,23 +84,12 @@ def _shortened(value: object) -> str:
     return message if len(message) <= 60 else message[:59] + "…"
 
 
-def _drawn(family: Family, config: Any) -> Any:
-    import transformers
-
-    kind: Any = getattr(transformers, family.loader)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    return model.double().eval()
-
-
 def _mapped(core: Any, family: Family, arch: Architecture) -> dict[str, Tensor]:
     """Every canonical tensor, as the family makes it of the model's parameters."""
-    tensors_found = dict(family.other_tensors(core))
-    blocks = family.blocks(core)
+    tensors, blocks = dict(family.other_tensors(core)), family.blocks(core)
     for index, block in enumerate(blocks[:1] if arch.shared else blocks):
-        tensors_found |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
-    return tensors_found
+        tensors |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
+    return tensors
 
 
 @torch.no_grad()
@@ -124,22 +108,19 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
     if at_zero.keys() != state.keys():
         odd = sorted(at_zero.keys() ^ state.keys())[0]
         whose = "the network lacks" if odd in at_zero else "the model has no place for"
-        raise SourceError(
-            f"{family.name} must be able to express the network; {whose} {odd}: save it as it is, "
-            "net.save(folder), or pass another config",
-            subject="weights",
-        )
+        reason = f"{family.name} must be able to express the network; {whose} {odd}"
+        raise SourceError(f"{reason}: {SAVE}, or pass another config", subject="weights")
     parameters = list(core.parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)
-    tensors_found, names = _mapped(core, family, arch), list(state)
+    tensors = _mapped(core, family, arch)
+    outputs = [tensors[name] for name in state]
 
-    def transposed(values: list[Tensor]) -> list[Tensor | None]:
-        outputs = [tensors_found[name] for name in names]
-        return list(torch.autograd.grad(outputs, parameters, values, retain_graph=True, allow_unused=True))
+    def transposed(values: Mapping[str, Tensor]) -> list[Tensor | None]:
+        moved = [values[name] - at_zero[name] for name in state]
+        return list(torch.autograd.grad(outputs, parameters, moved, retain_graph=True, allow_unused=True))
 
-    moved = transposed([state[name] - at_zero[name] for name in names])
-    square = transposed([at_one[name] - at_zero[name] for name in names])
+    moved, square = transposed(state), transposed(at_one)
     with torch.no_grad():
         for parameter, kept, above, below in zip(parameters, before, moved, square, strict=True):
             parameter.requires_grad_(False)
@@ -149,11 +130,8 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
         for name, part in _mapped(core, family, arch).items():
             size = float(state[name].abs().max()) if state[name].numel() else 0.0
             if not float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size:
-                raise SourceError(
-                    f"{family.name} must be able to express the network; {name} does not come back from the "
-                    "model's own parameters: save it as it is, net.save(folder)",
-                    subject="weights",
-                )
+                reason = f"{family.name} must be able to express the network; {name} does not come back"
+                raise SourceError(f"{reason}: {SAVE}", subject="weights")
 
 
 @torch.no_grad()
@@ -163,17 +141,13 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     mine, theirs = tensors_of(embedding), tensors_of(present)
     shapes = [{name: part.shape for name, part in field.items()} for field in (mine, theirs)]
     if shapes[0] != shapes[1]:
-        raise SourceError(
-            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}: "
-            "pass the config that the network came with",
-            subject="config",
+        reason = (
+            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}"
         )
+        raise SourceError(f"{reason}: pass the config that the network came with", subject="config")
     for name, part in theirs.items():
         part.copy_(mine[name])
     for name, part in tensors_of(family.embedding(core)).items():
         if not torch.equal(part, mine[name].to(part)):
-            raise SourceError(
-                f"{family.name} must be able to express the network's embedding; {name} does not come back: "
-                "save it as it is, net.save(folder)",
-                subject="embedding",
-            )
+            reason = f"{family.name} must be able to express the embedding; {name} does not come back"
+            raise SourceError(f"{reason}: {SAVE}", subject="embedding")

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope.live.monitor.parameter_groups import GROUPS
+from rankscope.live.monitor.weight_gradients import GROUPS
 from tests.live.monitor.distributed_worker import main
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor, nn
 
 from rankscope import Monitor, read, watch
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.parameter_groups import GROUPS, parameter_groups
-from tests.live.families import FAMILIES, HEADS, WIDTH
+from rankscope.live.monitor.weight_gradients import GROUPS, parameter_groups
+from tests.live.families import FAMILIES, HEADS, SIZES, WIDTH
 from tests.raising import raises
 
 Slices = list[tuple[str, Any]]
@@ -273,3 +274,19 @@ def test_measuring_now_takes_nothing_from_the_next_measurement(tmp_path: Path) -
     assert rows.group_by("step", "layer", "metric").len()["len"].max() == 1  # each once
     assert rows.filter(step=2, metric="grad_mlp")["value"].is_not_nan().all()
     assert rows.filter(step=2, metric="grad_mlp").height == 2
+
+
+def test_a_fused_matrix_in_another_order_is_left_out() -> None:
+    codegen = hf.CodeGenModel(
+        hf.CodeGenConfig(vocab_size=20, n_embd=32, n_layer=1, n_head=4, n_positions=8, rotary_dim=4)
+    )
+    groups, left_out = parameter_groups(list(codegen.h))
+    assert left_out == ["attn.qkv_proj.weight"] and (1, "query_key") not in groups
+
+
+def test_fewer_keys_than_queries_in_one_matrix() -> None:
+    phi = hf.Phi3Model(hf.Phi3Config(**SIZES, num_key_value_heads=2, pad_token_id=0))
+    groups, left_out = parameter_groups(list(phi.layers))
+    (queries_keys,) = groups[1, "query_key"]
+    assert not left_out and queries_keys.choose is not None
+    assert queries_keys.choose(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))

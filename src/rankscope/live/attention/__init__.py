@@ -1,21 +1,21 @@
 """Ways to see attention in a running model: one class each, tried in the order of `OBSERVERS`.
 
-`observer.py` says what such a class is; `torch_functions.py` stands on `scaled_dot_product.py`, `softmax.py`
-and `flex.py`.
+`observer.py` says what such a class is; `torch_functions.py` stands on `kernels.py` and `softmax.py`.
 """
 
 from rankscope.live.attention.multihead import MultiheadModules
-from rankscope.live.attention.observer import AttentionCall, AttentionObserver, OnAttention, WatchedBlocks
-from rankscope.live.attention.self_reporting import SelfReportingBlocks
+from rankscope.live.attention.observer import (
+    AttentionCall,
+    AttentionObserver,
+    OnAttention,
+    SelfReportingBlocks,
+    WatchedBlocks,
+)  # fmt: skip
 from rankscope.live.attention.torch_functions import TorchFunctions
 from rankscope.live.attention.transformers_interface import TransformersInterface
 
-OBSERVERS: tuple[AttentionObserver, ...] = (
-    SelfReportingBlocks(),
-    MultiheadModules(),
-    TransformersInterface(),
-    TorchFunctions(),
-)
+OBSERVERS: tuple[AttentionObserver, ...]
+OBSERVERS = (SelfReportingBlocks(), MultiheadModules(), TransformersInterface(), TorchFunctions())
 """The built-in observers; the first that applies is used."""
 
 __all__ = ["OBSERVERS", "AttentionCall", "AttentionObserver", "OnAttention", "WatchedBlocks"]

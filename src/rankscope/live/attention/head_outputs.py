@@ -1,20 +1,30 @@
-"""Arithmetic of heads that the observers share: shapes, products, and checks that parts add up.
+"""What heads give and add: products, checks that parts add up, and the search for the output projection.
 
 With the pattern P_h, the values V_h and the rows W_h of the output projection that belong to head h, a head's
-output is `P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. Called by the observers of this
-folder and by `output_projection.py`.
+output is `P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. The observers of this folder call the
+functions. Where an observer knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: it
+is the first Linear or Conv1D in the block that is called, after attention, on exactly these side by side.
+
+Order of events: `Watch` enters `attached`; the recorder calls `reset` when a call of the model begins;
+`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands
+what each head adds to `on_contributions`; around a projection with further weights (LoRA), a hook calls
+`wrapper_called`; `block_left` checks that the projection was found.
 """
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.isolation import isolated
+from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
-CLOSURE = 1e-3
-"""The largest relative miss of a sum of parts; half precision may miss by `ROUNDINGS` of its eps."""
-ROUNDINGS = 8.0
+CLOSURE, ROUNDINGS = 1e-3, 8.0  # a sum of parts may miss by so much; in half precision by so many eps
 
 
 def by_head(x: Tensor) -> Tensor:
@@ -69,3 +79,81 @@ def _relative_miss(x: Tensor, expected: Tensor, least: float) -> Tensor:
 
 def _allowed(output: Tensor) -> float:
     return max(CLOSURE, ROUNDINGS * unit_of(output.dtype))
+
+
+class OutputProjectionFinder:
+    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds."""
+
+    def __init__(self, on_contributions: Callable[[Tensor], None]) -> None:
+        self.on_contributions = on_contributions
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what a call of the model left behind."""
+        self.head_outputs: Tensor | None = None  # waiting for the projection, `[batch, token, head, d]`
+        self.projected: tuple[nn.Module, Tensor, Tensor] | None = None  # the projection, its input and output
+
+    def linear_called(self, linear: nn.Module, x: Tensor, y: Tensor) -> None:
+        """A linear layer in a block computed y from x: the projection, if x is the heads' outputs."""
+        heads = self.head_outputs
+        if heads is None or x.numel() != heads.numel() or x.shape[-1] != heads.shape[-2] * heads.shape[-1]:
+            return
+        with isolated(x.device):
+            expected = heads.flatten(-2).reshape(x.shape).to(x.dtype)
+            if not bool(torch.isclose(x, expected, equal_nan=True).all()):
+                return
+            self.head_outputs = None
+            contributions = contributions_of(heads, weight_of(linear))
+            check_contributions(contributions, linear.bias, y, type(linear).__name__)  # type: ignore[arg-type]
+            self.on_contributions(contributions)
+            self.projected = (linear, x, y.clone())  # a wrapper may add to y in place
+
+    def wrapper_called(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        """A module around linear layers computed y from x: around the projection, both outputs must agree."""
+        if self.projected is None:
+            return
+        projection, taken, output = self.projected
+        if x.shape != taken.shape or projection not in set(module.modules()):
+            return
+        with isolated(x.device):
+            same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
+            if torch.equal(x, taken) and not same:
+                raise WatchError(
+                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to "
+                    f"its {type(projection).__name__}, as LoRA does: merge it into the weights, or watch "
+                    "metrics of tokens or attention",
+                    subject="heads",
+                )
+
+    def block_left(self, block: nn.Module) -> None:
+        """The block has returned: its output projection must have been found by now."""
+        self.projected = None
+        if self.head_outputs is not None:
+            raise WatchError(
+                "what each head adds needs the output projection; no Linear or Conv1D of this "
+                f"{type(block).__name__} took the heads' outputs: watch metrics of tokens or attention",
+                subject="heads",
+            )
+
+    def attached(self, blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
+        """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            # With a second argument it is more than a projection: BERT's also takes the residual.
+            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                called = self.linear_called if _is_linear(module) else self.wrapper_called
+                called(module, args[0].detach(), output.detach())
+
+        return hooked(filter(lambda part: _is_linear(part) or _wraps_linear(part), parts_in(blocks)), hook)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _wraps_linear(module: nn.Module) -> bool:
+    """True if there are linear layers in a module and parameters beside those of one of them and of norms."""
+    inside = submodules(module)
+    plain = [part for part in inside if "norm" not in type(part).__name__.lower()]
+    weighted = [part for part in plain if next(part.parameters(recurse=False), None) is not None]
+    return any(map(_is_linear, inside)) and len(weighted) > 1

@@ -7,7 +7,7 @@ W the output projection.
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.isolation import isolated, without_dropout
-from rankscope.live.modules import contains, submodules
+from rankscope.live.modules import contains, hooked, submodules
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -29,18 +29,14 @@ class MultiheadModules:
         """True if there is an `nn.MultiheadAttention` in the blocks."""
         return bool(multihead_modules(blocks))
 
-    @contextmanager
-    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> AbstractContextManager[None]:
         """Inside, every call of these modules is reported."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             assert isinstance(module, nn.MultiheadAttention)
             on_attention(_attention_call(module, args, kwargs))
 
-        with ExitStack() as hooks:
-            for module in multihead_modules(blocks):
-                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-            yield
+        return hooked(multihead_modules(blocks), hook, with_kwargs=True)
 
 
 def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:

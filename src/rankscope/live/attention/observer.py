@@ -3,12 +3,12 @@
 An `AttentionObserver` is a class with two methods. `watch` goes through its list of observers in order, takes
 the first whose `applies` says True, and keeps its `attach` entered while the model is watched. Whenever the
 blocks attend, the observer calls `on_attention` with an `AttentionCall`; `attention_readings.py` reads the
-metrics off it. The built-in observers are written in the same way, one file each in this folder;
-`attention/__init__.py` lists them.
+metrics off it. The built-in observers are written in the same way, in this file (`SelfReportingBlocks`) and
+its neighbours; `attention/__init__.py` lists them.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,14 +76,13 @@ class WatchedBlocks(list[nn.Module]):
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__(dict.fromkeys(blocks))
         self.model = model
-        self.listeners: list[BlockListener] = []
-        """Told when a block is entered and left; an observer's `attach` adds its own, and takes it away."""
+        self.listeners: list[BlockListener] = []  # an observer's `attach` adds its own, and takes it away
 
 
 class AttentionObserver(Protocol):
     """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`.
 
-    `docs/extending.md` writes one; `self_reporting.py` is the shortest of the built-in ones.
+    `docs/extending.md` writes one; `SelfReportingBlocks` is the shortest of the built-in ones.
 
     >>> from rankscope.live import OBSERVERS
     >>> [type(observer).__name__ for observer in OBSERVERS]
@@ -99,3 +98,24 @@ class AttentionObserver(Protocol):
         What the model computes must stay as it is, and leaving the context must leave no trace. The context
         may give a sentence for the notes of the watch (`with ... as sentence`), or None.
         """
+
+
+class SelfReportingBlocks:
+    """Observes blocks that report their attention themselves: each has a list `attention_listeners`, and
+    calls every listener once in a forward pass with an `AttentionCall`, as `lab.module.TrainedLayer` does."""
+
+    def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
+        """True if every block has a list of listeners."""
+        return all(isinstance(getattr(block, "attention_listeners", None), list) for block in blocks)
+
+    @contextmanager
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
+        """Inside, `on_attention` is one of the listeners of every block."""
+        lists: list[list[OnAttention]] = [block.attention_listeners for block in blocks]
+        for listeners in lists:
+            listeners.append(on_attention)
+        try:
+            yield
+        finally:
+            for listeners in lists:
+                listeners.remove(on_attention)

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankscope.live.attention.head_outputs import by_head, check_pattern
+from rankscope.live.hidden_states import times_changed
 from rankscope.live.isolation import isolated
 
 SOFTMAX = {"softmax", "special_softmax"}
 PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
-SCORES = PRODUCTS | {"baddbmm", "cdist"}
-"""Functions that make scores of queries and keys."""
+SCORES = PRODUCTS | {"baddbmm", "cdist"}  # functions that make scores of queries and keys
 COPIES = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "clone", "contiguous", "detach"}
 VIEWS = {"view", "reshape", "flatten", "unflatten"}
 BLINDING = {"masked_fill", "nan_to_num", "where"}
@@ -50,12 +50,12 @@ class WrittenSoftmax:
 
     def set_pattern(self, pattern: Tensor) -> None:
         """Take this tensor for the pattern, and note how often it was changed in place so far."""
-        self._pattern, self._version = pattern.detach(), _version(pattern)
+        self._pattern, self._version = pattern.detach(), times_changed(pattern)
 
     @property
     def changed_in_place(self) -> bool:
         """Whether the pattern was written into after the softmax gave it."""
-        return self._version != _version(self._pattern)
+        return self._version != times_changed(self._pattern)
 
     def set_product(self, values: Tensor, output: Tensor) -> None:
         """Note that the pattern times these values gave this output."""
@@ -273,11 +273,6 @@ def _drops(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
 def _heads(x: Tensor) -> int | None:
     """The number of heads in `[batch, head, ..., query, key]`; None without an axis of heads."""
     return math.prod(x.shape[1:-2]) if x.ndim > 3 else None
-
-
-def _version(x: Tensor) -> int:
-    """How often x was changed in place; inference tensors do not count it."""
-    return 0 if x.is_inference() else x._version
 
 
 def _equal_but_for_empty_rows(x: Tensor, result: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Attention that a module computes itself, seen in the functions of torch that it calls.
 
 While a block runs, a torch function mode sees every call of torch in it, and returns its result unchanged. It
-reports calls of `F.scaled_dot_product_attention` (`scaled_dot_product.py`), of flex attention (`flex.py`) and
-a softmax that is written out (`softmax.py`). Which tokens attend to which is found by following the block's
+reports calls of `F.scaled_dot_product_attention` and of flex attention (`kernels.py`), and a softmax that is
+written out (`softmax.py`). Which tokens attend to which is found by following the block's
 hidden states from call to call: attention whose queries and keys both come from them is self-attention; keys
 from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap` are not seen.
 
@@ -22,15 +22,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rankscope.live.attention.flex import flex_attention_reported
+from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_reported
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
-from rankscope.live.attention.scaled_dot_product import ScaledDotProduct
 from rankscope.live.attention.softmax import SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
-ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)
-"""One function, by each of its names."""
+ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)  # one function, by each of its names
 
 
 class TorchFunctions:
@@ -61,8 +59,7 @@ class FunctionTracer(TorchFunctionMode):
         super().__init__()
         self.on_attention = on_attention
         self.depth = 0  # blocks entered and not yet left
-        self.from_tokens = WeakTensorKeyDictionary()
-        """Tensors that were computed from the hidden states of a block that runs."""
+        self.from_tokens = WeakTensorKeyDictionary()  # tensors computed from a running block's hidden states
         self.softmaxes = SoftmaxTracer(self.from_tokens)
 
     def block_entered(self, hidden_states: Tensor | None) -> None:

@@ -27,8 +27,7 @@ need("this callback", "transformers", "accelerate")  # Trainer needs both
 # ruff: noqa: E402  The line above has raised a sentence if these cannot be imported.
 from transformers.trainer_callback import TrainerCallback
 
-LOGGED = {"loss": "loss", "learning_rate": "lr"}
-"""Our name of each number that Trainer logs."""
+LOGGED = {"loss": "loss", "learning_rate": "lr"}  # our name of each number that Trainer logs
 
 
 class MonitorCallback(TrainerCallback):

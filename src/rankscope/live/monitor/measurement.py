@@ -17,8 +17,7 @@ from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
 from rankscope.runs.training import CERTIFICATES_TABLE
 
-ENTRY = "training"
-"""The entry of the run folder's manifest."""
+ENTRY = "training"  # the entry of the run folder's manifest
 
 TRAINING: dict[str, Any] = {
     "step": pl.Int64,
@@ -32,8 +31,7 @@ TRAINING: dict[str, Any] = {
     "floor": pl.Float64,  # values below it are rounding noise; 0 if there is no floor
     "samples": pl.Int64,
     "broken": pl.Int64,  # samples whose value was NaN or infinite
-}
-"""The columns of the table `training`: a row for each number of a measurement."""
+}  # the columns of the table `training`: a row for each number of a measurement
 
 ALARMS: dict[str, Any] = {
     "step": pl.Int64,
@@ -43,8 +41,7 @@ ALARMS: dict[str, Any] = {
     "head": pl.Int64,
     "action": pl.String,
     "sentence": pl.String,
-}
-"""The columns of the table `alarms`."""
+}  # the columns of the table `alarms`
 
 CERTIFICATES: dict[str, Any] = {
     "step": pl.Int64,
@@ -59,8 +56,7 @@ CERTIFICATES: dict[str, Any] = {
     "slack": pl.Float64,  # decades between the two
     "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
     "why": pl.String,  # the first hypothesis that fails, with its number
-}
-"""The columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step."""
+}  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
 
 
 @dataclass(frozen=True)

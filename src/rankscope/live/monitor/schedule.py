@@ -11,8 +11,7 @@ from collections import deque
 
 from rankscope.errors import MonitorError
 
-STRIDES = 16
-"""How many strides are remembered."""
+STRIDES = 16  # how many strides are remembered
 
 
 class Schedule:

@@ -1,6 +1,6 @@
 """Measures the gradients of a block's weights, and how far a step of the optimiser moves them.
 
-Of the weights W of a parameter group (`parameter_groups.py`), at a step that is measured:
+Of the weights W of a parameter group, at a step that is measured:
 
     grad_GROUP   = ||G||_F,  G the gradient as the optimiser uses it (after clipping, if the loop clips)
     update_GROUP = ||W_after - W_before||_F / ||W_before||_F
@@ -9,23 +9,161 @@ Of the weights W of a parameter group (`parameter_groups.py`), at a step that is
 the weights and take sums of squares, which stay on their device; after the step `Monitor` calls `values()`.
 If the optimiser makes several steps in between, the last one counts. Neither weights nor gradients are
 written to.
+
+Groups are queries and keys, values and outputs, MLP (`parameter_groups`), told apart by name and shape. A
+weight is a matrix, or a stack of matrices as experts have: biases and gains of norms are left out. Many
+models keep queries, keys and values in one fused matrix, whose outputs are laid out like this:
+
+| name                                          | outputs                                                    |
+|-----------------------------------------------|------------------------------------------------------------|
+| `c_attn`, `qkv`, `Wqkv`, `in_proj`            | all queries, all keys, all values                          |
+| `qkv_proj`                                    | the same; fewer keys and values where the module says so   |
+| `query_key_value` (GPT-NeoX, BLOOM, Falcon)   | by head: its query, its key, its value                     |
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.monitor import distributed
-from rankscope.live.monitor.parameter_groups import ParameterSlice, parameter_groups
 from rankscope.live.monitor.running_sums import MetricValues
 
-NO_VALUE = torch.zeros(0, dtype=torch.float64)
-"""The values of a step that was not made, and of ranks that do not write."""
-SliceKey = tuple[int, str]
-"""A module by its id, and the name of a weight in it."""
+Group = Literal["query_key", "value_output", "mlp"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+OutputChoice = Callable[[Tensor], Tensor]  # of numbers of all outputs of a fused matrix, those in a group
+QUERY_KEY = {"q", "k", "query", "key", "wq", "wk", "to_q", "to_k", "linear_q", "linear_k"}
+QUERY_KEY |= {f"{part}_{word}" for part in ("q", "k", "query", "key") for word in ("proj", "lin", "linear")}
+QUERY_KEY |= {"q_a_proj", "q_b_proj"}  # queries through a bottleneck (DeepSeek)
+VALUE_OUTPUT = {"v", "value", "wv", "to_v", "v_proj", "v_lin", "v_linear", "value_proj", "linear_v", "o"}
+VALUE_OUTPUT |= {"wo", "to_out", "o_proj", "out_proj", "out_lin", "out", "output", "proj", "c_proj", "dense"}
+IN_TURN = {"c_attn", "qkv", "wqkv", "in_proj", "qkv_proj"}
+BY_HEAD = {"query_key_value"}
+OTHER_LAYOUTS = {"CodeGenAttention", "GPTBigCodeAttention"}  # use one of these names otherwise
+MLP = {"mlp", "ffn", "ff", "feed_forward", "feedforward", "densereludense", "intermediate", "output"}
+MLP |= {"fc1", "fc2", "fc_in", "fc_out", "c_fc", "linear1", "linear2", "lin1", "lin2", "ffn_output"}
+MLP |= {"experts", "moe", "block_sparse_moe", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+
+
+@dataclass(frozen=True)
+class ParameterSlice:
+    """A weight, or some of its outputs. The parameter is looked up at every use, because what shards a model
+    replaces parameters."""
+
+    owner: nn.Module
+    name: str
+    axis: int = 0  # the dimension of the weight along which its outputs lie
+    choose: OutputChoice | None = None  # the outputs that belong to the slice; None: all
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter as it is now."""
+        parameter: nn.Parameter = getattr(self.owner, self.name)
+        return parameter
+
+
+ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by layer, the first block's being 1
+
+
+def parameter_groups(blocks: Sequence[nn.Module]) -> tuple[ParameterGroups, list[str]]:
+    """The trainable weights of each block and group, and the names of weights that belong to no group.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
+    >>> groups, left_out = parameter_groups([layer])
+    >>> {group: len(slices) for (_, group), slices in groups.items()}
+    {'query_key': 1, 'value_output': 2, 'mlp': 2}
+    """
+    groups: ParameterGroups = {}
+    left_out: dict[str, None] = {}
+    for layer, block in enumerate(dict.fromkeys(blocks), 1):
+        for name, weight in block.named_parameters():
+            if weight.ndim > 1 and weight.requires_grad:
+                slices = _slices(block, name, weight)
+                for group, part in slices:
+                    groups.setdefault((layer, group), []).append(part)
+                if not slices:
+                    left_out[name] = None
+    return groups, list(left_out)
+
+
+def _slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Group, ParameterSlice]]:
+    """The slices of a weight: one, two of a fused matrix, or none if its group is not known."""
+    *path, last = name.split(".")
+    modules = [block.get_submodule(".".join(path[: k + 1])) for k in range(len(path))]
+    owner = modules[-1] if modules else block
+    words = [word.lower() for word in (*path, last.removesuffix("weight").removesuffix("_")) if word]
+    in_attention = [_is_attention(word, module) for word, module in zip(path, modules, strict=True)]
+    if not any(in_attention):
+        return [("mlp", ParameterSlice(owner, last))] if MLP & {*words} else []
+    inside = words[in_attention.index(True) + 1 :]
+    for word in reversed(inside):
+        if word in IN_TURN | BY_HEAD:
+            return _fused_slices(word, modules, owner, last, weight) if word == inside[-1] else []
+        if word in QUERY_KEY:
+            return [("query_key", ParameterSlice(owner, last))]
+        if word in VALUE_OUTPUT:
+            return [("value_output", ParameterSlice(owner, last))]
+    return []
+
+
+def _is_attention(word: str, module: nn.Module) -> bool:
+    names = (word.lower(), type(module).__name__.lower())
+    return any("attn" in name or "attention" in name for name in names)
+
+
+def _fused_slices(
+    word: str, modules: Sequence[nn.Module], owner: nn.Module, last: str, weight: Tensor
+) -> list[tuple[Group, ParameterSlice]]:
+    """Two slices of a fused weight: queries and keys, and values; none if its layout is not known."""
+    axis = 1 if type(owner).__name__ == "Conv1D" else 0
+    outputs, inputs = weight.shape[axis], weight.shape[1 - axis]
+    attention = modules[-1] if last != "weight" else modules[-2]
+    if weight.ndim != 2 or type(attention).__name__ in OTHER_LAYOUTS:
+        return []
+    value_width = _size(attention, "num_key_value_heads") * _size(attention, "head_dim")
+    if word in BY_HEAD:
+        heads = _size(attention, "num_attention_heads", "num_heads", "n_head", "n_heads")
+        if outputs != 3 * inputs or not heads or inputs % heads:
+            return []
+        choices = _by_head(heads)
+    elif outputs == 3 * inputs:
+        choices = _in_turn(inputs)
+    elif word == "qkv_proj" and 0 < 2 * value_width < outputs:
+        choices = _in_turn(value_width)
+    else:
+        return []
+    return [
+        ("query_key", ParameterSlice(owner, last, axis, choices[0])),
+        ("value_output", ParameterSlice(owner, last, axis, choices[1])),
+    ]
+
+
+def _by_head(heads: int) -> tuple[OutputChoice, OutputChoice]:
+    return (
+        lambda outputs: outputs.reshape(heads, 3, -1)[:, :2].reshape(-1),
+        lambda outputs: outputs.reshape(heads, 3, -1)[:, 2].reshape(-1),
+    )
+
+
+def _in_turn(value_width: int) -> tuple[OutputChoice, OutputChoice]:
+    return (lambda outputs: outputs[:-value_width], lambda outputs: outputs[-value_width:])
+
+
+def _size(module: nn.Module, *names: str) -> int:
+    """A size that a module, or its config, has under one of these names; 0 if neither has one."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in names:
+            size: Any = getattr(holder, name, None)
+            if isinstance(size, int):
+                return size
+    return 0
+
+
+NO_VALUE = torch.zeros(0, dtype=torch.float64)  # of a step that was not made, and of ranks that do not write
+SliceKey = tuple[int, str]  # a module by its id, and the name of a weight in it
 
 
 class WeightGradients:
@@ -49,8 +187,8 @@ class WeightGradients:
             )
         self._slices = {_key(part): part for parts in self.groups.values() for part in parts}
         self._before: dict[SliceKey, Tensor] = {}
+        # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
         self._squares: dict[str, dict[SliceKey, Tensor]] = {}
-        """Of gradients, of weights and of updates: for each weight, a sum of squares for each output."""
         self._rate: Any = None
         self._scale: float | Tensor = 1.0
         self._skipped: bool | Tensor = False

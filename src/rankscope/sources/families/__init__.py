@@ -1,5 +1,10 @@
-"""The families of models that `load` maps onto the canonical network: one file each, one row each."""
+"""The families of models that `load` maps onto the canonical network (one file each, one row each), which of
+them maps a model type, and what is said of one that none does."""
 
+import re
+from difflib import get_close_matches
+
+from rankscope.errors import SourceError, one_of
 from rankscope.sources.families.albert import Albert
 from rankscope.sources.families.bart import Bart, BartDecoder
 from rankscope.sources.families.bert import Bert
@@ -27,35 +32,76 @@ from rankscope.sources.families.xlnet import XLNet
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Bert(),
-        Roberta(),
-        DistilBert(),
-        Albert(),
-        XLNet(),
-        GPT2(),
-        OPT(),
-        GPTNeoX(),
-        Llama(),
-        Mixtral(),
-        Qwen3Next(),
-        DeepSeek(),
-        Phi3(),
-        Gemma2(),
-        Gemma3(),
-        T5(),
-        T5Decoder(),
-        Bart(),
-        BartDecoder(),
-        Whisper(),
-        WhisperDecoder(),
-        ViT(),
-        DinoV2(),
-        ModernBert(),
-        ClipText(),
-        ClipVision(),
-        SiglipText(),
+        Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
+        Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
+        Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
         SiglipVision(),
     )
-}
+}  # fmt: skip
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "Family", "family_of"]
+RECURRENT = ("mamba", "rwkv", "xlstm")
+"""How the model types of recurrent models without attention begin or end."""
+DISENTANGLED = (
+    ", whose scores add products of queries with a table of relative positions and of that table with keys "
+    "(disentangled attention): no positions here do the second"
+)
+CHUNKED = (
+    ", whose layers take turns in rotating, attend within chunks, and choose experts by sigmoids that scale "
+    "what an expert reads"
+)
+REASONS = {
+    "llama4": CHUNKED,
+    "llama4_text": CHUNKED,
+    "gpt_oss": ", whose attention has sinks: its rows do not sum to one",
+    "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
+    "deberta": DISENTANGLED,
+    "deberta-v2": DISENTANGLED,
+}
+"""Why no family maps a model type, where that is one part of it."""
+CLOSE = 0.8
+"""The likeness, of at most one, from which on a name may be a slip of another."""
+
+
+def family_of(model_type: str | None, requested: str | Family | None = None) -> Family:
+    """The family of a model type, or the one asked for: one's own, or by name."""
+    if isinstance(requested, Family):
+        return requested
+    matching = next((family for family in FAMILIES.values() if model_type in family.types), None)
+    if requested is None:
+        if matching is None:
+            raise SourceError(_unknown(str(model_type)), subject="model_type")
+        return matching
+    requested = requested if requested in FAMILIES else str(requested).removesuffix("_encoder")
+    if requested not in FAMILIES:
+        raise SourceError(one_of("family", requested, FAMILIES, CLOSE), subject="family")
+    if matching is not None and model_type not in FAMILIES[requested].types:
+        raise SourceError(
+            f"family is for a config that does not say its model type; this one says {model_type!r}, and "
+            f"{requested!r} was asked for: leave family out",
+            subject="family",
+        )
+    return FAMILIES[requested]
+
+
+def _unknown(model_type: str) -> str:
+    """The sentence for a model type of no family. One that transformers knows is no slip of another."""
+    from transformers import CONFIG_MAPPING
+
+    towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
+    if towers:
+        either = " or ".join(map(repr, towers))
+        return f"a {model_type} model has two towers; name the one to load, family={either}"
+    known = list(dict.fromkeys(kind for family in FAMILIES.values() for kind in family.types))
+    theirs = model_type in CONFIG_MAPPING
+    near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
+    letters = [re.sub(r"[\d._-]", "", name) for name in (model_type, *near)]
+    # Another version is no slip.
+    hint = f" (did you mean {near[0]!r}?)" if near and letters[0] != letters[1] else ""
+    if model_type.rstrip("0123456789").endswith(RECURRENT):
+        hint = ", a recurrent model without attention"
+    reason = REASONS.get(model_type, hint)
+    return (
+        f"load maps model types {', '.join(known)}; this one is {model_type!r}{reason}: watch measures any "
+        "model as it is, and docs/models.md says how to add a family"
+    )

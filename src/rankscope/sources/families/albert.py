@@ -8,10 +8,12 @@ from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.family import (
     SMALL_TEXT,
     Family,
-    ModulePaths,
     architecture_from,
     linear_weights,
+    projections,
 )
+
+SIZES = SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4, "intermediate_size": 24}
 
 
 class Albert(Family):
@@ -19,17 +21,18 @@ class Albert(Family):
 
     name = "albert"
     types = ("albert",)
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "attention.query",
-        "attention.key": "attention.key",
-        "attention.value": "attention.value",
-        "attention.output": "attention.dense",
+    parts: ClassVar = {
+        **projections("attention", "query key value dense"),
         "attention_norm": "attention.LayerNorm",
         "mlp.up": "ffn",
         "mlp.down": "ffn_output",
         "mlp_norm": "full_layer_layer_norm",
     }
     embedding_parts = Bert.embedding_parts
+    tiny_fields: ClassVar = {
+        "shared": ("AlbertConfig", SIZES),
+        "groups": ("AlbertConfig", SIZES | {"num_hidden_groups": 2, "inner_group_num": 2}),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm; shared where there is but one layer to share."""
@@ -41,22 +44,9 @@ class Albert(Family):
         """Group by group, as `AlbertTransformer` applies them."""
         config, groups = model.config, model.encoder.albert_layer_groups
         per_group = config.num_hidden_layers / config.num_hidden_groups
-        return [
-            block
-            for index in range(config.num_hidden_layers)
-            for block in groups[int(index / per_group)].albert_layers
-        ]
+        order = [groups[int(index / per_group)] for index in range(config.num_hidden_layers)]
+        return [block for group in order for block in group.albert_layers]
 
     def embedding(self, model: Any) -> TextEmbedding:
         """The narrow embedding is normalised, then widened."""
         return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """All layers shared, and two groups of two."""
-        from transformers import AlbertConfig
-
-        small = SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4, "intermediate_size": 24}
-        return {
-            "shared": AlbertConfig(**small),
-            "groups": AlbertConfig(**small, num_hidden_groups=2, inner_group_num=2),
-        }

@@ -3,17 +3,12 @@ positions through a norm."""
 
 from typing import Any, ClassVar
 
-from torch import nn
-
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding
-from rankscope.sources.families.family import Family, ModulePaths, activation
+from rankscope.sources.families.family import Family, ModulePaths, activation, projections
 
-CROSS: dict[str, str] = {
-    "cross.query": "encoder_attn.q_proj",
-    "cross.key": "encoder_attn.k_proj",
-    "cross.value": "encoder_attn.v_proj",
-    "cross.output": "encoder_attn.out_proj",
+CROSS: ModulePaths = {
+    **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
     "cross_norm": "encoder_attn_layer_norm",
 }
 SIZES: dict[str, Any] = {
@@ -27,28 +22,24 @@ class Bart(Family):
 
     name = "bart"
     types: ClassVar[tuple[str, ...]] = ("bart",)
-    side = "encoder"
+    side = inside = "encoder"
     stack = "layers"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.output": "self_attn.out_proj",
+    parts: ClassVar = {
+        **projections("self_attn", "q_proj k_proj v_proj out_proj"),
         "attention_norm": "self_attn_layer_norm",
         "mlp.up": "fc1",
         "mlp.down": "fc2",
         "mlp_norm": "final_layer_norm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {
+    embedding_parts: ClassVar = {
         "words": "embed_tokens",
         "positions": "embed_positions",
         "norm": "layernorm_embedding",
     }
-
-    def core(self, model: nn.Module) -> Any:
-        """The encoder or decoder of a model that has both."""
-        base = super().core(model)
-        return getattr(base, self.side, base)
+    tiny_fields: ClassVar = {
+        "plain": ("BartConfig", SIZES | {"max_position_embeddings": 32}),
+        "words scaled": ("BartConfig", SIZES | {"max_position_embeddings": 32, "scale_embedding": True}),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm, with the eps of torch's LayerNorm."""
@@ -74,16 +65,9 @@ class Bart(Family):
         """Positions start at row 2 of the table."""
         return int(model.embed_positions.offset)
 
-    def tiny_configs(self) -> dict[str, Any]:
-        """As published, and with words scaled."""
-        from transformers import BartConfig
-
-        small = SIZES | {"max_position_embeddings": 32}
-        return {"plain": BartConfig(**small), "words scaled": BartConfig(**small, scale_embedding=True)}
-
 
 class BartDecoder(Bart):
     """BART's decoder: causal, with cross-attention."""
 
-    name, side = "bart_decoder", "decoder"
-    parts: ClassVar[ModulePaths] = {**Bart.parts, **CROSS}
+    name, side, inside = "bart_decoder", "decoder", "decoder"
+    parts: ClassVar = {**Bart.parts, **CROSS}

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, ModulePaths, architecture_from, require
+from rankscope.sources.families.family import SMALL_TEXT, Family, architecture_from, projections, require
 
 
 class Bert(Family):
@@ -12,21 +12,22 @@ class Bert(Family):
     name = "bert"
     types: ClassVar[tuple[str, ...]] = ("bert",)
     stack = "encoder.layer"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "attention.self.query",
-        "attention.key": "attention.self.key",
-        "attention.value": "attention.self.value",
-        "attention.output": "attention.output.dense",
+    parts: ClassVar = {
+        **projections("attention", "self.query self.key self.value output.dense"),
         "attention_norm": "attention.output.LayerNorm",
         "mlp.up": "intermediate.dense",
         "mlp.down": "output.dense",
         "mlp_norm": "output.LayerNorm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {
+    embedding_parts: ClassVar = {
         "words": "embeddings.word_embeddings",
         "positions": "embeddings.position_embeddings",
         "segment": "embeddings.token_type_embeddings",
         "norm": "embeddings.LayerNorm",
+    }
+    tiny_fields: ClassVar = {
+        "encoder": ("BertConfig", SMALL_TEXT | {"intermediate_size": 24}),
+        "decoder": ("BertConfig", SMALL_TEXT | {"intermediate_size": 24, "is_decoder": True}),
     }
 
     def architecture(self, config: Any) -> Architecture:
@@ -34,12 +35,3 @@ class Bert(Family):
         require(config, add_cross_attention=False)
         mask = "causal" if config.is_decoder else "complete"
         return architecture_from(config, norm_eps=config.layer_norm_eps, mask=mask)
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """An encoder and a decoder."""
-        from transformers import BertConfig
-
-        return {
-            "encoder": BertConfig(**SMALL_TEXT, intermediate_size=24),
-            "decoder": BertConfig(**SMALL_TEXT, intermediate_size=24, is_decoder=True),
-        }

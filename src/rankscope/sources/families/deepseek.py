@@ -4,20 +4,13 @@ import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import (
-    SMALL_TEXT,
-    ModulePaths,
-    Tensors,
-    architecture_from,
-    dense,
-    norm,
-    require,
-)
-from rankscope.sources.families.llama import NO_TOKENS
+from rankscope.sources.families.family import Tensors, architecture_from, dense, norm, require
+from rankscope.sources.families.llama import SMALL_GROUPED
 from rankscope.sources.families.mixtral import SHARED, Mixtral
 from rankscope.sources.families.rotary import rotary
 
@@ -26,6 +19,16 @@ SHARED_EXPERTS = {
     for name, path in SHARED.items()
     if name != "experts.shared_gate"
 }
+SIZES = SMALL_GROUPED | {
+    "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "kv_lora_rank": 5, "q_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 3,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+DENSE_LAYERS, GROUPS = SIZES | {"first_k_dense_replace": 3}, {"n_group": 2, "topk_group": 1}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
 
 
 class DeepSeek(Mixtral):
@@ -35,12 +38,24 @@ class DeepSeek(Mixtral):
 
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         name: path
         for name, path in Mixtral.parts.items()
         if name not in ("attention.query", "attention.key", "attention.value")
     }
-    shared: ClassVar[ModulePaths] = SHARED_EXPERTS
+    shared: ClassVar = SHARED_EXPERTS
+    tiny_fields: ClassVar = {
+        "v2": ("DeepseekV2Config", SIZES | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}),
+        "v2 plain queries": (
+            "DeepseekV2Config",
+            DENSE_LAYERS | {"q_lora_rank": None, "rope_parameters": YARN, "mlp_bias": True},
+        ),
+        "v3": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_parameters": YARN, "attention_bias": True}),
+        "v3 halves": (
+            "DeepseekV3Config",
+            DENSE_LAYERS | GROUPS | {"rope_interleave": False, "rms_norm_eps": 0.02},
+        ),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -53,8 +68,7 @@ class DeepSeek(Mixtral):
             rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", mlp="gated",
             norm="rms", norm_place="pre", norm_eps=config.rms_norm_eps, final_norm=True, **rotary(config),
         )  # fmt: skip
-        experts = self.experts(config)
-        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
+        return self.with_experts(arch, config)
 
     def experts(self, config: Any) -> Experts | None:
         """The experts of V2; None where every layer is dense."""
@@ -95,35 +109,9 @@ class DeepSeek(Mixtral):
         held = _by_head(attention.kv_b_proj.weight, arch.heads)
         tensors["attention.value.weight"] = held[..., plain:]
         beside = torch.eye(turned, dtype=held.dtype)[:, None].expand(-1, arch.heads, -1)
-        tensors["attention.key.weight"] = torch.cat(
-            [_before(turned, held[..., :plain]), _after(plain, beside)], 0
-        )
+        keys = [F.pad(held[..., :plain], (turned, 0)), F.pad(beside, (0, plain))]
+        tensors["attention.key.weight"] = torch.cat(keys, 0)
         return tensors
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """V2 with experts after a dense layer, and with plain queries; V3 dense, its positions stretched, and
-        rotated by halves."""
-        from transformers import DeepseekV2Config, DeepseekV3Config
-
-        small: dict[str, Any] = {
-            **SMALL_TEXT, **NO_TOKENS, "intermediate_size": 24, "moe_intermediate_size": 12,
-            "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2, "kv_lora_rank": 5,
-            "q_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 3,
-            "num_key_value_heads": 4,
-        }  # fmt: skip
-        yarn = {
-            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5,
-            "original_max_position_embeddings": 8,
-        }  # fmt: skip
-        v3: dict[str, Any] = {**small, "first_k_dense_replace": 3, "n_group": 2, "topk_group": 1}
-        return {
-            "v2": DeepseekV2Config(**small, first_k_dense_replace=1, routed_scaling_factor=1.5),
-            "v2 plain queries": DeepseekV2Config(
-                **small | {"q_lora_rank": None}, first_k_dense_replace=3, rope_parameters=yarn, mlp_bias=True
-            ),
-            "v3": DeepseekV3Config(**v3, rope_parameters=yarn, attention_bias=True),
-            "v3 halves": DeepseekV3Config(**v3, rope_interleave=False, rms_norm_eps=0.02),
-        }
 
 
 def _stretch(config: Any) -> float:
@@ -138,13 +126,3 @@ def _stretch(config: Any) -> float:
 def _by_head(weight: Tensor, heads: int) -> Tensor:
     """`[inner, head, width]` of torch's `[head * width, inner]`."""
     return weight.reshape(heads, -1, weight.shape[1]).permute(2, 0, 1)
-
-
-def _before(count: int, part: Tensor) -> Tensor:
-    """Zeros before the entries of every head."""
-    return torch.cat([part.new_zeros(*part.shape[:-1], count), part], -1)
-
-
-def _after(count: int, part: Tensor) -> Tensor:
-    """Zeros after them."""
-    return torch.cat([part, part.new_zeros(*part.shape[:-1], count)], -1)

@@ -3,17 +3,11 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    SMALL,
-    ModulePaths,
-    Tensors,
-    activation,
-    architecture_from,
-    read_block,
-)
+from rankscope.sources.families.family import SMALL, Tensors, activation, architecture_from, read_block
 from rankscope.sources.families.vit import ViT
 
 GATED = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+SIZES = SMALL | {"image_size": 12, "patch_size": 4}
 
 
 class DinoV2(ViT):
@@ -21,7 +15,11 @@ class DinoV2(ViT):
 
     name = "dinov2"
     types = ("dinov2",)
-    parts: ClassVar[ModulePaths] = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
+    parts: ClassVar = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
+    tiny_fields: ClassVar = {
+        "plain": ("Dinov2Config", SIZES),
+        "gated": ("Dinov2Config", SIZES | {"use_swiglu_ffn": True}),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -43,10 +41,3 @@ class DinoV2(ViT):
         for last, scale in (("attention.output", block.layer_scale1), ("mlp.down", block.layer_scale2)):
             tensors |= {name: part * scale.lambda1 for name, part in tensors.items() if name.startswith(last)}
         return tensors
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """One config with plain MLPs, one with gated."""
-        from transformers import Dinov2Config
-
-        small = SMALL | {"image_size": 12, "patch_size": 4}
-        return {"plain": Dinov2Config(**small), "gated": Dinov2Config(**small, use_swiglu_ffn=True)}

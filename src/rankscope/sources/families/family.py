@@ -8,15 +8,16 @@ To add a family, write a file with a subclass of `Family` and put it into the ta
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
         embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
         def architecture(self, config): ...        # without biases: they are found in the weights
-        def tiny_configs(self): ...                 # small configs: every branch of the above in one of them
+        tiny_fields = {"encoder": ("BertConfig", {...})}  # small configs: every branch in one of them
 
 `final_norm` is the path of the last norm. A family of one's own, given to `load(model, family=)`, needs no
-`types` and no `tiny_configs`, and its model may be any module: `config` is then the model's attribute of that
+`types` and no `tiny_fields`, and its model may be any module: `config` is then the model's attribute of that
 name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding` and
 `other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and
-`rankscope models` and the tests check each of `tiny_configs`.
+`rankscope models` and the tests check each of `tiny_fields`.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from inspect import signature
@@ -29,28 +30,22 @@ from rankscope.errors import SourceError
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.weights import Linear
-from rankscope.sources.embedding import Convolution, Embedding, TextEmbedding
+from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, TextEmbedding
 
 Tensors = dict[str, Tensor]
 ModulePaths = Mapping[str, str]
 """Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`."""
+TinyFields = Mapping[str, tuple[str, Mapping[str, Any]]]
+"""By label: the name of a config class of transformers, and the fields of a small config."""
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 SMALL_TEXT: dict[str, Any] = {**SMALL, "vocab_size": 60, "max_position_embeddings": 32}
-"""Sizes of the configs of `tiny_configs`."""
+"""Sizes of the configs of `tiny_fields`."""
 ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-    "linear": "identity",
-}
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu",
+    "swish": "silu", "tanh": "tanh", "linear": "identity",
+}  # fmt: skip
 """Hugging Face's names of the nonlinearities that `Architecture` knows."""
 
 
@@ -79,18 +74,34 @@ class Family(ABC):
     """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
     final_norm: ClassVar[str] = ""
     """Dotted path of the last norm; empty where there is none."""
+    inside: ClassVar[str] = ""
+    """The attribute of a larger model (encoder and decoder, text and images) that holds this network."""
+    tiny_fields: ClassVar[TinyFields] = {}
+    """Small configs that together reach every branch of this family."""
 
     def core(self, model: nn.Module) -> Any:
-        """The model without task heads (`base_model`)."""
-        return getattr(model, "base_model", model)
+        """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
+        base: Any = getattr(model, "base_model", model)
+        return getattr(base, self.inside, base) if self.inside else base
 
     @abstractmethod
     def architecture(self, config: Any) -> Architecture:
         """The architecture that a config describes. Biases are found in the weights later."""
 
     def tiny_configs(self) -> dict[str, Any]:
-        """Small configs that together reach every branch of this family, each under a label."""
-        return {}
+        """The configs of `tiny_fields`, each under its label."""
+        import transformers
+
+        fields = copy.deepcopy(self.tiny_fields)  # transformers adds to what it is given
+        return {label: getattr(transformers, kind)(**values) for label, (kind, values) in fields.items()}
+
+    def random_model(self, config: Any) -> Any:
+        """A model of this config in float64, with weights drawn from torch's generator."""
+        import transformers
+
+        kind: Any = getattr(transformers, self.loader)
+        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        return model.double().eval()
 
     def call(
         self, model: Any, arguments: Mapping[str, Any], attention: bool
@@ -102,12 +113,9 @@ class Family(ABC):
         Patterns are an empty list where `attention` is False or the model returns none."""
         if is_of_transformers(model):
             model.config.return_dict = True  # some ask their config, whatever the call says
-            cached = (
-                {}
-                if self.continuous_inputs or not hasattr(model.config, "use_cache")
-                else {"use_cache": False}
-            )
-            tensors = model(**arguments, **cached, output_attentions=attention, return_dict=True)
+            caches = not self.continuous_inputs and hasattr(model.config, "use_cache")
+            options = {"use_cache": False} if caches else {}
+            tensors = model(**arguments, **options, output_attentions=attention, return_dict=True)
             if not attention:
                 return tensors.last_hidden_state, []
             crossed = getattr(tensors, "cross_attentions", None) or ()
@@ -178,6 +186,12 @@ def architecture_from(config: Any, **fields: Any) -> Architecture:
     return Architecture(width=config.hidden_size, heads=config.num_attention_heads, **fields)
 
 
+def projections(path: str, names: str, kind: str = "attention") -> ModulePaths:
+    """Paths of query, key, value and output projection, whose `names` are in this order, in one module."""
+    parts = (f"{kind}.{part}" for part in ("query", "key", "value", "output"))
+    return {part: f"{path}.{name}" for part, name in zip(parts, names.split(), strict=True)}
+
+
 def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
     """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network."""
     tensors: Tensors = {}
@@ -231,37 +245,44 @@ def norm(name: str, module: Any) -> Tensors:
     if isinstance(module, nn.Identity):
         return {}
     if module.weight is None:
-        raise SourceError(
-            f"a norm must have a gain; {name} of this model has none: watch measures it as it is",
-            subject="norm",
-        )
+        message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+        raise SourceError(message, subject="norm")
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
 
 def norm_weights(module: Any) -> NormWeights:
     """Gain and bias of a norm in an embedding."""
-    return NormWeights(module.weight.detach(), None if module.bias is None else module.bias.detach())
+    return NormWeights(module.weight.detach(), _detached(module.bias))
 
 
 def linear_weights(module: Any) -> Linear:
     """Weight and bias of a linear map in an embedding."""
-    return Linear(matrix(module).detach(), None if module.bias is None else module.bias.detach())
+    return Linear(matrix(module).detach(), _detached(module.bias))
 
 
 def convolution(module: Any) -> Convolution:
     """A convolution along time in an embedding."""
-    bias = None if module.bias is None else module.bias.detach()
-    return Convolution(module.weight.detach(), bias, int(module.stride[0]), int(module.padding[0]))
+    bias, stride, padding = _detached(module.bias), int(module.stride[0]), int(module.padding[0])
+    return Convolution(module.weight.detach(), bias, stride, padding)
+
+
+def image_embedding(patches: Any, positions: Tensor, size: Any, **more: Any) -> ImageEmbedding:
+    """The embedding of square images (`size` a number) or others, their patches cut by a convolution."""
+    sizes = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    kernel, bias = patches.weight.detach(), _detached(patches.bias)
+    return ImageEmbedding(kernel, bias, positions.detach(), sizes, **more)
+
+
+def gains_from_one(tensors: Tensors) -> Tensors:
+    """The tensors of a model whose norms multiply by 1 + weight, in gains that multiply."""
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
 
 
 def activation(name: Any) -> str:
     """Our name of an activation that Hugging Face calls `name`."""
     if name not in ACTIVATIONS:
-        raise SourceError(
-            f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}: "
-            "watch measures it as it is",
-            subject="activation",
-        )
+        message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
+        raise SourceError(f"{message}: watch measures it as it is", subject="activation")
     return ACTIVATIONS[name]
 
 
@@ -269,11 +290,12 @@ def require(config: Any, **fields: Any) -> None:
     """Raise `SourceError` unless the config has these values, the only ones that the family maps."""
     for name, usual in fields.items():
         if getattr(config, name, usual) != usual:
-            raise SourceError(
-                f"{config.model_type} is mapped with {name}={usual!r}; this config has "
-                f"{getattr(config, name)!r}: watch measures it as it is",
-                subject=name,
-            )
+            has = f"this config has {getattr(config, name)!r}: watch measures it as it is"
+            raise SourceError(f"{config.model_type} is mapped with {name}={usual!r}; {has}", subject=name)
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
 
 
 def _bias(name: str, bias: Tensor | None) -> Tensors:

@@ -5,26 +5,28 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, activation, require
+from rankscope.sources.families.family import SMALL_TEXT, Tensors, activation, gains_from_one, require
 from rankscope.sources.families.llama import Llama
+
+SIZES = SMALL_TEXT | {
+    "head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 24, "query_pre_attn_scalar": 12,
+    "sliding_window": 4,
+}  # fmt: skip
 
 
 class Gemma3(Llama):
     """The text model of Gemma 3. Its norms multiply by 1 + weight."""
 
     name = "gemma3"
+    inside = "language_model"
     types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         **Llama.parts,
         "attention_after": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_after": "post_feedforward_layernorm",
     }
-
-    def core(self, model: Any) -> Any:
-        """The language model of a model that also sees."""
-        base = super().core(model)
-        return getattr(base, "language_model", base)
+    tiny_fields: ClassVar = {"text": ("Gemma3TextConfig", SIZES | {"sliding_window_pattern": 3})}
 
     def architecture(self, config: Any) -> Architecture:
         """A sandwich; local and global layers have angles of their own."""
@@ -42,24 +44,12 @@ class Gemma3(Llama):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Llama's, and two more norms."""
-        return _from_one(super().layer(block, arch))
+        return gains_from_one(super().layer(block, arch))
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, as gain one plus weight."""
-        return _from_one(super().other_tensors(model))
+        return gains_from_one(super().other_tensors(model))
 
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by about the root of the width."""
         return self.text(model, scale=float(model.embed_tokens.embed_scale))
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """Two local layers to one global."""
-        from transformers import Gemma3TextConfig
-
-        sizes = {"head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 24}
-        local = {"query_pre_attn_scalar": 12, "sliding_window": 4, "sliding_window_pattern": 3}
-        return {"text": Gemma3TextConfig(**SMALL_TEXT | sizes | local)}
-
-
-def _from_one(tensors: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}

@@ -6,12 +6,13 @@ from rankscope.nets import Architecture
 from rankscope.sources.families.family import (
     SMALL_TEXT,
     Family,
-    ModulePaths,
     Tensors,
     activation,
     architecture_from,
     require,
 )
+
+SIZES = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
 
 
 class GPT2(Family):
@@ -20,7 +21,7 @@ class GPT2(Family):
     name = "gpt2"
     types = ("gpt2",)
     stack, final_norm = "h", "ln_f"
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         "attention.query, attention.key, attention.value": "attn.c_attn",
         "attention.output": "attn.c_proj",
         "attention_norm": "ln_1",
@@ -28,7 +29,11 @@ class GPT2(Family):
         "mlp.down": "mlp.c_proj",
         "mlp_norm": "ln_2",
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "wte", "positions": "wpe"}
+    embedding_parts: ClassVar = {"words": "wte", "positions": "wpe"}
+    tiny_fields: ClassVar = {
+        "decoder": ("GPT2Config", SIZES),
+        "scores by layer": ("GPT2Config", SIZES | {"scale_attn_by_inverse_layer_idx": True}),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -51,13 +56,3 @@ class GPT2(Family):
         for block in model.h:
             block.attn.reorder_and_upcast_attn = False
         return model
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """As published, and with scores scaled by layer."""
-        from transformers import GPT2Config
-
-        small = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
-        return {
-            "decoder": GPT2Config(**small),
-            "scores by layer": GPT2Config(**small, scale_attn_by_inverse_layer_idx=True),
-        }

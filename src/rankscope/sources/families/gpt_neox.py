@@ -3,8 +3,11 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, ModulePaths, Tensors, architecture_from
+from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, architecture_from
 from rankscope.sources.families.rotary import rotary
+
+SIZES = SMALL_TEXT | {"hidden_size": 32, "intermediate_size": 24}
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 class GPTNeoX(Family):
@@ -13,22 +16,29 @@ class GPTNeoX(Family):
     name = "gpt_neox"
     types = ("gpt_neox",)
     stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         "attention.output": "attention.dense",
         "attention_norm": "input_layernorm",
         "mlp.up": "mlp.dense_h_to_4h",
         "mlp.down": "mlp.dense_4h_to_h",
         "mlp_norm": "post_attention_layernorm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_in"}
+    embedding_parts: ClassVar = {"words": "embed_in"}
+    tiny_fields: ClassVar = {
+        "parallel": ("GPTNeoXConfig", SIZES | {"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}),
+        "serial": (
+            "GPTNeoXConfig",
+            SIZES
+            | {"use_parallel_residual": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+        ),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         return architecture_from(
             config, mask="causal", norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True,
-            rotary_share=share, **rotary(config, share),
-            parallel=config.use_parallel_residual,
+            rotary_share=share, **rotary(config, share), parallel=config.use_parallel_residual,
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
@@ -39,16 +49,3 @@ class GPTNeoX(Family):
             for name, part in zip(("query", "key", "value"), by_head.unbind(1), strict=True):
                 tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
         return tensors
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """Parallel with a quarter rotated, and serial."""
-        from transformers import GPTNeoXConfig
-
-        small = SMALL_TEXT | {"hidden_size": 32, "intermediate_size": 24}
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-        return {
-            "parallel": GPTNeoXConfig(**small, rope_parameters={**rope, "partial_rotary_factor": 0.25}),
-            "serial": GPTNeoXConfig(
-                **small, use_parallel_residual=False, rope_parameters={**rope, "partial_rotary_factor": 1.0}
-            ),
-        }

@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, read_block
-from rankscope.sources.families.llama import NO_TOKENS, QUERY_NORMS, Llama
+from rankscope.sources.families.family import Tensors, read_block
+from rankscope.sources.families.llama import QUERY_NORMS, SMALL_GROUPED, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
 DENSE = ("mlp.gate", "mlp.up", "mlp.down")
@@ -14,6 +14,7 @@ SHARED = {
     "experts.shared.down": "mlp.shared_expert.down_proj",
     "experts.shared_gate": "mlp.shared_expert_gate",
 }
+SIZES = SMALL_GROUPED | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 
 class Mixtral(Llama):
@@ -21,12 +22,30 @@ class Mixtral(Llama):
 
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
-    shared: ClassVar[ModulePaths] = SHARED
+    shared: ClassVar = SHARED
     """Where a block keeps a shared expert."""
+    tiny_fields: ClassVar = {
+        "mixtral": ("MixtralConfig", SMALL_GROUPED | {"num_local_experts": 4}),
+        "mixtral window": ("MixtralConfig", SMALL_GROUPED | {
+            "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4, "head_dim": 8,
+        }),
+        "qwen 2": ("Qwen2MoeConfig", SIZES | {
+            "shared_expert_intermediate_size": 20, "mlp_only_layers": [1], "use_sliding_window": True,
+            "sliding_window": 3, "max_window_layers": 2,
+        }),
+        "qwen 3": ("Qwen3MoeConfig", SIZES | {
+            "head_dim": 8, "norm_topk_prob": True, "decoder_sparse_step": 2,
+        }),
+        "qwen 3 as scored": ("Qwen3MoeConfig", SIZES | {"head_dim": 8, "attention_bias": True}),
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        arch = self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3_moe")
+        query_norm = config.model_type == "qwen3_moe"
+        return self.with_experts(self.gated(config, norm_place="pre", query_norm=query_norm), config)
+
+    def with_experts(self, arch: Architecture, config: Any) -> Architecture:
+        """The architecture with the experts of the config, if it has any."""
         experts = self.experts(config)
         return arch if experts is None else arch.replace(mlp="experts", experts=experts)
 
@@ -56,14 +75,12 @@ class Mixtral(Llama):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """An expert's two inward maps lie in one matrix, the gate first."""
-        norms = QUERY_NORMS if arch.query_norm else {}
         if not hasattr(block.mlp, "experts"):
-            return read_block(block, {**self.parts, **norms}, arch)
+            return super().layer(block, arch)
+        norms = QUERY_NORMS if arch.query_norm else {}
         parts = {name: path for name, path in self.parts.items() if name not in DENSE}
-        shared = (
-            self.shared if any(name.startswith("shared") for name, _ in block.mlp.named_children()) else {}
-        )
-        experts = block.mlp.experts
+        shares = any(name.startswith("shared") for name, _ in block.mlp.named_children())
+        shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
             **read_block(block, {**parts, **norms, **shared}, arch),
@@ -77,29 +94,3 @@ class Mixtral(Llama):
         """Experts one by one, as transformers writes them down: its grouped kernels have no float64."""
         model.set_experts_implementation("eager")
         return model
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """One of each; Mixtral with a window, Qwen 2 with dense layers and windows, Qwen 3 with both kinds of
-        weights."""
-        from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
-
-        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
-        few: dict[str, Any] = {
-            **small,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 12,
-        }
-        wide: dict[str, Any] = {**few, "head_dim": 8}
-        return {
-            "mixtral": MixtralConfig(**small, num_local_experts=4),
-            "mixtral window": MixtralConfig(
-                **small, num_local_experts=3, num_experts_per_tok=1, sliding_window=4, head_dim=8
-            ),
-            "qwen 2": Qwen2MoeConfig(
-                **few, shared_expert_intermediate_size=20, mlp_only_layers=[1], use_sliding_window=True,
-                sliding_window=3, max_window_layers=2,
-            ),
-            "qwen 3": Qwen3MoeConfig(**wide, norm_topk_prob=True, decoder_sparse_step=2),
-            "qwen 3 as scored": Qwen3MoeConfig(**wide, attention_bias=True),
-        }  # fmt: skip

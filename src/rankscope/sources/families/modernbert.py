@@ -3,8 +3,13 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, ModulePaths, activation, architecture_from
+from rankscope.sources.families.family import SMALL_TEXT, Family, activation, architecture_from
 from rankscope.sources.families.rotary import masks, rotary
+
+SIZES = SMALL_TEXT | {
+    "num_hidden_layers": 4, "intermediate_size": 24, "local_attention": 6, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
 
 
 class ModernBert(Family):
@@ -13,7 +18,7 @@ class ModernBert(Family):
     name = "modernbert"
     types = ("modernbert",)
     stack, final_norm = "layers", "final_norm"
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         "attention.query, attention.key, attention.value": "attn.Wqkv",
         "attention.output": "attn.Wo",
         "attention_norm": "attn_norm",
@@ -21,30 +26,19 @@ class ModernBert(Family):
         "mlp.down": "mlp.Wo",
         "mlp_norm": "mlp_norm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
+    embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
+    tiny_fields: ClassVar = {
+        "no biases": ("ModernBertConfig", SIZES),
+        "biases": (
+            "ModernBertConfig",
+            SIZES | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True),
+        ),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """The first attention reads the embedding, which is normed already."""
         return architecture_from(
-            config, mask=masks(config, "complete"), **rotary(config),
-            mlp="gated", activation=activation(config.hidden_activation), norm_place="pre",
-            norm_eps=config.norm_eps, final_norm=True, bare_layers=(0,),
+            config, mask=masks(config, "complete"), **rotary(config), mlp="gated", norm_place="pre",
+            activation=activation(config.hidden_activation), norm_eps=config.norm_eps, final_norm=True,
+            bare_layers=(0,),
         )  # fmt: skip
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """A global layer, then two local ones; without biases and with all of them."""
-        from transformers import ModernBertConfig
-
-        tokens = {
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "cls_token_id": 1,
-            "sep_token_id": 2,
-        }
-        sizes = {"num_hidden_layers": 4, "intermediate_size": 24, "local_attention": 6}
-        small = SMALL_TEXT | sizes | tokens
-        return {
-            "no biases": ModernBertConfig(**small),
-            "biases": ModernBertConfig(**small, attention_bias=True, mlp_bias=True, norm_bias=True),
-        }

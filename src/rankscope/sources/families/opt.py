@@ -4,14 +4,16 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
+from rankscope.sources.families.bart import Bart
 from rankscope.sources.families.family import (
     SMALL_TEXT,
     Family,
-    ModulePaths,
     activation,
     architecture_from,
     linear_weights,
 )
+
+SIZES = SMALL_TEXT | {"ffn_dim": 24}
 
 
 class OPT(Family):
@@ -19,23 +21,13 @@ class OPT(Family):
 
     name = "opt"
     types = ("opt",)
-    stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.output": "self_attn.out_proj",
-        "attention_norm": "self_attn_layer_norm",
-        "mlp.up": "fc1",
-        "mlp.down": "fc2",
-        "mlp_norm": "final_layer_norm",
+    stack, final_norm, inside = "layers", "final_layer_norm", "decoder"
+    parts = Bart.parts
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
+    tiny_fields: ClassVar = {
+        "pre-norm": ("OPTConfig", SIZES | {"word_embed_proj_dim": 16}),
+        "post-norm, narrow": ("OPTConfig", SIZES | {"word_embed_proj_dim": 8, "do_layer_norm_before": False}),
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens", "positions": "embed_positions"}
-
-    def core(self, model: Any) -> Any:
-        """The decoder, which is the whole network."""
-        base = super().core(model)
-        return getattr(base, "decoder", base)
 
     def architecture(self, config: Any) -> Architecture:
         """Pre- or post-norm, with the eps of torch's LayerNorm."""
@@ -57,13 +49,3 @@ class OPT(Family):
     def first_position(self, model: Any) -> int:
         """Positions start at row 2 of the table."""
         return int(model.embed_positions.offset)
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """Pre-norm, and as the 350M model is."""
-        from transformers import OPTConfig
-
-        small = SMALL_TEXT | {"ffn_dim": 24}
-        return {
-            "pre-norm": OPTConfig(**small, word_embed_proj_dim=16),
-            "post-norm, narrow": OPTConfig(**small, word_embed_proj_dim=8, do_layer_norm_before=False),
-        }

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.nets.weights import Linear
-from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, heads_in, matrix, read_block
-from rankscope.sources.families.llama import NO_TOKENS, Llama
+from rankscope.sources.families.family import Tensors, heads_in, matrix, read_block
+from rankscope.sources.families.llama import SMALL_GROUPED, Llama
 from rankscope.sources.families.rotary import sliding
 
 FUSED = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
@@ -16,10 +16,19 @@ class Phi3(Llama):
 
     name = "phi3"
     types = ("phi3",)
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         **{part: where for part, where in Llama.parts.items() if part not in FUSED},
         "mlp.gate, mlp.up": "mlp.gate_up_proj",
     }
+    tiny_fields: ClassVar = {
+        "window": ("Phi3Config", SMALL_GROUPED | {"sliding_window": 5}),
+        "longrope": ("Phi3Config", SMALL_GROUPED | {
+            "max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                "short_factor": [1.1], "long_factor": [4.0],
+            },
+        }),
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -38,21 +47,3 @@ class Phi3(Llama):
         for (name, count), part in zip(heads.items(), parts, strict=True):
             tensors |= heads_in(f"attention.{name}", Linear(part), count)
         return tensors
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """With a window; and with half of each head rotated by longrope's angles."""
-        from transformers import Phi3Config
-
-        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
-        rope: dict[str, Any] = {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "short_factor": [1.1],
-            "long_factor": [4.0],
-        }
-        lengths = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
-        return {
-            "window": Phi3Config(**small, sliding_window=5),
-            "longrope": Phi3Config(**small | lengths, rope_parameters=rope),
-        }

@@ -4,9 +4,14 @@ from typing import Any, ClassVar
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors
-from rankscope.sources.families.llama import NO_TOKENS
+from rankscope.sources.families.family import Tensors, gains_from_one
+from rankscope.sources.families.llama import SMALL_GROUPED
 from rankscope.sources.families.mixtral import Mixtral
+
+SIZES = SMALL_GROUPED | {
+    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20, "layer_types": ["full_attention"] * 3,
+}  # fmt: skip
 
 
 class Qwen3Next(Mixtral):
@@ -16,8 +21,13 @@ class Qwen3Next(Mixtral):
 
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
-    parts: ClassVar[ModulePaths] = {
-        name: path for name, path in Mixtral.parts.items() if name != "attention.query"
+    parts: ClassVar = {name: path for name, path in Mixtral.parts.items() if name != "attention.query"}
+    tiny_fields: ClassVar = {
+        "attention alone": ("Qwen3NextConfig", SIZES),
+        "with biases": (
+            "Qwen3NextConfig",
+            SIZES | {"attention_bias": True, "mlp_only_layers": [0], "norm_topk_prob": False},
+        ),
     }
 
     def architecture(self, config: Any) -> Architecture:
@@ -31,11 +41,8 @@ class Qwen3Next(Mixtral):
                 subject="layer_types",
             )
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        arch = self.gated(
-            config, share, norm_place="pre", query_norm=True, head_gate=True, rotary_share=share
-        )
-        experts = self.experts(config)
-        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
+        gates = {"query_norm": True, "head_gate": True, "rotary_share": share}
+        return self.with_experts(self.gated(config, share, norm_place="pre", **gates), config)
 
     def mask(self, config: Any) -> str:
         """Causal in every layer, without windows."""
@@ -48,28 +55,8 @@ class Qwen3Next(Mixtral):
             by_head = fused.unflatten(0, (arch.heads, 2, arch.head_width))
             for name, part in zip(("query", "gate"), by_head.unbind(1), strict=True):
                 tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
-        return _from_one(tensors)
+        return gains_from_one(tensors)
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, as gain one plus weight."""
-        return _from_one(super().other_tensors(model))
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """With a mixture in every layer, and with a dense one and biases."""
-        from transformers import Qwen3NextConfig
-
-        small: dict[str, Any] = {
-            **SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8,
-            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-            "shared_expert_intermediate_size": 20, "layer_types": ["full_attention"] * 3,
-        }  # fmt: skip
-        return {
-            "attention alone": Qwen3NextConfig(**small),
-            "with biases": Qwen3NextConfig(
-                **small, attention_bias=True, mlp_only_layers=[0], norm_topk_prob=False
-            ),
-        }
-
-
-def _from_one(tensors: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
+        return gains_from_one(super().other_tensors(model))

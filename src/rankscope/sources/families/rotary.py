@@ -23,7 +23,7 @@ def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
         kinds, parameters = [None], {None: parameters}
     tensors = {kind: _of(config, parameters[kind], kind, share) for kind in dict.fromkeys(kinds)}
     scales = tuple(tensors[kind][1] for kind in kinds)
-    reach = [kind_name for kind_name in (_reach(config, parameters[kind]) for kind in tensors) if kind_name]
+    reach = list(filter(None, (_reach(config, parameters[kind]) for kind in tensors)))
     return {
         "positions": "rotary",
         "rotary_frequencies": tuple(tensors[kind][0] for kind in kinds),
@@ -32,19 +32,14 @@ def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
     }
 
 
-def _of(
-    config: Any, parameters: Mapping[str, Any], kind: str | None, share: float
-) -> tuple[tuple[float, ...], float]:
+def _of(config: Any, parameters: Any, kind: str | None, share: float) -> tuple[tuple[float, ...], float]:
     """The angle per position of each rotated pair, and what rotated entries are multiplied by."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scheme = parameters["rope_type"]
     if scheme not in SCHEMES:
-        raise SourceError(
-            f"rotary positions must be of a scheme {', '.join(SCHEMES)}; this config says {scheme!r}: watch "
-            "measures the model as it is",
-            subject="rope_type",
-        )
+        message = f"rotary positions must be of a scheme {', '.join(SCHEMES)}; this config says {scheme!r}"
+        raise SourceError(f"{message}: watch measures the model as it is", subject="rope_type")
     if scheme == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         width = int(width * share)
@@ -67,9 +62,8 @@ def masks(config: Any, usual: str = "causal") -> str:
     known = {"full_attention": usual, "sliding_attention": sliding(config, usual)}
     for kind in config.layer_types:
         if kind not in known:
-            raise SourceError(
-                f"layers must be of kind {', '.join(known)}; this config has {kind!r}", subject="layer_types"
-            )
+            message = f"layers must be of kind {', '.join(known)}; this config has {kind!r}"
+            raise SourceError(message, subject="layer_types")
     by_layer = [known[kind] for kind in config.layer_types]
     return by_layer[0] if len(set(by_layer)) == 1 else ";".join(by_layer)
 

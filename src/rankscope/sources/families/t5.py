@@ -7,16 +7,20 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import (
     Family,
-    ModulePaths,
     Tensors,
     activation,
     architecture_from,
+    projections,
     read_block,
     require,
 )
 
 PLAIN = {"mlp.up": "layer.1.DenseReluDense.wi"}
 GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseReluDense.wi_1"}
+SIZES: dict[str, Any] = {
+    "vocab_size": 60, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 3, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
+}  # fmt: skip
 
 
 class T5(Family):
@@ -24,23 +28,19 @@ class T5(Family):
 
     name = "t5"
     types = ("t5",)
-    loader = "T5EncoderModel"
+    loader, inside = "T5EncoderModel", "encoder"
     stack, final_norm = "block", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "layer.0.SelfAttention.q",
-        "attention.key": "layer.0.SelfAttention.k",
-        "attention.value": "layer.0.SelfAttention.v",
-        "attention.output": "layer.0.SelfAttention.o",
+    parts: ClassVar = {
+        **projections("layer.0.SelfAttention", "q k v o"),
         "attention_norm": "layer.0.layer_norm",
         "mlp.down": "layer.1.DenseReluDense.wo",
         "mlp_norm": "layer.1.layer_norm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens"}
-
-    def core(self, model: Any) -> Any:
-        """The encoder of a model that has both sides."""
-        base = super().core(model)
-        return getattr(base, "encoder", base)
+    embedding_parts: ClassVar = {"words": "embed_tokens"}
+    tiny_fields: ClassVar = {
+        "plain": ("T5Config", SIZES),
+        "gated": ("T5Config", SIZES | {"feed_forward_proj": "gated-gelu"}),
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -55,42 +55,32 @@ class T5(Family):
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The MLP's first maps have other names where it is gated."""
-        return read_block(block, {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}, arch)
+        """The MLP's first maps have other names where it is gated; in a decoder's block it comes third."""
+        paths = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
+        if self.side == "decoder":
+            mlp = {name: path for name, path in paths.items() if name.startswith("mlp")}
+            paths |= {name: path.replace("layer.1", "layer.2") for name, path in mlp.items()}
+        return read_block(block, paths, arch)
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, and the table of biases, which the first block keeps for all."""
         table = model.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         return {**super().other_tensors(model), "bias_table": table}
 
-    def tiny_configs(self) -> dict[str, Any]:
-        """T5, and T5 1.1 with its gate."""
-        from transformers import T5Config
-
-        sizes = {"vocab_size": 60, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 3, "num_heads": 4}
-        reach = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10}
-        small: dict[str, Any] = sizes | reach
-        return {"plain": T5Config(**small), "gated": T5Config(**small, feed_forward_proj="gated-gelu")}
-
 
 class T5Decoder(T5):
     """The decoder, its MLP one place further on."""
 
-    name, side = "t5_decoder", "decoder"
+    name, side, inside = "t5_decoder", "decoder", "decoder"
     loader = "T5Model"
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         **T5.parts,
-        "cross.query": "layer.1.EncDecAttention.q",
-        "cross.key": "layer.1.EncDecAttention.k",
-        "cross.value": "layer.1.EncDecAttention.v",
-        "cross.output": "layer.1.EncDecAttention.o",
+        **projections("layer.1.EncDecAttention", "q k v o", "cross"),
         "cross_norm": "layer.1.layer_norm",
     }
-
-    def core(self, model: Any) -> Any:
-        """The decoder of a model that has both sides."""
-        base = Family.core(self, model)
-        return getattr(base, "decoder", base)
+    tiny_fields: ClassVar = {
+        label: (kind, {**fields, "num_decoder_layers": 2}) for label, (kind, fields) in T5.tiny_fields.items()
+    }
 
     def architecture(self, config: Any) -> Architecture:
         """As the encoder's, with tokens behind alone, and a memory."""
@@ -99,19 +89,3 @@ class T5Decoder(T5):
             encoder.num_layers = config.num_decoder_layers
         encoder.is_decoder = False
         return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of a block, whose MLP comes third."""
-        places = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
-        moved = {
-            name: path.replace("layer.1", "layer.2") if name.startswith("mlp") else path
-            for name, path in places.items()
-        }
-        return read_block(block, moved, arch)
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """The configs of the encoder, with fewer layers."""
-        tensors = super().tiny_configs()
-        for config in tensors.values():
-            config.num_decoder_layers = 2
-        return tensors

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import SMALL, Family, ModulePaths, architecture_from
+from rankscope.sources.families.family import SMALL, Family, architecture_from, image_embedding, projections
 
 
 class ViT(Family):
@@ -14,15 +14,15 @@ class ViT(Family):
     types: ClassVar[tuple[str, ...]] = ("vit",)
     continuous_inputs = True
     stack, final_norm = "layers", "layernorm"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query": "attention.q_proj",
-        "attention.key": "attention.k_proj",
-        "attention.value": "attention.v_proj",
-        "attention.output": "attention.o_proj",
+    parts: ClassVar = {
+        **projections("attention", "q_proj k_proj v_proj o_proj"),
         "attention_norm": "layernorm_before",
         "mlp.up": "mlp.fc1",
         "mlp.down": "mlp.fc2",
         "mlp_norm": "layernorm_after",
+    }
+    tiny_fields: ClassVar = {
+        "image": ("ViTConfig", SMALL | {"intermediate_size": 24, "image_size": 12, "patch_size": 4})
     }
 
     def architecture(self, config: Any) -> Architecture:
@@ -31,19 +31,6 @@ class ViT(Family):
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions."""
-        parts = model.embeddings
-        patches = parts.patch_embeddings
-        size = patches.image_size
-        return ImageEmbedding(
-            kernel=patches.projection.weight.detach(),
-            bias=None if patches.projection.bias is None else patches.projection.bias.detach(),
-            first=parts.cls_token.detach()[0, 0],
-            positions=parts.position_embeddings.detach()[0],
-            size=(size, size) if isinstance(size, int) else (int(size[0]), int(size[1])),
-        )
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """One config with nine patches."""
-        from transformers import ViTConfig
-
-        return {"image": ViTConfig(**SMALL, intermediate_size=24, image_size=12, patch_size=4)}
+        parts, patches = model.embeddings, model.embeddings.patch_embeddings
+        token, positions = parts.cls_token.detach()[0, 0], parts.position_embeddings[0]
+        return image_embedding(patches.projection, positions, patches.image_size, first=token)

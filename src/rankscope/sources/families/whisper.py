@@ -5,7 +5,9 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, SoundEmbedding
 from rankscope.sources.families.bart import CROSS, SIZES, Bart
-from rankscope.sources.families.family import ModulePaths, convolution
+from rankscope.sources.families.family import convolution
+
+TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
 
 
 class Whisper(Bart):
@@ -14,6 +16,11 @@ class Whisper(Bart):
     name = "whisper"
     types = ("whisper",)
     continuous_inputs, input_name, final_norm = True, "input_features", "layer_norm"
+    tiny_fields: ClassVar = {
+        "sound": ("WhisperConfig", SIZES | TOKENS | {
+            "num_mel_bins": 5, "max_source_positions": 11, "max_target_positions": 32,
+        })
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm, torch's usual eps."""
@@ -24,22 +31,14 @@ class Whisper(Bart):
         positions = model.embed_positions.weight.detach()
         return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
 
-    def tiny_configs(self) -> dict[str, Any]:
-        """One config with eleven tokens of sound."""
-        from transformers import WhisperConfig
-
-        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
-        small: dict[str, Any] = {**SIZES, **tokens, "num_mel_bins": 5}
-        return {"sound": WhisperConfig(**small, max_source_positions=11, max_target_positions=32)}
-
 
 class WhisperDecoder(Whisper):
     """Whisper's decoder: causal, with cross-attention."""
 
-    name, side = "whisper_decoder", "decoder"
+    name, side, inside = "whisper_decoder", "decoder", "decoder"
     continuous_inputs = False
-    parts: ClassVar[ModulePaths] = {**Bart.parts, **CROSS}
-    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens", "positions": "embed_positions"}
+    parts: ClassVar = {**Bart.parts, **CROSS}
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
 
     def embedding(self, model: Any) -> Embedding:
         """The sum of words and positions."""

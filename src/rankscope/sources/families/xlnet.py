@@ -3,14 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    Family,
-    ModulePaths,
-    Tensors,
-    activation,
-    architecture_from,
-    require,
-)
+from rankscope.sources.families.family import Family, Tensors, activation, architecture_from, require
 
 
 class XLNet(Family):
@@ -20,13 +13,19 @@ class XLNet(Family):
     types = ("xlnet",)
     tokens_first = True
     stack = "layer"
-    parts: ClassVar[ModulePaths] = {
+    parts: ClassVar = {
         "attention_norm": "rel_attn.layer_norm",
         "mlp.up": "ff.layer_1",
         "mlp.down": "ff.layer_2",
         "mlp_norm": "ff.layer_norm",
     }
-    embedding_parts: ClassVar[ModulePaths] = {"words": "word_embedding"}
+    embedding_parts: ClassVar = {"words": "word_embedding"}
+    tiny_fields: ClassVar = {
+        "encoder": ("XLNetConfig", {
+            "vocab_size": 60, "d_model": 16, "n_layer": 3, "n_head": 4, "d_inner": 24,
+            "ff_activation": "gelu", "dropout": 0.0,
+        })
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """A post-norm encoder with relative positions."""
@@ -48,14 +47,4 @@ class XLNet(Family):
             "attention.position": attention.r,
             "attention.content_bias": attention.r_w_bias,
             "attention.position_bias": attention.r_r_bias,
-        }
-
-    def tiny_configs(self) -> dict[str, Any]:
-        """One config of an encoder."""
-        from transformers import XLNetConfig
-
-        return {
-            "encoder": XLNetConfig(
-                vocab_size=60, d_model=16, n_layer=3, n_head=4, d_inner=24, ff_activation="gelu", dropout=0.0
-            )
         }

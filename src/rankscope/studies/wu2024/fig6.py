@@ -14,8 +14,7 @@ import polars as pl
 
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
-from rankscope.sources.fresh import untrained
-from rankscope.sources.presets import preset
+from rankscope.sources.fresh import preset, untrained
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.fig2 import figure_of

@@ -1,0 +1,221 @@
+"""Calls of torch's attention kernels, from which the pattern is computed a second time, as documented:
+
+    P = softmax(Q K' scale + mask)            `F.scaled_dot_product_attention`, without dropout
+    P = softmax(score_mod(Q K' scale))        flex attention, over the keys that mask_mod lets a query see
+
+That P V is what the call gave is checked every time. `torch_functions.py` makes a `ScaledDotProduct` for each
+call that it intercepts. Flex attention compiles itself, so a torch function mode does not see into it: while
+a model is watched (`flex_attention_reported`), names that hold the function, in files of the packages that
+the blocks are written in or in the blocks themselves, hold one that calls it and reports its arguments and
+its output; afterwards they hold what they held.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.live.attention.head_outputs import by_head, check_pattern
+from rankscope.live.isolation import isolated
+from rankscope.live.modules import submodules
+
+OnFlexAttention = Callable[["FlexAttention"], None]
+_callbacks: list[OnFlexAttention] = []
+# Names whose function is replaced now: their holder, the name, the function, and for how many watches.
+_replaced: dict[tuple[int, str], tuple[Any, str, Any, int]] = {}
+
+
+class ScaledDotProduct:
+    """The output of a call, and its arguments under torch's names and with torch's meaning."""
+
+    altered_by: str | None = None  # nothing comes between this pattern and its values
+
+    def __init__(
+        self, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float | int = 0.0, is_causal: bool = False, scale: float | int | None = None,
+        enable_gqa: bool = False,
+    ) -> None:  # fmt: skip
+        self.output, self.query, self.key, self.value = output, query, key, value
+        self.mask, self.dropout, self.causal, self.scale = attn_mask, dropout_p, is_causal, scale
+        self.grouped = enable_gqa
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of samples, queries and keys."""
+        samples = self.query.shape[0] if self.query.ndim > 2 else 1
+        return samples, self.query.shape[-2], self.key.shape[-2]
+
+    @property
+    def head_width(self) -> int:
+        """The number of entries of a head's values."""
+        return self.value.shape[-1]
+
+    def pattern(self) -> Tensor:
+        """The attention pattern `[batch, head, query, key]`, checked against the output."""
+        with isolated(self.query.device):
+            P = self._pattern()
+            if not self.dropout:
+                values = self._wide(self.value)
+                if self.grouped:
+                    values = values.repeat_interleave(P.shape[-3] // values.shape[-3], -3)
+                check_pattern(P, values, self.output, "torch's attention")
+            return by_head(P)
+
+    def head_outputs(self) -> Tensor:
+        """The output of each head `[batch, query, head, d]`."""
+        return by_head(self.output.detach()).transpose(1, 2)
+
+    def hidden_tokens(self) -> Tensor | None:
+        """`[batch, token]`: True at keys that the mask hides from all queries; None without such."""
+        mask = self._mask()
+        if mask is None or mask.ndim < 3:  # the same for every sample: no padding
+            return None
+        mask = mask.expand(*self.query.shape[:-1], self.key.shape[-2])
+        hidden = mask < -1e3 if mask.is_floating_point() else ~mask
+        return by_head(hidden).all(2).all(1)
+
+    def _pattern(self) -> Tensor:
+        """`softmax(Q K' scale + mask)`, in float32 or wider, with the axes of the query."""
+        query, key = self._wide(self.query), self._wide(self.key)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        if self.grouped:
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        scores, mask = self._modified(query @ key.mT * scale), self._mask()
+        if self.causal:
+            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill_(ahead, -torch.inf)
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores = scores + mask
+        blind = (scores == -torch.inf).all(-1, keepdim=True)  # a query that sees no key gets zeros
+        return scores.softmax(-1).masked_fill_(blind, 0.0)
+
+    def _modified(self, scores: Tensor) -> Tensor:
+        """The scores as the softmax takes them; flex attention changes them here."""
+        return scores
+
+    def _mask(self) -> Tensor | None:
+        """The mask as a tensor; torch's causal biases make theirs when asked."""
+        if (materialise := getattr(self.mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
+            return materialise(self.query.device)
+        return None if self.mask is None else self.mask.detach()
+
+    def _wide(self, x: Tensor) -> Tensor:
+        """x as the kernel took it under autocast, then in float32 or wider, enough for a softmax."""
+        x = x.detach().to(self.output.dtype)
+        return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class FlexAttention(ScaledDotProduct):
+    """The same of a call of flex attention; `options` do not change the result."""
+
+    def __init__(
+        self, output: Tensor, query: Tensor, key: Tensor, value: Tensor,
+        score_mod: Callable[..., Tensor] | None = None, block_mask: Any = None, scale: float | None = None,
+        enable_gqa: bool = False, *options: Any, **named_options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(output, query, key, value, scale=scale, enable_gqa=enable_gqa)
+        self.score_mod, self.block_mask = score_mod, block_mask
+
+    def _modified(self, scores: Tensor) -> Tensor:
+        """The scores after `score_mod`, a function of one score and its four indices, mapped over all."""
+        if self.score_mod is None:
+            return scores
+        modified: Any = self.score_mod
+        for axis in reversed(range(4)):  # the last of the four indices first
+            modified = torch.vmap(modified, (0, *(0 if k == axis else None for k in range(4))))
+        indices = [torch.arange(n, dtype=torch.int, device=scores.device) for n in scores.shape]
+        return modified(scores, *indices)
+
+    def _mask(self) -> Tensor | None:
+        """The mask `[batch, head, query, key]` that `mask_mod` describes, True where a query sees a key."""
+        if self.block_mask is None:
+            return None
+        from torch.nn.attention.flex_attention import create_mask
+
+        sizes = (*self.query.shape[:3], self.key.shape[2])
+        return create_mask(self.block_mask.mask_mod, *sizes, device=str(self.query.device))
+
+
+@contextmanager
+def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttention) -> Iterator[None]:
+    """Inside, every call of flex attention in the files and modules of the blocks is handed to `callback`."""
+    keys = [_replace(*holder) for holder in _holders(blocks)]
+    _callbacks.append(callback)
+    try:
+        yield
+    finally:
+        _callbacks.remove(callback)
+        for key in keys:
+            holder, name, function, watches = _replaced.pop(key)
+            if watches > 1:
+                _replaced[key] = (holder, name, function, watches - 1)
+            else:
+                setattr(holder, name, function)
+
+
+def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
+    """(holder, name, function) wherever a name holds flex attention, plain, compiled or replaced.
+
+    Searched are torch's own file, the files of the packages that the blocks' classes are written in, and the
+    modules in the blocks. Empty if nobody imported flex attention.
+    """
+    torch_file = sys.modules.get("torch.nn.attention.flex_attention")
+    if torch_file is None:
+        return []
+    flex_attention = _original(torch_file.flex_attention)
+    modules = submodules(*blocks)
+    written = {kind.__module__.partition(".")[0] for part in modules for kind in type(part).__mro__}
+    packages = (written | {"__main__"}) - {"torch", "builtins"}
+    files = [file for path, file in list(sys.modules.items()) if path.partition(".")[0] in packages]
+    holders = {id(holder): holder for holder in (torch_file, *files, *modules)}
+    return [
+        (holder, name, value)
+        for holder in holders.values()
+        for name, value in list(getattr(holder, "__dict__", {}).items())
+        if type(value) is FunctionType and _original(value) is flex_attention
+    ]
+
+
+def _original(function: Any) -> Any:
+    """The function that a reporting or a compiled one was made from; any other as it is."""
+    attributes = vars(function)
+    if "_reports" in attributes:
+        return _original(attributes["_reports"])
+    return attributes.get("_torchdynamo_orig_callable", function)
+
+
+def _replace(holder: Any, name: str, function: Any) -> tuple[int, str]:
+    """Let a name hold the function that reports, and count the watches that need it; gives the key."""
+    key = (id(holder), name)
+    if key in _replaced:
+        _, _, original, watches = _replaced[key]
+        _replaced[key] = (holder, name, original, watches + 1)
+    else:
+        _replaced[key] = (holder, name, function, 1)
+        setattr(holder, name, _reporting(function))
+    return key
+
+
+def _reporting(function: Any) -> Any:
+    """Flex attention that, after it ran, hands its call to everyone in `_callbacks`."""
+
+    @wraps(function)
+    def attend(*args: Any, **named: Any) -> Any:
+        result = function(*args, **named)
+        if not torch.compiler.is_compiling():
+            output = result[0] if isinstance(result, tuple) else result
+            with torch._C.DisableTorchFunction():  # computing the pattern is none of the model's own calls
+                for callback in _callbacks:
+                    callback(FlexAttention(output, *args, **named))
+        return result
+
+    attend._reports = function  # type: ignore[attr-defined]
+    return attend
