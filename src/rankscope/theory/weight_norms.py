@@ -25,14 +25,9 @@ from rankscope.nets.weights import Layer, Linear, StreamedLayers
 from rankscope.shapes import Float
 
 LIPSCHITZ = {
-    "gelu": 1.12891,
-    "gelu_tanh": 1.12901,
-    "quick_gelu": 1.09985,
-    "relu": 1.0,
-    "silu": 1.09984,
-    "tanh": 1.0,
+    "gelu": 1.12891, "gelu_tanh": 1.12901, "quick_gelu": 1.09985, "relu": 1.0, "silu": 1.09984, "tanh": 1.0,
     "identity": 1.0,
-}
+}  # fmt: skip
 """The largest slope of each activation, rounded up in its last digit."""
 
 EPS = torch.finfo(torch.float64).eps

@@ -52,8 +52,7 @@ class ProbePaths:
     ) -> None:
         if type(paths_every) is not int or paths_every < 1 or paths_every % every:
             raise MonitorError(
-                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}: "
-                "paths are part of a measurement, only not of all of them",
+                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}",
                 subject="paths_every",
             )
         if probe is None:
