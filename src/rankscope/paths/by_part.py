@@ -147,32 +147,24 @@ def _head_rows(
         "averaging": mu(mixed, wide) / inputs_read,
         "dobrushin": dobrushin(layer.P, padding),
     }
-    return pl.DataFrame(
-        {
-            "sample": [sample for sample in range(batch) for _ in range(heads)],
-            "layer": [layer.block.index + 1] * (batch * heads),
-            "head": list(range(heads)) * batch,
-            **{name: value.double().flatten().tolist() for name, value in columns.items()},
-        }
-    )
+    return pl.DataFrame({
+        "sample": [sample for sample in range(batch) for _ in range(heads)],
+        "layer": [layer.block.index + 1] * (batch * heads), "head": list(range(heads)) * batch,
+        **{name: value.double().flatten().tolist() for name, value in columns.items()},
+    })  # fmt: skip
 
 
 def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     padding = ~frozen.valid
     centred = _residual(frozen.output, frozen.valid)
     alike = _uniform(frozen.output, frozen)
-    return pl.DataFrame(
-        {
-            "sample": list(range(len(term))),
-            "layer": [layer] * len(term),
-            "part": [part] * len(term),
-            "norm": frobenius_norm(term.double()).tolist(),
-            "residual": residual(term, padding).tolist(),
-            "share": share_of(term, frozen.output).tolist(),
-            "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
-            "cosine": cosine(term, frozen.output).tolist(),
-        }
-    )
+    return pl.DataFrame({
+        "sample": list(range(len(term))), "layer": [layer] * len(term), "part": [part] * len(term),
+        "norm": frobenius_norm(term.double()).tolist(), "residual": residual(term, padding).tolist(),
+        "share": share_of(term, frozen.output).tolist(),
+        "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
+        "cosine": cosine(term, frozen.output).tolist(),
+    })  # fmt: skip
 
 
 def _uniform(X: Tensor, frozen: Frozen) -> Tensor:

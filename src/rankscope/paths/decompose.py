@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets.changes import kept_heads
+from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
@@ -242,11 +242,8 @@ class Decomposition:
         bias: of the same lengths, or through the same heads; single paths start at the embedding. Paths of
         their `own` have the biases that they meet in them, always.
         """
-        named = [
-            name
-            for name, value in (("lengths", lengths), ("paths", paths), ("heads", heads))
-            if value is not None
-        ]
+        choices = {"lengths": lengths, "paths": paths, "heads": heads}
+        named = [name for name, choice in choices.items() if choice is not None]
         if len(named) != 1:
             raise PathError(
                 f"keep takes one of lengths, paths, heads; got {' and '.join(named) or None}", subject="keep"
@@ -256,8 +253,8 @@ class Decomposition:
                 raise PathError(
                     "keep(heads=...) shares attention; else use net.variant(heads=...)", subject="attention"
                 )
-            result = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
-            return self.frozen.restored(result)
+            whole = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
+            return self.frozen.restored(whole.run())
         if lengths is not None:
             if not isinstance(lengths, Iterable):
                 raise PathError(
@@ -265,9 +262,8 @@ class Decomposition:
                 )
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
-                result = self._lengths.embedding[wanted].sum(0)
-                result = result + self._lengths.bias[wanted].sum(0) if biases else result
-                return result
+                output = self._lengths.embedding[wanted].sum(0)
+                return output + self._lengths.bias[wanted].sum(0) if biases else output
             counts = counts_along(self.frozen.ways)
             path_count = sum(counts[length] for length in wanted)
             if path_count > MOST_ENUMERATED:

@@ -201,7 +201,6 @@ def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) 
 
     def draw() -> "Figure":
         from rankscope.figures.plot import plot
-        from rankscope.paths.figures import lengths_chart
 
         return plot(lengths_chart(table))
 

@@ -185,14 +185,12 @@ class _GainRules(Arithmetic):
         return gain if reads else gain * _norm_gain(self.layer.norms[name], self.valid)
 
     def values(self, block: Block, gain: Tensor) -> Tensor:
-        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def pattern(self, block: Block, gain: Tensor) -> None:
         """Returns its input: `output` bounds attention as a whole."""
 
     def mix(self, block: Block, weights: None, gain: Tensor) -> Tensor:
-        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
@@ -284,27 +282,21 @@ class _PerturbedPath(PathRules):
         return self.layers[block.index]
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb_terms(super().norm(block, name, terms))
 
     def values(self, block: Block, terms: Terms) -> Tensor:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb(super().values(block, terms))
 
     def mix(self, block: Block, P: Any, V: Tensor) -> HeadTerms:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb(super().mix(block, P, V))
 
     def output(self, block: Block, spoken: HeadTerms) -> Terms:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb_terms(super().output(block, spoken))
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb_terms(super().mlp(block, terms))
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
-        """The rule's result, perturbed by some units of rounding."""
         return self._perturb_terms(super().add(block, half, terms, branches))
 
     def _perturb_terms(self, terms: Terms) -> Terms:

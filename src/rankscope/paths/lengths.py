@@ -158,20 +158,13 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
     ready = tokens(term, padding)
     residual = metric("residual").read(ready)
     relative = metric("relative_residual").read(ready)
-    return pl.DataFrame(
-        {
-            "sample": list(range(len(term))),
-            "length": [length] * len(term),
-            "start": [start] * len(term),
-            "paths": [str(count)] * len(term),
-            "norm": frobenius_norm(ready.X).tolist(),
-            "residual": residual.value.tolist(),
-            "relative_residual": relative.value.tolist(),
-            "below_floor": relative.below_floor.tolist(),
-            "share": share(term, output).tolist(),
-            "cosine": cosine(term, output).tolist(),
-        }
-    )
+    return pl.DataFrame({
+        "sample": list(range(len(term))), "length": [length] * len(term), "start": [start] * len(term),
+        "paths": [str(count)] * len(term), "norm": frobenius_norm(ready.X).tolist(),
+        "residual": residual.value.tolist(), "relative_residual": relative.value.tolist(),
+        "below_floor": relative.below_floor.tolist(), "share": share(term, output).tolist(),
+        "cosine": cosine(term, output).tolist(),
+    })  # fmt: skip
 
 
 def share(term: Tokens, whole: Tokens) -> Values:

@@ -10,18 +10,6 @@ from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 __all__ = [
-    "THEOREMS",
-    "Certificates",
-    "CollapseDepth",
-    "CriticalSkip",
-    "Evaluation",
-    "Facts",
-    "Hypothesis",
-    "Theorem",
-    "anisotropy_bound",
-    "by_layer",
-    "certify",
-    "collapse_depth",
-    "critical_skip",
-    "equilibrium",
-]
+    "THEOREMS", "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis",
+    "Theorem", "anisotropy_bound", "by_layer", "certify", "collapse_depth", "critical_skip", "equilibrium",
+]  # fmt: skip

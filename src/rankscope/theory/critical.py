@@ -126,16 +126,12 @@ def critical_skip(
     bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
     elementary = bare and metric == "mu"
     return CriticalSkip(
-        weight=measured.weight,
-        rate_low=measured.points[0][1],
-        rate_high=measured.points[1][1],
-        why=measured.why,
-        theory=theory.weight,
-        theory_why=theory.why,
+        weight=measured.weight, rate_low=measured.points[0][1], rate_high=measured.points[1][1],
+        why=measured.why, theory=theory.weight, theory_why=theory.why,
         bracket=_bracket(net, X, padding, measured.weight) if elementary else None,
         guaranteed=_guaranteed(net, X, padding) if elementary else None,
         table=pl.DataFrame(measured.points, schema=["weight", "rate"], orient="row"),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

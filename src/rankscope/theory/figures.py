@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,26 +156,15 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
         if view.met_to
     ]  # fmt: skip
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
-
-    def draw() -> "Figure":
-        from rankscope.figures.plot import plot
-        from rankscope.theory.figures import bounds_chart
-
-        return plot(bounds_chart(table, int(drawable["sample"][0])))
-
+    draw = _drawn(lambda: bounds_chart(table, int(drawable["sample"][0])))
     notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
     unmet = [view.theorem for view in bounds if not view.met_to]
     if unmet:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
     if broken:
         notes.append("A measurement contradicts a theorem: please report this network.")
-    return card(
-        _title(bounds, table["sample"].n_unique()),
-        None if drawable.is_empty() else draw,
-        HEADINGS,
-        rows,
-        notes,
-    )
+    title = _title(bounds, table["sample"].n_unique())
+    return card(title, None if drawable.is_empty() else draw, HEADINGS, rows, notes)
 
 
 def _title(bounds: Sequence[BoundView], samples: int) -> str:
@@ -197,14 +186,18 @@ def depth_card(depth: DepthView) -> str:
     rows = _proved(depth)
     notes = [] if rows else ["No theorem proves or excludes it for every sample."]
     title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
+    return card(title, _drawn(lambda: depth_chart(depth)) if rows else None, headings, rows, notes)
+
+
+def _drawn(chart: Callable[[], fig.Chart]) -> "Callable[[], Figure]":
+    """Draws a chart when a card asks for it: matplotlib is imported then."""
 
     def draw() -> "Figure":
         from rankscope.figures.plot import plot
-        from rankscope.theory.figures import depth_chart
 
-        return plot(depth_chart(depth))
+        return plot(chart())
 
-    return card(title, draw if rows else None, headings, rows, notes)
+    return draw
 
 
 def _proved(depth: DepthView) -> list[list[str]]:

@@ -67,17 +67,13 @@ def observe(
     for index, record in enumerate(records):
         before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
         if float64_pass is not None:
-            size = replace(
-                size, float64_difference=float64_pass.follow(net.blocks[index], before, record.state)
-            )
+            difference = float64_pass.follow(net.blocks[index], before, record.state)
+            size = replace(size, float64_difference=difference)
         sizes.append(size)
         layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
-
-
-# Sizes
 
 
 RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
@@ -96,33 +92,22 @@ def _log(name: str, state: State) -> float:
 def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
     R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
     lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
-    unit = all_tokens.log + state.log
-    mu = _read("mu", state)
-    measured = _log(RESIDUAL[centre], state), float(mu.log10[0]) * TEN
-    noise = bool(mu.below_floor[0])
-    if not deviates:
-        noise = measured[1] - log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]) < log(
-            unit_of(torch.float64) / NOISE_SHARE
-        )
-    shortest, longest = log_of(lengths.min(), unit[0]), log_of(lengths.max(), unit[0])
-    return TokenSizes(
-        *measured,
-        diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
-        of_tokens={
-            "residual": log_of(NORMS["composite"](all_tokens.value)[0], unit[0]),
-            "mu": log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]),
-            "diameter": longest,
-        },
-        shortest=shortest,
-        longest=longest,
-        cosine=float(_read("min_cosine", state).value[0]),
-        log_cosine_gap=_log("max_cosine_gap", state),
-        noise=noise,
-        state=state,
+    unit = (all_tokens.log + state.log)[0]
+    reading = _read("mu", state)
+    residual, mu = _log(RESIDUAL[centre], state), float(reading.log10[0]) * TEN
+    composite, frobenius = (
+        log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius")
     )
-
-
-# One layer
+    noise = bool(reading.below_floor[0])
+    if not deviates:
+        noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
+    shortest, longest = log_of(lengths.min(), unit), log_of(lengths.max(), unit)
+    return TokenSizes(
+        residual, mu, diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
+        of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
+        longest=longest, cosine=float(_read("min_cosine", state).value[0]),
+        log_cosine_gap=_log("max_cosine_gap", state), noise=noise, state=state,
+    )  # fmt: skip
 
 
 def _layer(

@@ -21,19 +21,13 @@ from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.order import active_heads
-from rankscope.nets.streamed_layers import StreamedLayers
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets.weights import Layer, Linear, StreamedLayers
 from rankscope.shapes import Float
 
 LIPSCHITZ = {
-    "gelu": 1.12891,
-    "gelu_tanh": 1.12901,
-    "quick_gelu": 1.09985,
-    "relu": 1.0,
-    "silu": 1.09984,
-    "tanh": 1.0,
+    "gelu": 1.12891, "gelu_tanh": 1.12901, "quick_gelu": 1.09985, "relu": 1.0, "silu": 1.09984, "tanh": 1.0,
     "identity": 1.0,
-}
+}  # fmt: skip
 """The largest slope of each activation, rounded up in its last digit."""
 
 EPS = torch.finfo(torch.float64).eps
@@ -214,7 +208,7 @@ class WeightNorms:
     def _key(self, net: Transformer, index: int) -> tuple[bytes, tuple[int, ...], bool]:
         layers: Any = net.weights.layers
         stored = isinstance(layers, StreamedLayers)  # a layer that is read is another object each time
-        of, index_in_source = (layers.source, layers.places[index]) if stored else (layers[index], 0)
+        of, index_in_source = (layers.source, layers.numbers[index]) if stored else (layers[index], 0)
         cached = self._read.get((id(of), index_in_source))
         if cached is None or cached[0]() is not of:  # another one may have its id since
             cached = self._read[id(of), index_in_source] = weakref.ref(of), digest(layers[index])
