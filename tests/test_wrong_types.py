@@ -102,7 +102,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("MonitorError", "a monitor takes a torch module", "received a str"),
         ("MonitorError", "action must be one of warn, stop, a function of the alarm", "got 'shout'"),
         ("MonitorError", "alarms must be rules: objects with on_measurement(rows, step)", "received a int"),
-        ("ArchitectureError", "layers must name layers 0..0", "got [0.5]"),
+        ("ArchitectureError", "a list of layers 0..0", "got [0.5]"),
         ("MaskError", "a mask must be a string, a boolean tensor or a list of edges", "(0, 1, 2)"),
         ("ArchitectureError", "kernel must be a word", "got 3"),
         ("ArchitectureError", "parallel must be True or False", "got 'no'"),

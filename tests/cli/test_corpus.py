@@ -111,7 +111,6 @@ def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
     assert done.code == 2 and "median of 16 excerpts" in done.out
     assert done.err.splitlines() == [
         "rankscope: stopped after 16 excerpts; the same command resumes from here",
-        "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8, or leave out "
-        "what is no text",
+        "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8",
     ]
     assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 16

@@ -162,13 +162,13 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
     X, M = torch.randn(1, 4, 16, dtype=torch.float64), torch.randn(2, 4, 16, dtype=torch.float64)
     with raises(TokensError, "memory"):
         net.run(X)
-    with pytest.raises(TokensError, match="must have one sample, or as many as the tokens, 1; it has 2"):
+    with raises(TokensError, "memory"):
         net.with_memory(M).run(X)
-    with pytest.raises(TokensError, match=r"of width 16; received \(2, 4, 15\)"):
+    with raises(TokensError, "memory"):
         net.with_memory(M[..., 1:])
-    with pytest.raises(TokensError, match="every sample of a memory must have a real token"):
+    with raises(TokensError, "padding"):
         net.with_memory(M, torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ArchitectureError, match="which this network lacks"):
+    with raises(ArchitectureError, "cross_attention"):
         load(model_of("t5", "plain")).with_memory(M)
     net = net.with_memory(M[:1])
     with raises(PathError, "cross_attention"):

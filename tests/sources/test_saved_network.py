@@ -127,5 +127,5 @@ class Still:
 def test_parts_of_ones_own_cannot_come_from_a_file(tmp_path: Path) -> None:
     arch = Architecture(layers=1, width=8, heads=2, parts=(Still(),))  # type: ignore[arg-type]
     Transformer.random(arch).save(tmp_path)
-    with pytest.raises(ArchitectureError, match="has a part of its own, 'still'"):
+    with raises(ArchitectureError, "still"):
         load(tmp_path)

@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.errors import ArchitectureError, TheoremError
+from rankscope.errors import ArchitectureError
 from rankscope.nets import Transformer
 from rankscope.remedies import REMEDIES, TheoryNote
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
@@ -37,6 +37,7 @@ from rankscope.studies.remedies.at_initialisation import (
 from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
+from rankscope.theory.hypotheses import outside
 
 REFUSALS = {
     "remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String,
@@ -82,12 +83,11 @@ def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
             continue
         for name, variant in NETWORKS.items():
             labels = {"remedy": remedy, "network": f"{norm_place}, {name}"}
-            try:
-                certificate = certify(net.variant(variant), 0.1 * X, padding)
-            except TheoremError as refused:
-                yield labels | {"theorem": "all", "held": False, "why": str(refused)}
+            changed = net.variant(variant)
+            if reason := outside(changed.arch):
+                yield labels | {"theorem": "all", "held": False, "why": reason}
                 continue
-            for row in certificate.summary().iter_rows(named=True):
+            for row in certify(changed, 0.1 * X, padding).summary().iter_rows(named=True):
                 yield labels | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]}
 
 
@@ -101,14 +101,8 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
         "why"
     ]
     usual = {reason for why in table.filter(remedy=NONE)["why"].drop_nulls() for reason in why.split("; ")}
-    reasons = [reason for why in whys for reason in _reasons(why) if reason not in usual]
+    reasons = [reason for why in whys for reason in why.split("; ") if reason not in usual]
     return lost, statistics.mode(reasons) if reasons and lost else ""
-
-
-def _reasons(why: str) -> list[str]:
-    """One after the other; of a network that none is of, what it has."""
-    _, outside, has = why.partition("this network has ")
-    return [has.removesuffix(": measure it instead")] if outside else why.split("; ")
 
 
 def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
