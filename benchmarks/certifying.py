@@ -10,7 +10,7 @@ from rankscope.deviation import propagate
 from rankscope.nets import Transformer
 from rankscope.sources import preset
 from rankscope.theory import certify
-from rankscope.theory.constants import HeadNorms, MLPNorms
+from rankscope.theory.weight_norms import HeadNorms, MLPNorms
 
 
 def rows(small: bool = False) -> list[Row]:

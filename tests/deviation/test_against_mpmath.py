@@ -123,7 +123,7 @@ def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, s
         compare(arch, seed)
 
 
-@pytest.mark.parametrize(("positions", "cap"), itertools.product(POSITIONS, (0.1, 5.0)))
+@pytest.mark.parametrize(("positions", "cap"), [*itertools.product(POSITIONS, (0.1, 5.0))])
 def test_capped_scores(positions: Any, cap: float) -> None:
     """Below the scores' size and above it, with biases in queries and keys, skips and none."""
     for seed, mask in enumerate(MASKS):

@@ -20,7 +20,7 @@ from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.lookahead import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.experts import Experts
+from rankscope.nets.mlp import Experts
 from rankscope.remedies import REMEDIES
 from tests.raising import raises
 

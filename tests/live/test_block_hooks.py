@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope
-from rankscope.live.block_hooks import is_list_of_parts, modules_around, parts_of
+from rankscope.live.block_hooks import has_listed_parts, modules_around, parts_of
 from tests.live import reference
 from tests.live.encoders import encoder, padded
 from tests.live.families import LAYERS, WIDTH, checks
@@ -66,5 +66,5 @@ def test_modules_around_a_block_and_parts_in_it() -> None:
     model = Inside()
     assert modules_around(model, model.encoder.layers[1]) == [model.encoder]
     nested = nn.ModuleList([nn.ModuleList([nn.ReLU(), nn.Tanh()]), nn.Linear(2, 2)])
-    assert is_list_of_parts(nested) and not is_list_of_parts(nested[1])
+    assert has_listed_parts([nested]) and not has_listed_parts([nested[1]])
     assert parts_of(nested) == [nested[0][0], nested[0][1], nested[1]]  # type: ignore[index]

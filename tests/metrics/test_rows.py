@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.metrics import contraction, cosine, rows, singular
+from rankscope.metrics import cosine, rows
 from rankscope.metrics.attention import dobrushin
 from rankscope.metrics.rows import PatternRows
 
@@ -43,10 +43,10 @@ def test_rows_say_what_the_matrix_says(kind: str, at_once: int, monkeypatch: pyt
     P = matrices()[kind]
     lazily = PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
     farthest = max(float((P[0, 0] - row).abs().sum(-1).max() / 2) for row in P[0, 0])
-    assert contraction.by_head(lazily).item() == pytest.approx(farthest, rel=1e-12)
+    assert rows.dobrushin_by_head(lazily).item() == pytest.approx(farthest, rel=1e-12)
     first, second = torch.linalg.svdvals(P)[0, 0, :2].tolist()
-    assert singular.second_by_head(lazily).item() == pytest.approx(second, rel=1e-11, abs=1e-14 * first)
-    assert singular.gap_by_head(lazily).item() == pytest.approx(first - second, rel=1e-11)
+    assert rows.second_by_head(lazily).item() == pytest.approx(second, rel=1e-11, abs=1e-14 * first)
+    assert rows.gap_by_head(lazily).item() == pytest.approx(first - second, rel=1e-11)
 
 
 def test_padded_rows_and_columns_do_not_count() -> None:
@@ -66,15 +66,15 @@ def test_what_is_not_finite_has_no_value() -> None:
     P = torch.full((1, 1, N, N), 1 / N, dtype=torch.float64)
     P[0, 0, 7, 3] = torch.nan
     lazily = PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
-    for found in (contraction.by_head(lazily), singular.second_by_head(lazily), singular.gap_by_head(lazily)):
+    for found in (rows.dobrushin_by_head(lazily), rows.second_by_head(lazily), rows.gap_by_head(lazily)):
         assert found.isnan().all()
 
 
 def test_what_does_not_converge_has_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     P = torch.linalg.qr(torch.randn(N, N, dtype=torch.float64)).Q
     P = (P * torch.linspace(1, 1.01, N, dtype=torch.float64))[None, None]  # singular values side by side
-    monkeypatch.setattr(singular, "AT_MOST", 2)
-    found = singular.second_by_head(PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool)))
+    monkeypatch.setattr(rows, "AT_MOST", 2)
+    found = rows.second_by_head(PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool)))
     assert found.isnan().all()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Transformer
-from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.mlp import ACTIVATIONS
 
 Array = np.ndarray[Any, Any]
 EVERY = "every"

@@ -16,7 +16,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.paths import Decomposition, decompose
 from rankscope.paths.counts import Path
 from rankscope.paths.heaviest import _ahead, _bound
-from rankscope.paths.walk import shared_step
+from rankscope.paths.terms import shared_step
 from tests.paths.test_enumeration import CASES, network, tokens
 from tests.raising import raises
 

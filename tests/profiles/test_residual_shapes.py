@@ -8,8 +8,8 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure, one_pass
 from rankscope.profiles.cloud import cloud, cloud_table
 from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.residual_shapes import ResidualShape
 from rankscope.profiles.spectra import SpectrumReader, spectra
+from rankscope.profiles.steps import ResidualShape
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

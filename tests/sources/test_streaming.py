@@ -22,7 +22,7 @@ from rankscope.errors import (
     TooLargeError,
 )
 from rankscope.nets import Architecture, Transformer, devices
-from rankscope.nets.streamed_layers import StreamedLayers
+from rankscope.nets.weights import StreamedLayers
 from rankscope.profiles import measure_together
 from rankscope.sources import FAMILIES as KNOWN
 from rankscope.sources import canonical

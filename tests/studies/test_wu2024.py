@@ -13,7 +13,7 @@ from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies import Setup, StudyResult, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, thm3
 from rankscope.studies.wu2024.panels import by_layer, grid, power_of_ten, powers_of_ten
-from rankscope.theory.equilibria import equilibrium, spectral_radius, step
+from rankscope.theory.hand_built import equilibrium, equilibrium_step, spectral_radius
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_two_tokens_end_where_the_fixed_points_say() -> None:
     first, second = (torch.tensor(found[name].to_list()) for name in ("angle_1", "angle_2"))
     X = fig1.pairs(first, second).double()
     for _ in range(3000):
-        X = step(X, w)
+        X = equilibrium_step(X, w)
     # By the symmetry X -> -X, token 1 may be taken to rest at (0, 1).
     X = X * X[:, :1, 1:].sign()
     B = equilibrium(2, 2, w, [-1])[1]

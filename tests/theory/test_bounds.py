@@ -15,7 +15,7 @@ from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import Transformer
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import THEOREMS, certify
-from rankscope.theory.pure_attention import cubed
+from rankscope.theory.dong2021 import cubed
 from tests.builders import normal
 from tests.theory.families import FAMILIES, PURE, SAN, SPHERE, Case, net_of, orthogonal
 from tests.theory.plain import columns, rows

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
-from rankscope.theory.certificates import SCHEMA
-from rankscope.theory.constants import HeadNorms, MLPNorms
+from rankscope.theory.certify import SCHEMA
 from rankscope.theory.depth import depth_of
-from rankscope.theory.weight_norms import WeightNorms
+from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 from tests.builders import normal
 from tests.raising import raises
 

@@ -9,7 +9,13 @@ import torch
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.profiles import measure
-from rankscope.theory.equilibria import anisotropy_bound, equilibrium, network, spectral_radius, step
+from rankscope.theory.hand_built import (
+    anisotropy_bound,
+    equilibrium,
+    equilibrium_network,
+    equilibrium_step,
+    spectral_radius,
+)
 from tests.raising import raises
 
 EVERY = [(n, rank) for n in range(2, 9) for rank in range(1, n + 1)]
@@ -21,7 +27,7 @@ def test_fixed_to_1e_12_for_every_rank_and_all_signs(n: int, rank: int, w: str) 
     size = n - rank + 1 + (1e-3 if w == "just enough" else 2.5)
     for signs in itertools.product((1, -1), repeat=rank - 1):
         X = equilibrium(n, rank, size, list(signs))
-        assert float((step(X, size) - X).abs().max()) < 1e-12
+        assert float((equilibrium_step(X, size) - X).abs().max()) < 1e-12
         assert float((X.norm(dim=1) - 1).abs().max()) < 1e-12
         assert int(numerical_rank(X)) == rank
 
@@ -31,10 +37,10 @@ def test_the_canonical_network_leaves_it_where_it_is(n: int, rank: int) -> None:
     """The canonical network runs the same dynamics; from rank two on its tokens stay apart."""
     w = n + 1.0
     X = equilibrium(n, rank, w)
-    state = network(n, w, layers=1).run(X[None]).output[0]
+    state = equilibrium_network(n, w, layers=1).run(X[None]).output[0]
     assert float((state - X).abs().max()) < 1e-12
     if rank > 1:
-        mu = measure(network(n, w, layers=3), X[None], metrics="mu").curve("mu")
+        mu = measure(equilibrium_network(n, w, layers=3), X[None], metrics="mu").curve("mu")
         assert float(mu.min()) > 0.1
 
 
@@ -61,7 +67,7 @@ def test_two_tokens_by_hand() -> None:
         near = X.clone()
         angle = math.atan2(near[1, 1], near[1, 0]) + 1e-6
         near[1] = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
-        moved = step(near, w)
+        moved = equilibrium_step(near, w)
         before, after = (float(each[1, 1] / each[1, 0] - X22 / (-1 / w)) for each in (near, moved))
         assert after / before == pytest.approx(1 + X22, rel=1e-4)
 
@@ -75,7 +81,7 @@ def test_two_tokens_basin_of_attraction() -> None:
                      torch.stack([angles.cos(), angles.sin()], -1)], 1)  # fmt: skip
     start = X.clone()
     for _ in range(4000):
-        X = step(X, w)
+        X = equilibrium_step(X, w)
     to_B = (X[:, 1] - torch.tensor([-1 / w, -c], dtype=torch.float64)).norm(dim=-1) < 1e-3
     to_one = (X[:, 1] - torch.tensor([0.0, 1.0], dtype=torch.float64)).norm(dim=-1) < 0.05
     assert bool((to_B | to_one).all()) and bool(to_B.any()) and bool(to_one.any())
@@ -95,7 +101,7 @@ def test_random_starts_rarely_stay_apart() -> None:
     X = torch.randn(400, 4, 4, generator=generator, dtype=torch.float64)
     X = X / X.norm(dim=-1, keepdim=True)
     for _ in range(3000):
-        X = step(X, 5.0)
+        X = equilibrium_step(X, 5.0)
     apart = (X - X.mean(1, keepdim=True)).flatten(1).norm(dim=1) > 0.1
     assert int(apart.sum()) < 40
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.theory import THEOREMS, Certificates, certify
-from rankscope.theory.constants import product_norm, spectral_norm, sums_of_product
 from rankscope.theory.hypotheses import above, at_most
 from rankscope.theory.rounding import _hypotheses
 from rankscope.theory.theorem import Evaluation
+from rankscope.theory.weight_norms import product_norm, spectral_norm, sums_of_product
 from tests.builders import normal, one_head
 from tests.deviation.reference import Network, log10_residual
 from tests.theory.attack.climb import ATTACKS, TOWARDS_ROUNDING

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.theory import certify
-from rankscope.theory.constants import LIPSCHITZ
 from rankscope.theory.sphere import hemisphere, reaching
+from rankscope.theory.weight_norms import LIPSCHITZ
 from tests.builders import normal
 from tests.theory.families import EVERY_MASK, SAN, net_of
 from tests.theory.plain import distances, mu, reach

@@ -8,8 +8,13 @@ import torch
 
 from rankscope.nets import Architecture, Experts, Transformer, masks
 from rankscope.theory import THEOREMS, Certificates, certify
-from rankscope.theory.counterexample import TOP, counterexample, smallest_residual
-from rankscope.theory.non_collapsing import non_collapsing_network, non_collapsing_tokens
+from rankscope.theory.hand_built import (
+    TOP,
+    counterexample,
+    non_collapsing_network,
+    non_collapsing_tokens,
+    smallest_residual,
+)
 from tests.builders import normal, one_head
 from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns

@@ -221,7 +221,7 @@ def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str,
 
 def _groups(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:
     """Names of networks that are measured in one pass: those whose layers are read from the same files."""
-    from rankscope.nets.streamed_layers import StreamedLayers
+    from rankscope.nets.weights import StreamedLayers
 
     groups: dict[object, list[str]] = {}
     for name, (net, _, _) in jobs.items():

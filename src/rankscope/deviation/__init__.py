@@ -14,16 +14,6 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State
 
 __all__ = [
-    "BlockRecord",
-    "Deviation",
-    "DeviationStep",
-    "HalfRecord",
-    "Scaled",
-    "State",
-    "applies",
-    "dissect",
-    "finish",
-    "propagate",
-    "rounded",
-    "without_rule",
-]
+    "BlockRecord", "Deviation", "DeviationStep", "HalfRecord", "Scaled", "State", "applies", "dissect",
+    "finish", "propagate", "rounded", "without_rule",
+]  # fmt: skip

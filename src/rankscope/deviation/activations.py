@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, Scaled, spread
 from rankscope.doubled import constant
-from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.mlp import ACTIVATIONS
 
 Series = list[Tensor]
 
@@ -154,8 +154,7 @@ _MILLS = (-1.0, 5 / 2, -37 / 3, 353 / 4, -4081 / 5)
 """The coefficients of log(z times Mills' ratio) in powers of 1/z^2."""
 TINY = 1e-290
 SLOPES = {"silu": 1.0, "quick_gelu": 1.702}
-FADING = (*SLOPES, "gelu", "gelu_tanh")
-"""Activations that vanish in their lower tail."""
+FADING = (*SLOPES, "gelu", "gelu_tanh")  # activations that vanish in their lower tail
 
 
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:

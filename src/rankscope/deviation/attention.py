@@ -77,15 +77,11 @@ class DeviationPattern:
     Rows are queries (tokens); columns are keys: tokens, or in cross-attention those of the memory."""
 
     p: Float[Tensor, "batch head token"]
-    others: Scaled  # [batch, head, row, token]
-    """Delta without column j*, which is zero here."""
-    top: Int[Tensor, "batch head 1"]
-    """j*, the column of the largest entry of p."""
+    others: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
+    top: Int[Tensor, "batch head 1"]  # j*, the column of the largest entry of p
     visible: Visible
-    logits: Logits | None = None
-    """The scores that P is the softmax of; None if P was not made of scores."""
-    signed: bool = False
-    """True if entries may be negative, as after a part of the user's own changed them."""
+    logits: Logits | None = None  # the scores that P is the softmax of; None if P was not made of scores
+    signed: bool = False  # True if entries may be negative, as after a part of the user's own changed them
     total: Float[Tensor, "*batch #head"] | None = None
     """What p sums to, and every row too but for its `row_excess`; None means one."""
     row_excess: Scaled | None = None  # [batch, head, row]
@@ -264,8 +260,7 @@ def _grouped(t: Tensor, count: int) -> Tensor:
     return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)
 
 
-SHUT = -300.0
-"""A head whose largest gate has a log below this has the log of its gates in the scale."""
+SHUT = -300.0  # a head whose largest gate has a log below this has the log of its gates in the scale
 
 
 def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:

@@ -30,8 +30,7 @@ from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Weights
 from rankscope.shapes import Bool, Float, Int
 
-AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Bytes of a block of rows of all heads, by device."""
+AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # bytes of a block of rows of all heads, by device
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +38,13 @@ class RowMaker:
     """Makes rows of scores, and of the mask, each time they are asked for."""
 
     scores: ScoreParts
-    sees: Callable[[slice], Visible]
-    """Gives the columns visible to some rows."""
-    valid: ValidTokens
-    """Which rows are tokens."""
+    sees: Callable[[slice], Visible]  # gives the columns visible to some rows
+    valid: ValidTokens  # which rows are tokens
     tokens: bool = True
     """True if columns are the same tokens, of which only valid ones count; False for a memory."""
     perturb: Callable[[Tensor, int], Tensor] | None = None
     """Moves the last digits of rows of D, given their first row: the same each time they are made."""
-    largest: LogScales | None = None
-    """The log of the largest part of any score, if scores are capped."""
+    largest: LogScales | None = None  # the log of the largest part of any score, if scores are capped
 
     def blocks(self) -> Iterator[slice]:
         """Slices that cover all rows, each of as many as `AT_ONCE` allows."""
@@ -87,8 +83,7 @@ class _SmallestRow(NamedTuple):
     """The row of D whose entries are smallest, of the rows that were swept so far: the reference row."""
 
     size: Float[Tensor, "batch head 1"]
-    log: LogScales
-    """The log-scale of `size` and of `scores`."""
+    log: LogScales  # the log-scale of `size` and of `scores`
     scores: Float[Tensor, "batch head token"]
     seen: Bool[Tensor, "batch head token"]
 

@@ -25,8 +25,7 @@ from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled, chosen, spread
 from rankscope.doubled import quotient
 
-SATURATED = 1e3
-"""tanh is one to every digit from here on."""
+SATURATED = 1e3  # tanh is one to every digit from here on
 
 
 class RowConstants(NamedTuple):

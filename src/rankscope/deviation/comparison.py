@@ -20,10 +20,8 @@ from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, spread
 from rankscope.deviation.state import State
 from rankscope.shapes import Bool, Float
 
-STEEP = math.log(1e4)
-"""The log of scores from which on their rounding may decide a softmax."""
-DIFFERENT = 1e-6
-"""The difference of entries of P from which on two passes attend to different tokens."""
+STEEP = math.log(1e4)  # the log of scores from which on their rounding may decide a softmax
+DIFFERENT = 1e-6  # the difference of entries of P from which on two passes attend to different tokens
 UNDECIDED = 1e-3
 """The relative difference of entries of log P from which on rounding decided the order of scores."""
 SHORTEST = 1e-140

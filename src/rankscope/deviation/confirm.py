@@ -42,17 +42,13 @@ class _DoubledPasses:
 class Confirmation:
     """One layer in float64 and in doubled precision, tokens in their original order."""
 
-    doubled: DeviationStep
-    """The layer of the doubled pass, rounded to float64."""
-    single: DeviationStep
-    """The layer of the pass in float64."""
+    doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
+    single: DeviationStep  # the layer of the pass in float64
     lost: Bool[Tensor, " batch"]
     """True where a token has left the range of numbers beside the others: more digits do not help."""
     passes: _DoubledPasses
-    before: State
-    """The doubled pass's tokens before this layer."""
-    grown: float
-    """The largest distance of float64's tokens from them so far."""
+    before: State  # the doubled pass's tokens before this layer
+    grown: float  # the largest distance of float64's tokens from them so far
 
     @cached_property
     def perturbed(self) -> DeviationStep:

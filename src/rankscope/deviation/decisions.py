@@ -32,8 +32,7 @@ from torch import Tensor
 
 from rankscope.shapes import Bool
 
-Question = tuple[int, str, int]
-"""(layer, name, how often the name was asked before in this layer)."""
+Question = tuple[int, str, int]  # (layer, name, how often the name was asked before in this layer)
 Answers = dict[Question, int]
 """How much may be left out: 1 if a shortcut is allowed, or a number of terms. 0 (take the general formula) is
 always correct; it is also the answer for a question that was never recorded."""

@@ -25,12 +25,9 @@ class BranchRecord(NamedTuple):
     """Attention or the MLP, from the hidden states that it reads to what it adds."""
 
     kind: Branching
-    inside: State
-    """What the branch reads: the hidden states, through a norm if one comes before."""
-    raw: State
-    """What attention or the MLP gives."""
-    out: State
-    """What is added: `raw`, through the second norm of a sandwich if there is one."""
+    inside: State  # what the branch reads: the hidden states, through a norm if one comes before
+    raw: State  # what attention or the MLP gives
+    out: State  # what is added: `raw`, through the second norm of a sandwich if there is one
 
 
 class HalfRecord(NamedTuple):
@@ -39,14 +36,10 @@ class HalfRecord(NamedTuple):
 
     before: State
     branches: tuple[BranchRecord, ...]
-    weight: float
-    """The weight of the skip."""
-    total: State
-    """The sum of all that is added to the skip."""
-    summed: State
-    """The skip plus `total`."""
-    after: State
-    """The sum, through the norm of a post-norm block."""
+    weight: float  # the weight of the skip
+    total: State  # the sum of all that is added to the skip
+    summed: State  # the skip plus `total`
+    after: State  # the sum, through the norm of a post-norm block
     torn: bool = False
     """True if a norm gave a sign to a token that is zero but for rounding, in this block or before."""
 

@@ -24,7 +24,7 @@ from rankscope.deviation.scores import Scores, about_reference_row
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.experts import Experts
+from rankscope.nets.mlp import Experts
 from rankscope.nets.weights import ExpertWeights, Linear
 
 PerturbScaled = Callable[[Scaled], Scaled]

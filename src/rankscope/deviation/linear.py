@@ -23,10 +23,8 @@ from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.nets.kernels import linear_logs
 
-FAR = 150.0
-"""Logs of ratios of phi from which on scores are formed as sums of logs."""
-LARGE = 0.5
-"""The |u| above which log(1 + u) is taken as the log of 1 + u."""
+FAR = 150.0  # logs of ratios of phi from which on scores are formed as sums of logs
+LARGE = 0.5  # the |u| above which log(1 + u) is taken as the log of 1 + u
 
 
 def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, Scaled]:

@@ -23,13 +23,11 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Linear, MLPWeights
 from rankscope.shapes import Bool
 
-LARGE = 0.02
-"""The largest |d| (1 + |z|) for which the Taylor series is summed."""
+LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
 LINEAR = 1e3
 """Beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
 MOST_TERMS = 19
-REACH = 250.0
-"""The |log| of the size of z and d within which activations are evaluated as they are."""
+REACH = 250.0  # the |log| of the size of z and d within which activations are evaluated as they are
 
 
 def mlp(
@@ -126,8 +124,7 @@ def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     return torch.where(grown.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](grown) / grow)
 
 
-IN_CACHE = 2**18
-"""Entries that are processed together on a CPU, so that they stay in its cache."""
+IN_CACHE = 2**18  # entries that are processed together on a CPU, so that they stay in its cache
 
 
 def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:

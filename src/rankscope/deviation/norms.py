@@ -26,10 +26,8 @@ from rankscope.deviation.state import State
 from rankscope.errors import ArchitectureError
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
-LARGE = 0.05
-"""The largest deviation, in lengths of the common token, for which the formula above is used."""
-SHORTEST = 1e-240
-"""The square of a token's length below which float64 loses it."""
+LARGE = 0.05  # the largest deviation, in lengths of the common token, for which the formula above is used
+SHORTEST = 1e-240  # the square of a token's length below which float64 loses it
 
 
 def has_rule(kind: str | Norm) -> bool:

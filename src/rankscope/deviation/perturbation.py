@@ -40,8 +40,7 @@ CACHED = {"cpu": 2**22}
 long."""
 CALLS_PER_LAYER = 1000
 """By how much the count of calls at the start of a layer exceeds that of the layer before."""
-UNITS = 4
-"""By how much an entry is moved at most, in units of its last place."""
+UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
 
 class Perturbation:
@@ -99,8 +98,7 @@ def _row(seed: int, length: int, device: torch.device) -> Tensor:
 
 _longest: dict[tuple[int, torch.device], Tensor] = {}
 """The longest row drawn of each seed: a shorter one is its beginning."""
-MOST_ROWS = 8
-"""Rows that are kept, the latest."""
+MOST_ROWS = 8  # rows that are kept, the latest
 
 
 def _kept(seed: int, length: int, device: torch.device) -> Tensor:

@@ -36,12 +36,9 @@ class DeviationStep(NamedTuple):
     """One layer of a pass: what its block gave. Layer 0 is the input, which has no attention."""
 
     layer: int
-    state: State
-    """The hidden states after the layer."""
-    attention: DeviationPattern | None
-    """The attention pattern of the layer."""
-    heads: HeadOutputs | None = None
-    """The outputs of its heads, before the output projection."""
+    state: State  # the hidden states after the layer
+    attention: DeviationPattern | None  # the attention pattern of the layer
+    heads: HeadOutputs | None = None  # the outputs of its heads, before the output projection
     routing: Tensor | None = None
     """In a mixture of experts, the weight of each expert for each token `[batch, token, expert]`."""
     cross: DeviationPattern | None = None
@@ -159,8 +156,7 @@ class PassInputs:
     net: Transformer
     state: State
     settings: PassSettings
-    order: TokenOrder | None
-    """How valid tokens were moved to the front; None if they were there."""
+    order: TokenOrder | None  # how valid tokens were moved to the front; None if they were there
     doubled: bool = False
     by_rows: bool = False
 
@@ -195,11 +191,8 @@ class PassInputs:
     def rules(self) -> Deviation:
         """The rules that take states through blocks."""
         arch, weights = self.net.arch, self.net.weights
-        return (
-            StreamedDeviation(arch, self.settings, weights)
-            if self.by_rows
-            else Deviation(arch, self.settings)
-        )
+        streamed = StreamedDeviation(arch, self.settings, weights) if self.by_rows else None
+        return streamed or Deviation(arch, self.settings)
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights in the precision of the pass."""

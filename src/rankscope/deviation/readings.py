@@ -2,8 +2,8 @@
 
 Called by `profiles/steps.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
 metric that brings a `rule` is read by it at any scale, off the interfaces of `metrics/log_readings.py`, which
-`StateTokens`, `WholePattern` and `StreamedPattern` are. Others are read off ordinary float64 tokens in units
-of their own size, `X = e^s Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
+the three classes below are. Others are read off ordinary float64 tokens in units of their own size, `X = e^s
+Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
 """
 
 import math
@@ -53,54 +53,46 @@ def reads_rows(metric: Metric) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class StateTokens:
+class _StateTokens:
     """A state as rules of metrics of tokens see it: `ScaledTokens`."""
 
     state: State
 
     @property
     def padding(self) -> Tensor:
-        """True at padded tokens."""
         return ~self.state.valid.mask
 
     @property
     def residual(self) -> Scaled:
-        """X minus its mean token."""
         return self.state.residual
 
     @property
     def tokens(self) -> Tensor:
-        """X in units of `e^log`."""
         return self.state.scaled_tokens
 
     @property
     def log(self) -> LogScales:
-        """The log-scale of X."""
         return self.state.log
 
     @property
     def equal(self) -> Tensor:
-        """True where all tokens of a sample are exactly equal."""
         return self.state.R.largest() == 0
 
     @property
     def close(self) -> Tensor:
-        """True where the common token is kept apart from what deviates from it."""
         return self.state.x.log > LOWEST
 
     @property
     def directions(self) -> Scaled:
-        """The residual of the unit vectors: that of a norm by length alone."""
         return normalise(self.state, "scale", NormWeights(), 0.0).residual
 
     @property
     def norms(self) -> dict[str, LogScales]:
-        """LogScales of the residual's norms that were taken so far."""
         return self.state.sizes
 
 
 @dataclass(frozen=True, eq=False)
-class WholePattern:
+class _WholePattern:
     """Attention that is held, as rules of metrics see it: `ScaledPattern`."""
 
     attention: DeviationPattern
@@ -108,65 +100,58 @@ class WholePattern:
 
     @property
     def differences(self) -> tuple[Tensor, LogScales]:
-        """`P - 1 p^T`, each head at a scale of its own."""
         Delta = self.attention.by_head
         return Delta.value, Delta.log
 
     def log_rows(self, number: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """A number of every row from log P."""
         P = self.attention
         if P.logits is None or P.signed or not self.padding.shape[1]:
             return None
         return number(P.logits.log_softmax(P.visible))
 
     def matrix(self) -> Tensor:
-        """P as an ordinary tensor."""
         return self.attention.matrix()
 
 
 @dataclass(frozen=True, eq=False)
-class StreamedPattern:
+class _StreamedPattern:
     """Attention whose rows are made as they are asked for, as rules of metrics see it: `ScaledPattern`."""
 
     attention: PatternByRows
 
     @property
     def padding(self) -> Tensor:
-        """True at padded tokens."""
         return ~self.attention.maker.valid.mask
 
     @property
     def differences(self) -> tuple[PatternRows, LogScales]:
-        """Rows of `P - 1 p^T`, each head at a scale of its own."""
         return self.attention.by_head(lambda P, rows: P.Delta(rows)), self.attention.log
 
     def log_rows(self, number: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """A number of every row from log P."""
         return self.attention.of_rows(lambda rows: number(self.attention.log_matrix(rows)))
 
     def matrix(self) -> Any:
-        """Never asked for: a rule that needs it has no `rule_streams`."""
         raise NotImplementedError("a rule with rule_streams=True must not ask for the matrix")
 
 
 def _of_state(metric: Metric, state: State) -> Reading:
     """By its rule; of a metric without one, in units of the tokens' own size."""
     if metric.rule is not None:
-        return metric.rule(StateTokens(state))
+        return metric.rule(_StateTokens(state))
     reading = metric.read(state.scaled_tokens, ~state.valid.mask, unit=UNIT)
     return _rescaled(reading, metric.degree * state.log) if metric.degree else reading
 
 
 def _of_pattern(metric: Metric, P: DeviationPattern, padding: Tensor) -> Reading:
     if metric.rule is not None:
-        return metric.rule(WholePattern(P, padding))
+        return metric.rule(_WholePattern(P, padding))
     return metric.read(P.matrix(), padding, unit=UNIT)
 
 
 def _of_rows(metric: Metric, P: PatternByRows) -> Reading:
     """By rows that are made as they are asked for."""
     if metric.rule is not None:
-        return metric.rule(StreamedPattern(P))
+        return metric.rule(_StreamedPattern(P))
     valid, by_row = P.maker.valid.mask, metric.by_row
     if by_row is not None:
         numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), valid[:, None]))

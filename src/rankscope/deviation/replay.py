@@ -32,14 +32,10 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.nets.weights import converted, outline
 
-MEMORY_SHARE = 1 / 8
-"""The part of a GPU's memory that captured passes may hold."""
-MOST_PASSES = 64
-"""Passes that are remembered, the latest."""
-PATIENCE = 8
-"""How often answers may change before no shortcut is presumed any more."""
-SETTLED = 2
-"""Passes without a change after which layers are compiled."""
+MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured passes may hold
+MOST_PASSES = 64  # passes that are remembered, the latest
+PATIENCE = 8  # how often answers may change before no shortcut is presumed any more
+SETTLED = 2  # passes without a change after which layers are compiled
 
 
 class ReplayInputs(NamedTuple):
@@ -60,8 +56,7 @@ class PassResult(NamedTuple):
     """A pass through all layers."""
 
     layers: tuple[BlockOutput, ...]
-    second_pass: Any = None
-    """The tensors of the second pass; None if there was none."""
+    second_pass: Any = None  # the tensors of the second pass; None if there was none
     keep_alive: Any = None
     """The object whose random numbers the second pass reads: a graph reads them again where they lie."""
 
@@ -144,10 +139,8 @@ class CachedPass:
     answers: Answers
     run: PassFunction | None = None
     """The pass with answers presumed, on a GPU a captured graph; None until it is made."""
-    size: int = 0
-    """Bytes that its graph holds."""
-    changes: int = 0
-    """How often a violation changed the answers."""
+    size: int = 0  # bytes that its graph holds
+    changes: int = 0  # how often a violation changed the answers
     runs_since_change: int = 0
 
     def answered_anew(self, answers: Answers) -> None:
@@ -164,8 +157,7 @@ class PassCache:
     compiler: Callable[[LayerFunction], LayerFunction] | None = None
     """A `LayerCompiler`; None leaves layers as they are."""
     passes: OrderedDict[tuple[Any, ...], CachedPass] = field(default_factory=OrderedDict)
-    pool: Any = None
-    """Memory that all graphs share for their intermediate tensors."""
+    pool: Any = None  # memory that all graphs share for their intermediate tensors
 
     def run(
         self,

@@ -55,7 +55,7 @@ class Deviation(PartOperations):
         self.arch, self.settings = arch, settings
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
-        self.crossed: dict[int, DeviationPattern] = {}
+        self.cross_patterns: dict[int, DeviationPattern] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """The state with each token normalised (`norms.py`). The output of a branch is made tidy first."""
@@ -138,8 +138,8 @@ class Deviation(PartOperations):
     def cross(self, block: Block, state: State) -> State:
         """The cross-attention branch: values are the memory's, as a common value and deviations, and the rows
         of the pattern differ by what the queries of the tokens differ by."""
-        cross_block = block.crossing
-        P = self.crossed[block.index] = self.cross_pattern(cross_block, state)
+        cross_block = block.cross_block
+        P = self.cross_patterns[block.index] = self.cross_pattern(cross_block, state)
         values = replace(self.values(cross_block, self.source), valid=state.valid)
         return self.output(cross_block, self.mix(cross_block, P, values))
 

@@ -20,17 +20,14 @@ from rankscope.shapes import Bool, Float
 LogScales = log_readings.LogScales
 PerturbTensor = Callable[[Tensor], Tensor]
 """What a second pass does to results of rules: it moves their last digits (`perturbation.py`)."""
-LOWEST = log_readings.LOWEST
-"""Logs end here: what is smaller counts as this, and zero has this log as well."""
+LOWEST = log_readings.LOWEST  # logs end here: what is smaller counts as this, and zero has this log as well
 STEEPEST = 600.0
 """Exponents are cut to +-600 where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
-WIDEST = 30.0
-"""How far the log of the largest entry of V may be from zero before V is rescaled."""
+WIDEST = 30.0  # how far the log of the largest entry of V may be from zero before V is rescaled
 DISTANT = 300.0
 """Before a sum of two tensors whose logs differ by more, both are rescaled: the one at the larger scale may
 be zero, and must not set the scale of the sum."""
-SMALL = 1e-200
-"""Factors below this go into the log."""
+SMALL = 1e-200  # factors below this go into the log
 
 
 @dataclass(frozen=True)

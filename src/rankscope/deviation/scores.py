@@ -54,20 +54,16 @@ class ScoreParts:
     ref: Scaled  # [batch, head, token], before a cap
     products: tuple[tuple[Scaled, Scaled], ...]
     """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
-    offset: tuple[Scaled, ...]
-    """The queries that are multiplied with relative positions, `sinusoids`."""
+    offset: tuple[Scaled, ...]  # the queries that are multiplied with relative positions, `sinusoids`
     sinusoids: Tensor | None
-    bias: Callable[[slice], Tensor] | None
-    """Gives what positions add to some rows, after the divisor."""
+    bias: Callable[[slice], Tensor] | None  # gives what positions add to some rows, after the divisor
     constant: RowConstants | None
     """The parts of scores that are constant along rows, which matter only under a cap."""
     rows: int
-    heads: slice
-    """Which heads of the layer these are."""
+    heads: slice  # which heads of the layer these are
     gain: Float[Tensor, "batch 1"] | None = None
     """The factor of scores that grow with the number of tokens (`log_gain`), applied after the cap."""
-    held: Scores | None = None
-    """All scores, for a kernel whose scores are no sum of products."""
+    held: Scores | None = None  # all scores, for a kernel whose scores are no sum of products
 
     def scores(self, rows: slice = EVERY, largest: LogScales | None = None) -> Scores:
         """`ref` and some rows of D. `largest` matters under a cap: the log of the largest part of a score of
@@ -132,19 +128,13 @@ class StateHeads:
     `nets/kernels.py`)."""
 
     arch: Architecture
-    index: int
-    """The layer, from 0."""
+    index: int  # the layer, from 0
     w: AttentionWeights
-    state: State
-    """What queries are made of."""
-    settings: PassSettings
-    """Masks and positions; `bare` where keys are of a memory."""
-    perturb: Callable[[Scaled], Scaled]
-    """Moves the last digits of queries and keys, in a second pass."""
-    perturb_tensor: PerturbTensor | None
-    """Moves those of tensors inside their norm."""
-    keys: State
-    """What keys are made of: the same tokens, or a memory."""
+    state: State  # what queries are made of
+    settings: PassSettings  # masks and positions; `bare` where keys are of a memory
+    perturb: Callable[[Scaled], Scaled]  # moves the last digits of queries and keys, in a second pass
+    perturb_tensor: PerturbTensor | None  # moves those of tensors inside their norm
+    keys: State  # what keys are made of: the same tokens, or a memory
     bias: Callable[[slice], Tensor] | None = None
     """Makes rows of what positions add, if the settings do not hold all of it."""
 
@@ -278,16 +268,8 @@ def normed_heads(
     eps: float,
     perturb_tensor: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """Queries, keys or head outputs through an RMSNorm of each head.
-
-    Args:
-        common: That of the common token `[batch, head, width]`.
-        deviation: What tokens add to it `[batch, head, token, width]`.
-        weights: The gain of the norm.
-        valid: Which positions are tokens.
-        eps: Added to the mean square.
-        perturb_tensor: Moves last digits, in a second pass.
-    """
+    """Queries, keys or head outputs through an RMSNorm of each head: `common` that of the common token
+    `[batch, head, width]`, `deviation` what tokens add to it `[batch, head, token, width]`."""
     shape = common.value.shape[:2]
 
     def as_samples(part: Scaled) -> Scaled:
@@ -315,10 +297,8 @@ class ReferencedScores(NamedTuple):
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, token, token]
-    row: Int[Tensor, "batch head"]
-    """The index of the reference row."""
-    fine: Scaled
-    """ref with a log-scale of its own."""
+    row: Int[Tensor, "batch head"]  # the index of the reference row
+    fine: Scaled  # ref with a log-scale of its own
 
 
 def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = True) -> ReferencedScores:

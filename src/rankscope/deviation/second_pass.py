@@ -49,10 +49,8 @@ from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
 """The share of the tokens' size by which they must differ for plain rules in float64 to be used."""
-ALIKE = 1e-9
-"""The distance of two states up to which they count as the same."""
-WITHIN = 300.0
-"""The largest |log| of the size of tokens for which plain rules are used: 1e+-130."""
+ALIKE = 1e-9  # the distance of two states up to which they count as the same
+WITHIN = 300.0  # the largest |log| of the size of tokens for which plain rules are used: 1e+-130
 
 
 def with_second_pass(
@@ -67,11 +65,20 @@ def with_second_pass(
             yield step, second_pass.run_layer(step)
         return
     result = pass_cache(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
-    for layer, tensors in enumerate(result.second_pass):
-        step = DeviationStep(0, inputs.state, None)
-        if layer:
-            step = DeviationStep(layer, *result.layers[layer - 1])
-        yield restored(step, inputs.order), tensors.of_layer(second_pass, layer)
+    blocks = [None, *inputs.net.blocks]
+    for step, block, tensors in zip(
+        _steps(inputs.state, result.layers), blocks, result.second_pass, strict=True
+    ):
+        layer = SecondPassLayer(second_pass, block, *tensors[:4], perturbed_step=tensors.perturbed_step)
+        yield restored(step, inputs.order), layer
+
+
+def _steps(state: State, outputs: Sequence[BlockOutput]) -> list[DeviationStep]:
+    """The steps of a pass from its input and what its blocks gave."""
+    return [
+        DeviationStep(0, state, None),
+        *(DeviationStep(n, *output) for n, output in enumerate(outputs, 1)),
+    ]
 
 
 def _perturbation_fits(inputs: PassInputs) -> bool:
@@ -126,45 +133,30 @@ class SecondPass:
             # What the first pass has lost, float64 may still resolve.
             after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.valid.mask)
             resolved = resolved & X.isfinite().flatten(1).all(1) & (_resolves(step.state) | _resolves(after))
-            plain = (
-                Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest)
-                if must_compute("second_pass.resolved_after", resolved.any())
-                else None
-            )
+            if must_compute("second_pass.resolved_after", resolved.any()):
+                plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest)
         layer = SecondPassLayer(self, block, before, resolved, plain, self.lost, numbers)
         if plain is None:
             self.state = layer.perturbed_inside.state
         else:
-            self.state = (
-                after
-                if can_skip("second_pass.all_resolved", resolved.all())
-                else _chosen(resolved, after, layer.perturbed_inside.state)
-            )
-        self.lost = (
-            self.lost | _hidden(step, layer) | self.plain_rules.signs.torn | self.perturbed_rules.signs.torn
-        )
+            every = can_skip("second_pass.all_resolved", resolved.all())
+            self.state = after if every else _chosen(resolved, after, layer.perturbed_inside.state)
+        torn = self.plain_rules.signs.torn | self.perturbed_rules.signs.torn
+        self.lost = self.lost | _hidden(step, layer) | torn
         return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far)
 
 
 def second_pass_of_layers(
     net: Transformer, settings: PassSettings, state: State, passed: Sequence[BlockOutput]
 ) -> tuple[tuple["SecondPassTensors", ...], SecondPass]:
-    """The second pass of all layers, after the first pass has run them all: what `replay.py` records.
-
-    Its questions about numbers count as those of layers beyond the network's."""
+    """The second pass of all layers, after the first pass has run them all, as the tensors of each layer:
+    what `replay.py` records. Its questions about numbers count as those of layers beyond the network's."""
     second_pass, tensors = SecondPass(PassInputs(net, state, settings, None)), []
-    steps = [
-        DeviationStep(0, state, None),
-        *(DeviationStep(n, *output) for n, output in enumerate(passed, 1)),
-    ]
-    for step in steps:
+    for step in _steps(state, passed):
         at_layer(net.arch.layers + step.layer)
         layer = second_pass.run_layer(step)
-        tensors.append(
-            SecondPassTensors(
-                layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far
-            )
-        )
+        made = (layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far)
+        tensors.append(SecondPassTensors(*made))
     return tuple(tensors), second_pass
 
 
@@ -177,14 +169,6 @@ class SecondPassTensors(NamedTuple):
     lost: Bool[Tensor, " batch"]
     perturbed_step: DeviationStep | None
 
-    def of_layer(self, second_pass: SecondPass, layer: int) -> "SecondPassLayer":
-        """The `SecondPassLayer` of these tensors, for a second pass that did not run the layer itself."""
-        block = second_pass.inputs.net.blocks[layer - 1] if layer else None
-        return SecondPassLayer(
-            second_pass, block, self.before, self.resolved, self.plain_step, self.lost,
-            perturbed_step=self.perturbed_step,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class SecondPassLayer:
@@ -192,8 +176,7 @@ class SecondPassLayer:
 
     second_pass: SecondPass
     block: Block | None
-    before: State
-    """The second pass's tokens before the block."""
+    before: State  # the second pass's tokens before the block
     resolved: Bool[Tensor, " batch"]
     """True where float64 resolves what the tokens differ by, before the block and after it."""
     plain_step: Step | None
@@ -204,8 +187,7 @@ class SecondPassLayer:
     norm gave a sign to a token that is zero but for rounding."""
     numbers: PatternNumbers | None = None
     """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
-    perturbed_step: DeviationStep | None = None
-    """The layer by perturbed rules, if it was computed already."""
+    perturbed_step: DeviationStep | None = None  # the layer by perturbed rules, if it was computed already
 
     @property
     def perturbed_so_far(self) -> DeviationStep | None:

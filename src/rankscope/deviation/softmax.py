@@ -27,8 +27,7 @@ from rankscope.deviation.scores import Scores, about_reference_row
 from rankscope.deviation.state import ValidTokens
 from rankscope.shapes import Bool, Float, Int
 
-FAR = 30.0
-"""Scores above the reference row's by more than this are formed as sums of logs."""
+FAR = 30.0  # scores above the reference row's by more than this are formed as sums of logs
 
 
 class ReferenceRow(NamedTuple):
@@ -36,16 +35,13 @@ class ReferenceRow(NamedTuple):
     it."""
 
     ref: Float[Tensor, "batch head token"]
-    log: LogScales
-    """The log-scale of D."""
-    seen: Bool[Tensor, "batch head 1 token"]
-    """The columns visible to the reference row."""
+    log: LogScales  # the log-scale of D
+    seen: Bool[Tensor, "batch head 1 token"]  # the columns visible to the reference row
     log_w: Float[Tensor, "batch head token"]
     """w of the module's docstring: log p, also where the reference row does not see."""
     p: Float[Tensor, "batch head token"]
     top: Int[Tensor, "batch head 1"]
-    level: LogScales
-    """The log-scale of Delta = P - 1 p^T."""
+    level: LogScales  # the log-scale of Delta = P - 1 p^T
 
     @classmethod
     def of(cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor) -> "ReferenceRow":

@@ -22,8 +22,7 @@ from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen
 from rankscope.shapes import Bool, Float
 
-APART = 0.5
-"""The largest deviation of a token, in lengths of the mean, up to which x is the mean."""
+APART = 0.5  # the largest deviation of a token, in lengths of the mean, up to which x is the mean
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from rankscope.doubled.pairs import Pair, add, power_of_two, two_sum
 
-DEEPEST, WIDEST, TALLEST = 1024, 4096, 256
-"""Most inner entries, columns and rows that are taken at a time."""
-ENTRIES = 1 << 18
-"""Most entries of the results of a batch of small products that are taken at a time."""
+DEEPEST, WIDEST, TALLEST = 1024, 4096, 256  # most inner entries, columns and rows that are taken at a time
+ENTRIES = 1 << 18  # most entries of the results of a batch of small products that are taken at a time
 
 
 def product(A: Pair, B: Pair) -> Pair:

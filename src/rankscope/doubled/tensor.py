@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.doubled.constants import parts
-from rankscope.doubled.entries import TABLE
+from rankscope.doubled.functions import parts
 from rankscope.doubled.pairs import Pair, no_type_check
-from rankscope.doubled.table import WRITTEN
+from rankscope.doubled.table import TABLE, WRITTEN
 
 
 class Doubled(Tensor):
@@ -117,8 +116,8 @@ def nearest(tensor: Tensor) -> Tensor:
 
 
 def constant(name: str, like: Tensor) -> Any:
-    """A named constant (`constants.py`) or a number written in decimals, to the digits of a tensor: a Python
-    float beside an ordinary one.
+    """A named constant (`functions.NAMED`) or a number written in decimals, to the digits of a tensor: a
+    Python float beside an ordinary one.
 
     >>> constant("sqrt(1/2)", torch.zeros(1))
     0.7071067811865476

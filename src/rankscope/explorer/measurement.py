@@ -15,7 +15,7 @@ from rankscope.nets import Transformer
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
 from rankscope.profiles.readings import table
-from rankscope.profiles.residual_shapes import ResidualShape
+from rankscope.profiles.steps import ResidualShape
 from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")

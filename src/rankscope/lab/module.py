@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
-from rankscope.nets.assembly import built
 from rankscope.nets.dropout import Dropout, DropoutRules
-from rankscope.nets.memory import Memory
-from rankscope.nets.pass_settings import PassSettings, Seen, unpadded
+from rankscope.nets.pass_settings import Memory, PassSettings, Seen, unpadded
 from rankscope.nets.plain import Plain, contributions
+from rankscope.nets.tensors import built
 from rankscope.nets.traversal import Block, traverse
 from rankscope.shapes import Bool, Float
 

@@ -19,9 +19,7 @@ from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
 
 UNSEEN = (
-    "attention is seen in Hugging Face models, nn.MultiheadAttention, torch's own functions and a softmax "
-    "written out; for another kernel give an observer of your own, "
-    "watch(..., attention=[Mine(), *OBSERVERS]), or watch metrics of tokens"
+    "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
 )
 
 
@@ -44,11 +42,9 @@ class AttentionReadings:
         self.projections, self.mask = projections, mask
         self.layers: set[int] = set()  # layers whose self-attention was seen
         self.later = 0  # calls of attention after the first of a block: cross-attention, as a rule
-        self.left_out: list[str] = []
-        """Attention that is known not to be of the block's tokens to themselves, in words."""
+        self.left_out: list[str] = []  # attention not of the block's tokens to themselves, in words
         self.other_shapes: list[tuple[int, ...]] = []  # shapes of patterns that are not of the block's tokens
-        self.longer = False
-        """Whether tokens attended to more than themselves, as a chunk that continues from a cache does."""
+        self.longer = False  # tokens attended to more than themselves, as a chunk after a cache does
         self.float32_inside = False  # whether a model in float64 computed its attention in float32
         self.defects: list[Tensor] = []  # the largest |row sum - 1| of each pattern
         self.kept: list[tuple[int, Tensor]] = []  # (layer, pattern on the CPU) where the plan keeps attention
@@ -83,9 +79,8 @@ class AttentionReadings:
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
         if hidden.shape == self.batch.shape and bool(hidden.any()):
             raise WatchError(
-                "padding must be found in what the model is called with; attention inside a block was called "
-                f"with {name}, and no argument that watch knows holds it: give padding= (True at padded "
-                "tokens) or attention_mask= (1 at tokens)",
+                f"padding must be found in the model's arguments; attention in a block took {name} "
+                "that none of them holds: give padding= (True at padding) or attention_mask= (1 at tokens)",
                 subject="padding",
             )
 
@@ -107,8 +102,7 @@ class AttentionReadings:
         if sizes is not None and sizes != (batch, token, token):
             self.longer |= sizes[:2] == (batch, token) and sizes[2] > token
             self.left_out.append(
-                f"attention of {sizes[1]} tokens to {sizes[2]} in {sizes[0]} samples (windows, other tokens, "
-                "or heads counted as samples)"
+                f"attention of {sizes[1]} tokens to {sizes[2]} in {sizes[0]} samples (windows, other tokens)"
             )
         elif not attention.self_attention:
             self.left_out.append(attention.remark or "attention to other tokens than the block's own")
@@ -120,9 +114,8 @@ class AttentionReadings:
             )
         elif layer in self.layers:
             raise WatchError(
-                "a block must have one attention of its tokens to themselves for its pattern to be read; a "
-                f"second one came in block {layer}: name finer blocks with blocks=, or watch metrics "
-                "of tokens",
+                f"a block must have one attention of its tokens to themselves; a second came in block {layer}"
+                ": name finer blocks with blocks=, or watch metrics of tokens",
                 subject="blocks",
             )
         else:
@@ -134,8 +127,8 @@ class AttentionReadings:
         batch, token = self.batch.shape
         if attention.sizes == (batch, token, token) and layer in self.layers:
             raise WatchError(
-                "a block must have one attention of its tokens to themselves for its pattern to be read; "
-                f"block {layer} has a second softmax of its tokens' scores: watch metrics of tokens",
+                f"a block must have one attention of its tokens to themselves; block {layer} has a second "
+                "softmax of their scores: watch metrics of tokens",
                 subject="blocks",
             )
         self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")

@@ -5,7 +5,7 @@ list itself is never called: `ListedParts` makes one block of them.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from torch import nn
 
 from rankscope.live.attention import WatchedBlocks
 from rankscope.live.attention.multihead import multihead_modules
-from rankscope.live.padding import arguments_of
 from rankscope.live.recorder import Recorder
 
 
@@ -34,29 +33,23 @@ class BlockHooks:
         for module in self.outer:
             self._pre_hook(module, partial(self.recorder.begin_call, alone=module is not self.blocks.model))
         for block in self.blocks:
-            if is_list_of_parts(block):
-                for part in parts_of(block):
-                    self._pre_hook(part, partial(self.lists.part_called, block))
-            else:
-                self._pre_hook(block, self.recorder.enter_block)
+            listed = isinstance(block, nn.ModuleList)
+            for part in parts_of(block):
+                called = partial(self.lists.part_called, block) if listed else self.recorder.enter_block
+                self._pre_hook(part, called)
         for module in multihead_modules(self.blocks):
-            self._pre_hook(module, self._on_multihead)
+            self._pre_hook(module, self.recorder.on_multihead)
 
     def after(self) -> None:
         """Hook what returns, the blocks before the modules around them."""
         for block in self.blocks:
-            if is_list_of_parts(block):
-                for part in parts_of(block):
-                    self._hook(part, lambda module, output, failed: self.lists.part_returned(output, failed))
-            else:
-                self._hook(block, self.recorder.leave_block)
-        if any(map(is_list_of_parts, self.blocks)):
+            listed = isinstance(block, nn.ModuleList)
+            for part in parts_of(block):
+                self._hook(part, self.lists.part_returned if listed else self.recorder.leave_block)
+        if has_listed_parts(self.blocks):
             self._hook(self.outer[-1], lambda module, output, failed: self.lists.end_block(failed))
         for module in self.outer:
             self._hook(module, lambda module, output, failed: self.recorder.end_call(failed))
-
-    def _on_multihead(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.recorder.on_key_padding(arguments_of(module, args, kwargs).get("key_padding_mask"))
 
     def _pre_hook(self, module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
         self.stack.callback(module.register_forward_pre_hook(called, with_kwargs=True).remove)
@@ -78,13 +71,13 @@ def modules_around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     return [part for part in holders if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
 
 
-def is_list_of_parts(block: nn.Module) -> bool:
-    """True for a layer that is a `ModuleList` of parts, and is never called itself."""
-    return isinstance(block, nn.ModuleList)
+def has_listed_parts(blocks: Sequence[nn.Module]) -> bool:
+    """True if some layer is a `ModuleList` of parts, which is never called itself."""
+    return any(isinstance(block, nn.ModuleList) for block in blocks)
 
 
 def parts_of(block: nn.Module) -> list[nn.Module]:
-    """The modules in a list, and in lists in it, that are called; entries of a list may be None."""
+    """The block, or the modules in a list and in lists in it that are called; entries may be None."""
     if not isinstance(block, nn.ModuleList):
         return [block]
     return [part for inner in block if inner is not None for part in parts_of(inner)]
@@ -114,7 +107,7 @@ class ListedParts:
             self.recorder.enter_block(block, args, kwargs)
         self.called.add(part)
 
-    def part_returned(self, output: Any, failed: bool) -> None:
+    def part_returned(self, part: nn.Module, output: Any, failed: bool) -> None:
         """A part has returned; if it failed, so did its block."""
         self.output = output
         if failed:

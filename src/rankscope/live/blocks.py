@@ -15,8 +15,7 @@ from torch import nn
 from rankscope.errors import WatchError, one_of
 from rankscope.live.modules import submodules, uncompiled
 
-Blocks = str | Sequence[str | nn.Module]
-"""A dotted name of the stack (or of a part of the model with one stack in it), or the blocks themselves."""
+Blocks = str | Sequence[str | nn.Module]  # the name of a stack or of a part with one in it, or the blocks
 MOST_NAMED = 5  # candidates that an error names
 
 
@@ -42,9 +41,7 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
         return next(iter(by_name.items()))
     what = type(model).__name__
     if by_name:
-        names = ", ".join(
-            f"{name or '(the model itself)'} ({_kinds(members)})" for name, members in by_name.items()
-        )
+        names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
         raise WatchError(
             f"watch measures one stack of blocks; {what} holds {len(by_name)}: {names}: name one, as in "
             f"blocks={next(iter(by_name))!r}",
@@ -53,8 +50,8 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
     raise WatchError(
-        f"{what} must hold its blocks in a ModuleList or Sequential for watch to find them; it holds none: "
-        f"{could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}",
+        f"watch finds blocks in a ModuleList or Sequential; {what} holds none: {could}name them, as in "
+        f"blocks={next(iter(candidates), repr(['block1', 'block2']))}",
         subject="blocks",
     )
 
@@ -64,9 +61,7 @@ def describe_inner_stacks(name: str, blocks: Sequence[nn.Module]) -> str:
     if not name:
         return ""
     inner = [stack for k, block in enumerate(blocks) for stack in _stacks_inside(f"{name}.{k}", block)]
-    return ", ".join(
-        f"{dotted} ({_kinds(members)})" for dotted, members in inner[:MOST_NAMED] if len(members) > 1
-    )
+    return ", ".join(f"{dotted} ({_kinds(blocks)})" for dotted, blocks in inner[:MOST_NAMED] if blocks[1:])
 
 
 def _kinds(members: Sequence[nn.Module]) -> str:
@@ -80,9 +75,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str]]:
     of which some are made of modules, and modules of one class that stand side by side."""
     for name, module in model.named_modules():
         children = {f"{name}.{part}".lstrip("."): child for part, child in module.named_children()}
-        composite = {
-            part: child for part, child in children.items() if next(child.children(), None) is not None
-        }
+        composite = {part: child for part, child in children.items() if any(True for _ in child.children())}
         if isinstance(module, nn.ModuleList | nn.Sequential):
             if name and len(children) > 1 and composite:
                 yield repr(name), f"{name} ({_kinds(list(children.values()))})"
@@ -144,9 +137,8 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
     if len(by_name) != 1:
         names = ", ".join(f"{name}.{inner} ({_kinds(members)})" for inner, members in by_name.items())
         raise WatchError(
-            f"blocks={name!r} must name a ModuleList or Sequential of blocks, or a part of the model with "
-            f"one such in it; it is a {type(part).__name__} with {names or 'none'}: "
-            + ("name one of these" if by_name else "give the blocks as a list"),
+            f"blocks={name!r} must name a stack of blocks, or a part with one in it; it is a "
+            f"{type(part).__name__} with {names or 'none'}: name one of these, or give the blocks as a list",
             subject="blocks",
         )
     inner, members = next(iter(by_name.items()))

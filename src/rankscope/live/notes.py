@@ -65,18 +65,20 @@ def checks(plan: WatchPlan, totals: WatchTotals) -> dict[str, Any]:
 def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]:
     """What a watch did and found, in sentences; `changes` say how the model ran otherwise than unwatched."""
     results = checks(plan, totals)
-    mode = [f"The model was in {results['mode']} mode{_dropout(totals)}."] if totals.modes else []
-    return [
-        f"The model was called {_times(totals.calls)}; {totals.samples} samples were measured.",
-        *(f"{_calls(count)} left out: {why}." for why, count in totals.calls_left_out.items()),
-        *_layer_notes(results, totals),
-        *mode,
-        *_attention_notes(results, totals),
-        *_padding_notes(results, plan, totals),
-        *_floor_notes(totals),
-        *_overflow_notes(results),
-        *changes,
-    ]
+    sentences = [f"The model was called {_times(totals.calls)}; {totals.samples} samples were measured."]
+    for why, count in totals.calls_left_out.items():
+        sentences.append(f"{'1 call was' if count == 1 else f'{count} calls were'} left out: {why}.")
+    sentences += _layer_notes(results, totals)
+    if totals.modes:
+        dropout = f", with dropout of up to {totals.dropout:g}" if "train" in totals.modes else ""
+        sentences.append(f"The model was in {results['mode']} mode{dropout}.")
+    sentences += [*_attention_notes(results, totals), *_padding_notes(results, plan, totals)]
+    if totals.arithmetic is not None:
+        name, floor = dtype_name(totals.arithmetic), ROUNDING * unit_of(totals.arithmetic)
+        sentences.append(f"It ran in {name}: a relative residual below {floor:.1e} is rounding noise.")
+    if (layer := results["first_layer_not_finite"]) is not None:
+        sentences.append(f"Numbers overflow from layer {layer} on: those samples have NaN.")
+    return sentences + changes
 
 
 def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
@@ -84,24 +86,23 @@ def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
     sentences = []
     counts = {count for count in results["calls_per_layer"].values() if count}
     if len(counts) == 1 and not results["never_fired"]:
-        layers = len(results["calls_per_layer"])
-        sentences.append(f"Each of the {layers} layers fired {_times(counts.pop())}.")
+        sentences.append(
+            f"Each of the {len(results['calls_per_layer'])} layers fired {_times(counts.pop())}."
+        )
     elif counts:
         by_layer = ", ".join(f"{layer}: {count}" for layer, count in results["calls_per_layer"].items())
         sentences.append(f"Calls per layer: {by_layer}.")
     if results["never_fired"]:
-        names = ", ".join(map(str, results["never_fired"]))
-        sentences.append(f"Layers that never fired, and have no values: {names}.")
+        sentences.append(f"Layers that never fired, and have no values: {_joined(results['never_fired'])}.")
     for layer in results["layers_not_taken_as_they_were"]:
         sentences.append(
             f"Something stands between layers {layer} and {layer + 1}: what the second takes is not what the "
             "first gave."
         )
     if totals.unsure_layers:
-        names = ", ".join(map(str, sorted(totals.unsure_layers)))
         sentences.append(
-            f"Layers that return several tensors like tokens: {names}; nothing says which is the state, and "
-            "the first was measured."
+            f"Layers that return several tensors like tokens: {_joined(sorted(totals.unsure_layers))}; "
+            "nothing says which is the state, and the first was measured."
         )
     if totals.blocks_outside:
         sentences.append(
@@ -141,10 +142,8 @@ def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
         sentences.append(
             "The model computes attention in float32 inside: float64's floors are too low for it."
         )
-    without = sorted(set(totals.calls_per_layer) - totals.layers_with_attention)
-    if without:
-        layers = ", ".join(map(str, without))
-        sentences.append(f"Layers without attention of their tokens to themselves: {layers}.")
+    if without := sorted(set(totals.calls_per_layer) - totals.layers_with_attention):
+        sentences.append(f"Layers without attention of their tokens to themselves: {_joined(without)}.")
     if totals.later_attention:
         sentences.append(
             f"Only the first attention of a block counts: {totals.later_attention} later ones "
@@ -158,26 +157,9 @@ def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
     return sentences
 
 
-def _floor_notes(totals: WatchTotals) -> list[str]:
-    if totals.arithmetic is None:  # nothing has run
-        return []
-    floor = ROUNDING * unit_of(totals.arithmetic)
-    name = dtype_name(totals.arithmetic)
-    return [f"It ran in {name}: a relative residual below {floor:.1e} is rounding noise."]
-
-
-def _overflow_notes(results: dict[str, Any]) -> list[str]:
-    layer = results["first_layer_not_finite"]
-    return [] if layer is None else [f"Numbers overflow from layer {layer} on: those samples have NaN."]
-
-
-def _dropout(totals: WatchTotals) -> str:
-    return f", with dropout of up to {totals.dropout:g}" if "train" in totals.modes else ""
+def _joined(layers: list[int]) -> str:
+    return ", ".join(map(str, layers))
 
 
 def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def _calls(count: int) -> str:
-    return "1 call was" if count == 1 else f"{count} calls were"

@@ -26,12 +26,10 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 
-TOKEN_MASKS = ("attention_mask", "input_mask")
-"""Arguments that are 1 at tokens; then those that are True at padding, those that are either, and those of a
-decoder beside an encoder."""
+TOKEN_MASKS = ("attention_mask", "input_mask")  # 1 at tokens; the next are True at padding, then either
 PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
 AMBIGUOUS_MASKS = ("mask",)
-DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")
+DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")  # of a decoder beside an encoder
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
 
@@ -150,20 +148,15 @@ def _by_longest_sample(name: str, mask: Tensor) -> Tensor:
     added = mask.is_floating_point() and bool((mask < 0).any())
     on = mask < 0 if added else mask != 0
     at_tokens, at_padding = bool(on.all(-1).any()) and not added, bool((~on).all(-1).any())
-    square = mask.shape[0] == mask.shape[1] > 1 and any(map(_is_triangle, (on, on.mT, ~on, ~on.mT)))
-    if at_tokens == at_padding or square:
+    triangle = torch.ones_like(on).tril()  # a causal mask, which says which token sees which
+    square = mask.shape[0] == mask.shape[1] > 1
+    if at_tokens == at_padding or (square and any(x.equal(triangle) for x in (on, on.mT, ~on, ~on.mT))):
         raise WatchError(
-            f"the argument {name!r} must say which tokens are padding; whether it is True at tokens or at "
-            "padding cannot be told from this batch: give padding= (True at padded tokens), or "
-            "padding='none'",
+            f"the argument {name!r} must say which tokens are padding; in this batch it may be True at "
+            "tokens or at padding: give padding= (True at padded tokens), or padding='none'",
             subject=name,
         )
     return ~on if at_tokens else on
-
-
-def _is_triangle(on: Tensor) -> bool:
-    """True for a causal mask, which says which token sees which."""
-    return torch.equal(on, torch.ones_like(on).tril())
 
 
 def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> PaddingArgument | None:

@@ -76,8 +76,7 @@ def make_plan(
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
     if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
         raise WatchError(
-            f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
-            "them first",
+            f"{type(model).__name__} must hold its weights; they are on the meta device: load them first",
             subject="model",
         )
     chosen = chosen_metrics("watch", metrics)
@@ -86,8 +85,8 @@ def make_plan(
         raise WatchError(one_of("keep", name, KEPT), subject="keep")
     if offloaded and any(metric.of == "heads" for metric in chosen):
         raise WatchError(
-            f"what each head adds is read off the output projection; weights of {type(model).__name__} are "
-            "offloaded, and gone when it has run: watch metrics of tokens or attention",
+            "what each head adds needs weights in place; those of this model are offloaded: watch metrics of "
+            "tokens or attention",
             subject="metrics",
         )
     known_padding = _padding(padding, attention_mask)
@@ -96,8 +95,7 @@ def make_plan(
     beyond = [metric for metric in chosen if metric.of != "tokens"]
     if beyond and chosen_layers == frozenset([0]):
         raise WatchError(
-            "at layer 0, what enters the first block, metrics of tokens alone have a value; "
-            f"{beyond[0].name} is of {beyond[0].of}, from layer 1 on: name more layers",
+            f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers",
             subject="layers",
         )
     in_blocks = submodules(*found_blocks)

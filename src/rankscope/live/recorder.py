@@ -253,9 +253,10 @@ class Recorder:
         if (running := self._running()) is not None:
             running[1].attention.read_heads(running[0], contributions)
 
-    def on_key_padding(self, mask: Tensor | None) -> None:
+    def on_multihead(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check padding that an `nn.MultiheadAttention` in a block is called with."""
         if (running := self._running()) is not None:
+            mask = arguments_of(module, args, kwargs).get("key_padding_mask")
             running[1].attention.check_padding(mask, "a key_padding_mask")
 
     def on_module_output(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -115,8 +115,7 @@ class Watch:
         self._blocks = WatchedBlocks(model, plan.blocks)
         self._recorder = Recorder(plan, self._blocks)
         self._changes: list[str] = []  # how the model ran otherwise than unwatched, in sentences
-        self._stack: ExitStack | None = None
-        """Hooks and contexts that leaving the watch undoes; None outside of it."""
+        self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
         totals = self._recorder.totals
@@ -228,8 +227,7 @@ class Watch:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
             raise WatchError(
                 f"attention of {type(self.model).__name__} must be visible to one of the observers ({ways}); "
-                "none applies: watch metrics of tokens, measure it through load and measure where its family "
-                "can be loaded, or give an observer of your own in attention=",
+                "none applies: watch metrics of tokens, or give an observer of your own in attention=",
                 subject="attention",
             )
         _observed.update(blocks)

@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics import contraction, singular
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.rows import PatternRows
+from rankscope.metrics.rows import PatternRows, dobrushin_by_head, gap_by_head, second_by_head
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Bool, Float
 
 HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
-FEW = 256
-"""The most tokens of which all pairs of rows are compared at once."""
-NARROW = 0.05
-"""By how much the weights of a row may miss one in all: bfloat16 has two to three digits."""
+FEW = 256  # the most tokens of which all pairs of rows are compared at once
+NARROW = 0.05  # by how much the weights of a row may miss one in all: bfloat16 has two to three digits
 RowsOf = Float[Tensor, "*batch head row token"]
 """Some rows of P, zero at padding, in the arithmetic that made them."""
 
@@ -64,7 +61,7 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """
     P, valid = _ready(P, padding)
     if P.shape[-1] > FEW and P.device.type == "cpu":
-        return contraction.by_head(PatternRows.of(P, valid)).reshape(P.shape[:-2])
+        return dobrushin_by_head(PatternRows.of(P, valid)).reshape(P.shape[:-2])
     distance = torch.cdist(P, P, p=1.0) / 2
     pairs = valid[..., :, None] & valid[..., None, :]
     return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), valid)
@@ -132,9 +129,7 @@ def defect_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValue
 def _dobrushin_rule(pattern: ScaledPattern) -> Reading:
     """Rows of P differ by rows of `P - 1 p^T`, at any scale."""
     Delta, log = pattern.differences
-    value = (
-        contraction.by_head(Delta) if isinstance(Delta, PatternRows) else dobrushin(Delta, pattern.padding)
-    )
+    value = dobrushin_by_head(Delta) if isinstance(Delta, PatternRows) else dobrushin(Delta, pattern.padding)
     return reading_of_pattern(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
 
 
@@ -166,55 +161,31 @@ def _log_entropy(log_P: RowsOf) -> RowValues:
 
 _UNMASKED = "without mask and positions"
 METRICS = [
-    Metric(
-        "dobrushin", dobrushin, "δ(P)", r"\delta(P)", "attention", by_head=contraction.by_head,
+    Metric("dobrushin", dobrushin, "δ(P)", r"\delta(P)", "attention", by_head=dobrushin_by_head,
         rule=_dobrushin_rule, rule_streams=True, sensitive_to="row differences",
-        meaning=Meaning(
-            "0 to 1", "all tokens average alike, and one step makes them the same",
+        meaning=Meaning("0 to 1", "all tokens average alike, and one step makes them the same",
             "two tokens look at nothing in common (1)", "What differs after the averaging is at most this "
             "share of what differed before. Above 1 only where rows do not sum to one.",
-            equal=f"0 {_UNMASKED}",
-        ),
-    ),
-    Metric(
-        "entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
+            equal=f"0 {_UNMASKED}")),
+    Metric("entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
         rule_streams=True,
-        meaning=Meaning(
-            "0 to log n", "each token looks at one", "each token looks at all alike",
-            "In nats. NaN where weights are negative or do not sum to one.", equal=f"log n {_UNMASKED}",
-        ),
-    ),
-    Metric(
-        "second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
-        by_head=singular.second_by_head,
-        meaning=Meaning(
-            "0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
-            equal=f"0 {_UNMASKED}",
-        ),
-    ),
-    Metric(
-        "spectral_gap", spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention",
-        by_head=singular.gap_by_head,
-        meaning=Meaning(
-            "0 to sqrt(n)", "tokens average differently", "one averaging is common to all tokens",
-            equal=f"1 {_UNMASKED}",
-        ),
-    ),
-    Metric(
-        "first_token_mass", first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",
+        meaning=Meaning("0 to log n", "each token looks at one", "each token looks at all alike",
+            "In nats. NaN where weights are negative or do not sum to one.", equal=f"log n {_UNMASKED}")),
+    Metric("second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
+        by_head=second_by_head,
+        meaning=Meaning("0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
+            equal=f"0 {_UNMASKED}")),
+    Metric("spectral_gap", spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention",
+        by_head=gap_by_head,
+        meaning=Meaning("0 to sqrt(n)", "tokens average differently", "one averaging is common to all tokens",
+            equal=f"1 {_UNMASKED}")),
+    Metric("first_token_mass", first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",
         by_row=first_token_of_rows,
         meaning=Meaning(
             "0 to 1", "nobody looks at the first token", "all look at the first token (1), an attention sink",
-            equal=f"1/n {_UNMASKED}",
-        ),
-    ),
-    Metric(
-        "row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
+            equal=f"1/n {_UNMASKED}")),
+    Metric("row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
         by_row=defect_of_rows, largest=True,
-        meaning=Meaning(
-            "0 and above", "weights sum to one, to rounding", "attention is no average",
+        meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
             "Theorems on averaging speak of attention whose weights sum to one.",
-            equal="as before: it says whether attention averages at all",
-        ),
-    ),
-]  # fmt: skip
+            equal="as before: it says whether attention averages at all"))]  # fmt: skip

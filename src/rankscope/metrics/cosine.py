@@ -20,8 +20,7 @@ from rankscope.metrics.residuals import frobenius_norm, log_residual
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
 from rankscope.shapes import Bool, Float
 
-AT_ONCE = 2**26
-"""Bytes of cosines that are held at once."""
+AT_ONCE = 2**26  # bytes of cosines that are held at once
 
 
 def cosines(
@@ -105,8 +104,7 @@ def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     nowhere = size == 0
     widest = direction.new_zeros(direction.shape[:-2])
     for block, pairs in _blocks(ready):
-        apart = torch.cdist(
-            direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
+        apart = torch.cdist(direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
         )  # fmt: skip
         gap = (apart.square_() / 2).masked_fill_(nowhere[..., block, :] | nowhere.mT, 1.0)
         widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
@@ -176,35 +174,20 @@ def _metric(compute: Callable[..., Tensor], symbol: str, tex: str, meaning: Mean
 _MEAN, _MIN = r"\mathrm{mean}\,\cos(x_i, x_j)", r"\min\,\cos(x_i, x_j)"
 _ONE_WAY = "all tokens point the same way"
 METRICS = [
-    _metric(
-        mean_cosine, "mean cos(xᵢ, xⱼ)", _MEAN, direction=-1,
-        meaning=Meaning(
-            "-1/(n - 1) to 1", "tokens point in all directions", f"{_ONE_WAY} (1)",
-            "It does not see lengths: tokens of other lengths on one ray have cosine 1.", equal="1",
-        ),
-    ),
-    _metric(
-        mean_abs_cosine, "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|", direction=-1,
+    _metric(mean_cosine, "mean cos(xᵢ, xⱼ)", _MEAN, direction=-1,
+        meaning=Meaning("-1/(n - 1) to 1", "tokens point in all directions", f"{_ONE_WAY} (1)",
+            "It does not see lengths: tokens of other lengths on one ray have cosine 1.", equal="1")),
+    _metric(mean_abs_cosine, "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|", direction=-1,
         meaning=Meaning(
             "0 to 1", "tokens are orthogonal to each other", "all tokens lie on one line through zero (1)",
-            "Two tokens that point opposite ways count as one.", equal="1",
-        ),
-    ),
-    _metric(
-        mean_cosine_gap, "1 − mean cos(xᵢ, xⱼ)", f"1 - {_MEAN}", power=2, direction=1,
+            "Two tokens that point opposite ways count as one.", equal="1")),
+    _metric(mean_cosine_gap, "1 − mean cos(xᵢ, xⱼ)", f"1 - {_MEAN}", power=2, direction=1,
         rule=partial(_gap_rule, gap=mean_cosine_gap, square=_mean_square),
-        meaning=Meaning(
-            "0 to n/(n - 1)", _ONE_WAY, "tokens point in all directions",
-            "1 - mean_cosine, without losing digits where that is near 1.", equal="0",
-        ),
-    ),
-    _metric(
-        max_cosine_gap, "1 − min cos(xᵢ, xⱼ)", f"1 - {_MIN}", power=2, direction=1,
+        meaning=Meaning("0 to n/(n - 1)", _ONE_WAY, "tokens point in all directions",
+            "1 - mean_cosine, without losing digits where that is near 1.", equal="0")),
+    _metric(max_cosine_gap, "1 − min cos(xᵢ, xⱼ)", f"1 - {_MIN}", power=2, direction=1,
         rule=partial(_gap_rule, gap=max_cosine_gap, square=_largest_square),
-        meaning=Meaning("0 to 2", _ONE_WAY, "two tokens point opposite ways", equal="0"),
-    ),
-    _metric(
-        min_cosine, "min cos(xᵢ, xⱼ)", _MIN, direction=-1,
-        meaning=Meaning("-1 to 1", "two tokens point opposite ways", f"{_ONE_WAY} (1)", equal="1"),
-    ),
+        meaning=Meaning("0 to 2", _ONE_WAY, "two tokens point opposite ways", equal="0")),
+    _metric(min_cosine, "min cos(xᵢ, xⱼ)", _MIN, direction=-1,
+        meaning=Meaning("-1 to 1", "two tokens point opposite ways", f"{_ONE_WAY} (1)", equal="1")),
 ]  # fmt: skip

@@ -19,10 +19,8 @@ from rankscope.shapes import Bool, Float
 
 LogScales = Float[Tensor, "*batch"]
 
-LOWEST = -1e300
-"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
-FARTHEST = 1e250
-"""Logs beyond +-this are not known: scores beyond e^600 are cut."""
+LOWEST = -1e300  # logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well.
+FARTHEST = 1e250  # logs beyond +-this are not known: scores beyond e^600 are cut
 SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 

@@ -214,8 +214,7 @@ def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str,
     return Metric(
         compute.__name__, compute, symbol, tex, degree=1, scale=partial(token_norm, norm=norm), direction=1,
         rule=partial(_rule, norm=norm, relative=False), centres=True,
-        meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"),
-    )  # fmt: skip
+        meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"))  # fmt: skip
 
 
 def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
@@ -224,12 +223,10 @@ def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **
     return Metric(
         compute.__name__, compute, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", direction=1,
         share=True, rule=partial(_rule, norm=norm, relative=True), centres=True,
-        meaning=Meaning(small=SAME, equal="0", **words),
-    )  # fmt: skip
+        meaning=Meaning(small=SAME, equal="0", **words))  # fmt: skip
 
 
-_Norm = tuple[Norm, str, str]
-"""A norm, and how a terminal and a figure write that of the residual."""
+_Norm = tuple[Norm, str, str]  # a norm, and how a terminal and a figure write that of the residual
 _COMPOSITE: _Norm = ("composite", "‖res X‖₁,∞", r"\|\mathrm{res}\,X\|_{1,\infty}")
 _FROBENIUS: _Norm = ("frobenius", "‖res X‖_F", r"\|\mathrm{res}\,X\|_F")
 _SPECTRAL: _Norm = ("spectral", "‖res X‖₂", r"\|\mathrm{res}\,X\|_2")
@@ -240,21 +237,13 @@ METRICS = [
     _absolute(mu, *_FROBENIUS, large=DIFFER),
     _share(relative_mu, *_FROBENIUS, range="0 to 1", large="the mean token is zero (1)", note=CLOUD),
     _absolute(spectral_residual, *_SPECTRAL, large="tokens differ along one direction at least"),
-    _share(
-        relative_spectral_residual, *_SPECTRAL, range="0 to 1",
-        large="tokens differ most along the direction in which they are largest",
-    ),
+    _share(relative_spectral_residual, *_SPECTRAL, range="0 to 1",
+        large="tokens differ most along the direction in which they are largest"),
     _absolute(max_residual, *_MAX, large="some token differs in some coordinate"),
-    _share(
-        relative_max_residual, *_MAX, range="0 to 2", large="the largest coordinate belongs to few tokens",
+    _share(relative_max_residual, *_MAX, range="0 to 2", large="the largest coordinate belongs to few tokens",
         note="It can be above 1: a token on the other side of the mean from the others is further from it "
-        "than from zero.",
-    ),
-    Metric(
-        "high_frequency_share", high_frequency_share, "‖HC X‖² / ‖X‖²", r"\|HC\,X\|_F^2 / \|X\|_F^2",
+        "than from zero."),
+    Metric("high_frequency_share", high_frequency_share, "‖HC X‖² / ‖X‖²", r"\|HC\,X\|_F^2 / \|X\|_F^2",
         power=2, direction=1, share=True, rule=partial(_rule, norm="frobenius", relative=True, power=2),
-        meaning=Meaning(
-            "0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0"
-        ),
-    ),
-]  # fmt: skip
+        meaning=Meaning("0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0"
+        ))]  # fmt: skip

@@ -44,17 +44,9 @@ def expert_entropy(p: Tensor, padding: Tensor | None = None) -> Values:
 
 _BALANCED = "all E experts take as many tokens"
 METRICS = [
-    Metric(
-        "expert_load", expert_load, "max load", r"\max_e\,\mathrm{load}_e", "routing",
-        meaning=Meaning(
-            "k/E to 1", _BALANCED, "every token goes through one of them (1)",
-            "k experts are chosen for each token.", equal="1",
-        ),
-    ),
-    Metric(
-        "expert_entropy", expert_entropy, "H(load)", r"H(\mathrm{load})", "routing",
-        meaning=Meaning(
-            "log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k"
-        ),
-    ),
-]  # fmt: skip
+    Metric("expert_load", expert_load, "max load", r"\max_e\,\mathrm{load}_e", "routing",
+        meaning=Meaning("k/E to 1", _BALANCED, "every token goes through one of them (1)",
+            "k experts are chosen for each token.", equal="1")),
+    Metric("expert_entropy", expert_entropy, "H(load)", r"H(\mathrm{load})", "routing",
+        meaning=Meaning("log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k"
+        ))]  # fmt: skip

@@ -168,49 +168,29 @@ _ENERGY = Meaning(
 )
 _DIRECTIONS = Meaning(
     "1 to min(n - 1, d)", "tokens differ along one direction", "tokens differ in many directions",
-    " 0 where they are the same.",
-)  # fmt: skip
+    " 0 where they are the same.")  # fmt: skip
 METRICS = [
-    Metric(
-        "numerical_rank", numerical_rank, "rank X", r"\mathrm{rank}\,X", count=True,
+    Metric("numerical_rank", numerical_rank, "rank X", r"\mathrm{rank}\,X", count=True,
         meaning=Meaning(
             "0 to min(n, d)", "tokens are multiples of one vector (1)", "tokens are linearly independent",
-            _RESOLVED, equal="1",
-        ),
-    ),
-    Metric(
-        "affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True,
+            _RESOLVED, equal="1")),
+    Metric("affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True,
         rule=_affine_rank_rule,
         meaning=Meaning(
             "0 to min(n - 1, d)", "tokens are the same (0)", "tokens differ in many directions", _RESOLVED,
-            equal="0",
-        ),
-    ),
+            equal="0")),
     Metric("stable_rank", stable_rank, "‖X‖_F² / ‖X‖₂²", r"\|X\|_F^2 / \|X\|_2^2", meaning=_ENERGY),
-    Metric(
-        "effective_rank", effective_rank, "exp H(σ)", r"\exp H(\sigma)",
-        meaning=_ENERGY._replace(small="one direction has all the weight"),
-    ),
-    Metric(
-        "participation_ratio", participation_ratio, "(Σσ²)² / Σσ⁴", r"(\sum\sigma^2)^2 / \sum\sigma^4",
-        meaning=_ENERGY,
-    ),
-    Metric(
-        "sigma_min", sigma_min, "σ_min(X)", r"\sigma_{\min}(X)", degree=1,
+    Metric("effective_rank", effective_rank, "exp H(σ)", r"\exp H(\sigma)",
+        meaning=_ENERGY._replace(small="one direction has all the weight")),
+    Metric("participation_ratio", participation_ratio, "(Σσ²)² / Σσ⁴", r"(\sum\sigma^2)^2 / \sum\sigma^4",
+        meaning=_ENERGY),
+    Metric("sigma_min", sigma_min, "σ_min(X)", r"\sigma_{\min}(X)", degree=1,
         scale=partial(token_norm, norm="spectral"),
         meaning=Meaning(
-            "0 and above", "tokens nearly miss a direction", "tokens fill all directions", SIZE, equal="0"
-        ),
-    ),
-    _of_residual(
-        residual_stable_rank, "‖res X‖_F² / ‖res X‖₂²",
-        r"\|\mathrm{res}\,X\|_F^2 / \|\mathrm{res}\,X\|_2^2", _DIRECTIONS,
-    ),
-    _of_residual(
-        residual_effective_rank, "exp H(σ(res X))", r"\exp H(\sigma(\mathrm{res}\,X))", _DIRECTIONS
-    ),
-    _of_residual(
-        residual_singular_ratio, "σ₂ / σ₁ of res X", r"\sigma_2 / \sigma_1\,(\mathrm{res}\,X)",
-        Meaning("0 to 1", "tokens lie on a line", "tokens differ in two directions alike"), bounded=True,
-    ),
+            "0 and above", "tokens nearly miss a direction", "tokens fill all directions", SIZE, equal="0")),
+    _of_residual(residual_stable_rank, "‖res X‖_F² / ‖res X‖₂²",
+        r"\|\mathrm{res}\,X\|_F^2 / \|\mathrm{res}\,X\|_2^2", _DIRECTIONS),
+    _of_residual(residual_effective_rank, "exp H(σ(res X))", r"\exp H(\sigma(\mathrm{res}\,X))", _DIRECTIONS),
+    _of_residual(residual_singular_ratio, "σ₂ / σ₁ of res X", r"\sigma_2 / \sigma_1\,(\mathrm{res}\,X)",
+        Meaning("0 to 1", "tokens lie on a line", "tokens differ in two directions alike"), bounded=True),
 ]  # fmt: skip

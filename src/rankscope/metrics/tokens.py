@@ -21,16 +21,11 @@ Values = Float[Tensor, "*batch"]
 class Tokens:
     """Tokens ready to be measured, by one metric or many: what several of them need is computed once."""
 
-    X: Float[Tensor, "*batch token width"]
-    """float64, zero at padded tokens."""
-    valid: Bool[Tensor, "*batch token"]
-    """True at tokens, False at padding."""
-    count: Int[Tensor, "*batch"]
-    """Valid tokens of each sample."""
-    unit: float
-    """The eps of the dtype they came in."""
-    unpadded: bool = False
-    """Whether every token is known to be valid."""
+    X: Float[Tensor, "*batch token width"]  # float64, zero at padded tokens
+    valid: Bool[Tensor, "*batch token"]  # True at tokens, False at padding
+    count: Int[Tensor, "*batch"]  # valid tokens of each sample
+    unit: float  # the eps of the dtype they came in
+    unpadded: bool = False  # whether every token is known to be valid
     memo: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:

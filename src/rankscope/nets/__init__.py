@@ -1,11 +1,11 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.experts import Experts
 from rankscope.nets.graphs import MaskGraph, graph
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
 from rankscope.nets.masks import matrix as mask_matrix
+from rankscope.nets.mlp import Experts
 from rankscope.nets.norms import Norm
 from rankscope.nets.origin import Encoded, Inputs, Origin
 from rankscope.nets.parts import Part

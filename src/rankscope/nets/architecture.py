@@ -7,9 +7,8 @@ One description covers the families that sources map onto it:
     sandwich (Gemma 2)    X <- a X + norm(attention(norm X));    X <- m X + norm(mlp(norm X))
     parallel (GPT-NeoX)   X <- a X + attention(norm X) + mlp(norm X)
 
-and a decoder with cross-attention has one more half between the two, of the kind of the first.
-
-with a = `attention_skip` and m = `mlp_skip`; `norm="none"` takes every norm out.
+with a = `attention_skip` and m = `mlp_skip`. `norm="none"` takes every norm out; a decoder with
+cross-attention has one more half between the two, of the kind of the first.
 """
 
 import dataclasses
@@ -21,15 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ArchitectureError, FileError
-from rankscope.nets.checks import among, check, check_types
-from rankscope.nets.experts import Experts
+from rankscope.nets.checks import TUPLES, among, check_types, problems, raise_first, size_problems
 from rankscope.nets.fields import BIASES, ArchitectureFields
-from rankscope.nets.masks import Mask, MaskLike, spec_of
+from rankscope.nets.masks import Mask, mask_spec
+from rankscope.nets.mlp import Experts
 from rankscope.remedies.base import BuiltInRemedy
 from rankscope.remedies.catalogue import remedy
 
-DEEPEST = 10**6
-"""Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
+FOLLOWING = {
+    "head_width": ("width", "heads"),
+    "value_width": ("width", "heads", "head_width"),
+    "key_heads": ("heads",),
+    "divisor": ("width", "heads", "head_width"),
+    "mlp_width": ("width",),
+}
+"""The fields whose usual value (0) is made of others, and those others."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,59 +47,35 @@ class Architecture(ArchitectureFields):
 
     def __post_init__(self) -> None:
         check_types(self)
+        raise_first(size_problems(self))
         self._fill()
-        check(self)
+        raise_first(problems(self))
 
     def _fill(self) -> None:
-        """Put the usual numbers in place of 0, so that equal networks compare equal."""
-        put = object.__setattr__
-        for name in ("layers", "width", "heads"):
-            if getattr(self, name) < 1:
-                raise ArchitectureError(
-                    f"{name} must be a whole number >= 1; got {getattr(self, name)!r}", subject=name
-                )
-        if self.layers > DEEPEST:
-            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {self.layers}", subject="layers")
-        for name in ("head_width", "divisor"):
-            if not getattr(self, name) >= 0:
-                raise ArchitectureError(
-                    f"{name} must be > 0, or 0 for its usual value; got {getattr(self, name)!r}", subject=name
-                )
-        if not self.head_width:
-            if self.width % self.heads:
-                raise ArchitectureError(
-                    f"width must be a multiple of heads unless head_width is given; got width {self.width} "
-                    f"and {self.heads} heads",
-                    subject="width",
-                )
-            put(self, "head_width", self.width // self.heads)
-        put(self, "value_width", self.value_width or self.head_width)
-        put(self, "key_heads", self.key_heads or self.heads)
-        put(self, "divisor", self.divisor or math.sqrt(self.head_width))
-        put(self, "mlp_width", self.mlp_width or 4 * self.width)
-        biases: Any = self.biases
-        if isinstance(biases, str) or not isinstance(biases, bool | tuple | list):
-            raise ArchitectureError(
-                f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {biases!r}",
-                subject="biases",
-            )
+        """Put the usual numbers in place of 0, and tuples in place of lists, so that equal networks compare
+        equal."""
+        put, biases = object.__setattr__, self.biases
+        put(self, "head_width", self.head_width or self.width // self.heads)
+        for name, value in self._usual().items():
+            put(self, name, getattr(self, name) or value)
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
-        put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
-        for name in ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts"):
-            value = _frozen(getattr(self, name))
-            if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
-                raise ArchitectureError(f"{name} must be a tuple; got {value!r}", subject=name)
-            put(self, name, value)
+        put(self, "mask", mask_spec(self.mask))
+        for name in TUPLES:
+            put(self, name, _with_tuples(getattr(self, name)))
 
-    def __repr__(self) -> str:
-        """What it takes to write it down: fields at their usual value are left out."""
-        usual = {
-            "key_heads": self.heads,
+    def _usual(self) -> dict[str, float]:
+        """The values that stand for 0."""
+        return {
             "head_width": self.width / self.heads,
             "value_width": self.head_width,
+            "key_heads": self.heads,
             "divisor": math.sqrt(self.head_width),
             "mlp_width": 4 * self.width,
         }
+
+    def __repr__(self) -> str:
+        """The call that makes it: fields at their usual value are left out."""
+        usual = self._usual()
         written = (
             f"{field.name}={getattr(self, field.name)!r}"
             for field in dataclasses.fields(self)
@@ -103,8 +84,8 @@ class Architecture(ArchitectureFields):
         return f"Architecture({', '.join(written)})"
 
     def departures(self) -> list[str]:
-        """List in a few words each which parts are missing or weighted, and the mask where it is not
-        complete: what tells a variant from the whole."""
+        """List in a few words what tells a variant from the full network: parts that are missing or weighted,
+        and a mask that is not complete."""
         skips = {"attention skip": self.attention_skip}
         if self.mlp != "none" and not self.parallel:
             skips["MLP skip"] = self.mlp_skip
@@ -115,16 +96,18 @@ class Architecture(ArchitectureFields):
             for name, weight in skips.items()
             if weight != 1
         ]
-        departures += [
-            f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"
-        ]
-        departures += [] if self.kept_heads is None else ["some heads silent"]
-        departures += [f"scores times {self.log_gain:g} ln n"] if self.log_gain else []
-        departures += ["gated heads"] if self.head_gate else []
-        departures += ["latent keys and values"] if self.key_latent else []
-        departures += ["cross-attention"] if self.cross_attention else []
+        noted = {
+            "no MLP": self.mlp == "none",
+            "no norm": self.norm == "none",
+            "some heads silent": self.kept_heads is not None,
+            f"scores times {self.log_gain:g} ln n": self.log_gain,
+            "gated heads": self.head_gate,
+            "latent keys and values": self.key_latent,
+            "cross-attention": self.cross_attention,
+        }
+        departures += [words for words, present in noted.items() if present]
         if self.mask != "complete":
-            mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
+            mask = self.mask.name if isinstance(self.mask, Mask) else self.mask
             departures.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
         return departures + [part.name for part in self.parts]
 
@@ -134,115 +117,94 @@ class Architecture(ArchitectureFields):
         >>> Architecture(layers=12, width=768, heads=12).replace(width=384).mlp_width
         1536
         """
-        divides = self.width % self.heads == 0
-        follow: dict[str, Any] = {}
-        if {"width", "heads"} & changes.keys() and divides and self.head_width == self.width // self.heads:
-            follow["head_width"] = 0
-        if {"width", "heads", "head_width"} & changes.keys() and self.value_width == self.head_width:
-            follow["value_width"] = 0
-        if "heads" in changes and self.key_heads == self.heads:
-            follow["key_heads"] = 0
-        if {"width", "heads", "head_width"} & changes.keys() and self.divisor == math.sqrt(self.head_width):
-            follow["divisor"] = 0.0
-        if "width" in changes and self.mlp_width == 4 * self.width:
-            follow["mlp_width"] = 0
+        usual = self._usual()
+        follow = {
+            name: 0
+            for name, sources in FOLLOWING.items()
+            if changes.keys() & {*sources} and getattr(self, name) == usual[name]
+        }
         return dataclasses.replace(self, **{**follow, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python, as JSON has it: numbers, strings and lists. What is of one's own is `own:` and its
-        name, with the numbers it was made of."""
-        return {field.name: _thawed(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        """Return plain Python, as JSON has it: numbers, strings and lists. An object of the user's own is
+        written `own:` and its name, with the numbers it was made of."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], own: Iterable[Any] = ()) -> "Architecture":
-        """The inverse of `to_dict`; fields left out take their usual value. `own` are the objects that it
-        speaks of by name: masks, norms, kernels and parts of one's own."""
-        objects = {_named(thing): thing for thing in own}
+        """Make the architecture that `to_dict` wrote; fields left out take their usual value. `own` are the
+        masks, norms, kernels and parts of the user's own that it names."""
+        objects = {_label(item): item for item in own}
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
-            among("architecture field", name, known, subject=name)
+            raise_first(among(name, name, known, what="architecture field"))
         for name in ("layers", "width", "heads"):
             if name not in fields:
-                raise ArchitectureError(
-                    f"an architecture must say its layers, width and heads; {name} is missing", subject=name
-                )
-        values = {name: _found(_frozen(value), objects) for name, value in fields.items()}
+                sentence = f"an architecture needs layers, width and heads; {name} is missing"
+                raise ArchitectureError(sentence, subject=name)
+        values = {name: _resolved(_with_tuples(value), objects) for name, value in fields.items()}
         if isinstance(values.get("experts"), dict):
             values["experts"] = Experts.from_dict(values["experts"])
         return cls(**values)
 
     @classmethod
     def read(cls, path: str | Path, own: Iterable[Any] = ()) -> "Architecture":
-        """An architecture from a JSON file of its fields; `own` as in `from_dict`."""
+        """Read an architecture from a JSON file of its fields; `own` as in `from_dict`."""
         try:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise FileError(
-                f"an architecture is read from a JSON file; there is none at {path}", subject=str(path)
-            ) from None
+            sentence = f"an architecture is read from a JSON file; there is none at {path}"
+            raise FileError(sentence, subject=str(path)) from None
         except (OSError, ValueError, RecursionError) as error:
-            raise FileError(
-                f"{path} must be a JSON file of architecture fields; {error}", subject=str(path)
-            ) from error
+            sentence = f"{path} must be a JSON file of architecture fields; {error}"
+            raise FileError(sentence, subject=str(path)) from error
         if not isinstance(fields, dict):
-            raise FileError(
-                f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}",
-                subject=str(path),
-            )
+            sentence = f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
+            raise FileError(sentence, subject=str(path))
         return cls.from_dict(fields, own)
 
 
-def mask_spec(mask: MaskLike) -> str:
-    """One canonical string for a mask, or for several joined by `;`, one per layer."""
-    if isinstance(mask, str):
-        return ";".join(spec_of(part) for part in mask.split(";"))
-    return spec_of(mask)
-
-
-def _thawed(value: Any) -> Any:
-    """Tuples as JSON's lists, objects of one's own as their names."""
+def _plain(value: Any) -> Any:
+    """Tuples as JSON's lists, objects of the user's own as their labels."""
     if isinstance(value, tuple):
-        return [_thawed(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Experts):
         return value.to_dict()
     if isinstance(value, BuiltInRemedy):
         return f"remedy:{value.spec()}"
-    return value if value is None or isinstance(value, str | int | float) else _named(value)
+    return value if value is None or isinstance(value, str | int | float) else _label(value)
 
 
-def _named(value: Any) -> str:
-    """How a file speaks of an object of one's own."""
+def _label(value: Any) -> str:
+    """What a file calls an object of the user's own."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    numbers = {
-        value_of.name: getattr(value, value_of.name)
-        for value_of in fields
-        if value_of.name not in ("name", "place")
-    }
-    made_of = [
-        f"{name}={value_of!r}"
-        for name, value_of in numbers.items()
-        if isinstance(value_of, int | float | str)
+    names = [field.name for field in fields if field.name not in ("name", "place")]
+    numbers = [
+        f"{name}={number!r}"
+        for name in names
+        if isinstance(number := getattr(value, name), int | float | str)
     ]
-    return f"own:{value.name}" + (f"({', '.join(made_of)})" if made_of else "")
+    return f"own:{value.name}" + (f"({', '.join(numbers)})" if numbers else "")
 
 
-def _found(value: Any, objects: dict[str, Any]) -> Any:
-    """A value of a file with the objects that it speaks of in their places."""
+def _resolved(value: Any, objects: dict[str, Any]) -> Any:
+    """A value of a file, labels replaced by the objects that they name."""
     if isinstance(value, tuple):
-        return tuple(_found(item, objects) for item in value)
+        return tuple(_resolved(item, objects) for item in value)
     if isinstance(value, str) and value.startswith("remedy:"):
         return remedy(value.removeprefix("remedy:"))
     if not isinstance(value, str) or not value.startswith("own:"):
         return value
     if value not in objects:
+        name = value.removeprefix("own:")
         raise ArchitectureError(
-            f"this architecture has a part of its own, {value.removeprefix('own:')!r}, which a file cannot "
-            f"hold: pass the object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}",
-            subject=value.removeprefix("own:"),
+            f"this architecture has a part of the user's own, {name!r}, which a file cannot hold: pass the "
+            f"object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}",
+            subject=name,
         )
     return objects[value]
 
 
-def _frozen(value: Any) -> Any:
+def _with_tuples(value: Any) -> Any:
     """JSON's lists as tuples."""
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    return tuple(_with_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,56 +1,92 @@
-"""What an `Architecture` must be, and the sentence where it is not."""
+"""What an `Architecture` must be: each check yields the field that is wrong, and a sentence."""
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from rankscope.errors import ArchitectureError, one_of
-from rankscope.nets.activations import ACTIVATIONS
-from rankscope.nets.experts import Experts
 from rankscope.nets.fields import BIASES, MLP, ArchitectureFields, NormPlace, Positions
 from rankscope.nets.kernels import KERNELS, Kernel
 from rankscope.nets.masks import Mask
+from rankscope.nets.mlp import ACTIVATIONS, Experts
 from rankscope.nets.norms import NORMS, Norm
 from rankscope.nets.parts import PLACES, Part, pieces
 
-LISTED = (
-    "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
-)  # fmt: skip
-"""ArchitectureFields that hold more than one number or word."""
+DEEPEST = 10**6
+"""Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
+TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
 CAPPED = ("softmax", "sinkhorn", "sigmoid", "uniform")
 """Kernels under which scores can be capped."""
-OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
-"""ArchitectureFields that take an object of one's own in the place of a name."""
+OBJECTS: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
+"""Fields that take an object of the user's own instead of a name."""
+WORDS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+Problems = Iterator[tuple[str, str]]
+"""(subject, sentence) of each thing that is wrong."""
+
+
+def raise_first(problems: Problems) -> None:
+    """Raise `ArchitectureError` about the first problem, if there is one."""
+    for subject, sentence in problems:
+        raise ArchitectureError(sentence, subject=subject)
+
+
+def among(subject: str, value: object, known: Any, what: str = "") -> Problems:
+    """A problem of `subject`, called `what`, if its value is not one of those known."""
+    if value not in known:
+        yield subject, one_of(what or subject, value, known)
 
 
 def check_types(arch: ArchitectureFields) -> None:
-    """Whole numbers, numbers, words and yes-or-no where each belongs."""
+    """Check that every field is of its type, and make numbers of fields that are floats into floats."""
     for field in dataclasses.fields(arch):
         value, usual = getattr(arch, field.name), field.default
-        if field.name in LISTED or isinstance(value, OWN.get(field.name, ())):
+        if field.name in (*TUPLES, "biases", "mask", "experts") or isinstance(
+            value, OBJECTS.get(field.name, ())
+        ):
             continue
         kind = int if usual is dataclasses.MISSING else type(usual)
         fits = isinstance(value, int | float if kind is float else kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
-            word = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}[kind]
-            raise ArchitectureError(f"{field.name} must be {word}; got {value!r}", subject=field.name)
+            raise ArchitectureError(f"{field.name} must be {WORDS[kind]}; got {value!r}", subject=field.name)
         if kind is float:
             object.__setattr__(arch, field.name, float(value))
 
 
-def check(arch: ArchitectureFields) -> None:
+def size_problems(arch: ArchitectureFields) -> Problems:
+    """Fields that must be right before the usual values are filled in."""
+    for name in ("layers", "width", "heads"):
+        if getattr(arch, name) < 1:
+            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
+    if arch.layers > DEEPEST:
+        yield "layers", f"layers must be at most {DEEPEST}; got {arch.layers}"
+    for name in ("head_width", "divisor"):
+        if not getattr(arch, name) >= 0:
+            yield name, f"{name} must be > 0, or 0 for its usual value; got {getattr(arch, name)!r}"
+    if not arch.head_width and arch.width % arch.heads:
+        got = f"width {arch.width} and {arch.heads} heads"
+        yield "width", f"width must be a multiple of heads unless head_width is given; got {got}"
+    if not isinstance(arch.biases, bool | tuple | list):
+        yield "biases", f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {arch.biases!r}"
+    for name in TUPLES:
+        value = getattr(arch, name)
+        if not isinstance(value, tuple | list) and (name != "kept_heads" or value is not None):
+            yield name, f"{name} must be a tuple; got {value!r}"
+
+
+def problems(arch: ArchitectureFields) -> Problems:
     """Every field, and what fields must be together."""
-    among("mlp", arch.mlp, get_args(MLP))
+    yield from among("mlp", arch.mlp, get_args(MLP))
     if isinstance(arch.norm, str):
-        among("norm", arch.norm, (*NORMS, "none"))
-    among("norm_place", arch.norm_place, get_args(NormPlace))
-    among("positions", arch.positions, get_args(Positions))
-    among("activation", arch.activation, ACTIVATIONS)
+        yield from among("norm", arch.norm, (*NORMS, "none"))
+    yield from among("norm_place", arch.norm_place, get_args(NormPlace))
+    yield from among("positions", arch.positions, get_args(Positions))
+    yield from among("activation", arch.activation, ACTIVATIONS)
     if isinstance(arch.kernel, str):
-        among("kernel", arch.kernel.partition(":")[0], KERNELS)
-    among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
+        yield from among("kernel", arch.kernel.partition(":")[0], KERNELS)
+    yield from among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
     for part in arch.biases if isinstance(arch.biases, tuple) else ():
-        among("biases", part, BIASES)
+        yield from among("biases", part, BIASES)
     for name in (
         "key_heads",
         "head_width",
@@ -61,253 +97,148 @@ def check(arch: ArchitectureFields) -> None:
         "bias_reach",
     ):
         if getattr(arch, name) < 1:
-            raise ArchitectureError(
-                f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}", subject=name
-            )
+            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
     for name in ("divisor", "rotary_base"):
-        if not (math.isfinite(getattr(arch, name)) and getattr(arch, name) > 0):
-            raise ArchitectureError(
-                f"{name} must be a finite number > 0; got {getattr(arch, name)!r}", subject=name
-            )
+        if not 0 < getattr(arch, name) < math.inf:
+            yield name, f"{name} must be a finite number > 0; got {getattr(arch, name)!r}"
     for name in ("attention_skip", "mlp_skip"):
-        if not math.isfinite(getattr(arch, name)):
-            raise ArchitectureError(
-                f"{name} must be a finite number (0 takes the skip out); got {getattr(arch, name)!r}",
-                subject=name,
-            )
-    if not (math.isfinite(arch.norm_eps) and arch.norm_eps >= 0):
-        raise ArchitectureError(
-            f"norm_eps must be a finite number >= 0; got {arch.norm_eps!r}", subject="norm_eps"
-        )
+        if not math.isfinite(weight := getattr(arch, name)):
+            yield name, f"{name} must be a finite number (0 takes the skip out); got {weight!r}"
+    if not 0 <= arch.norm_eps < math.inf:
+        yield "norm_eps", f"norm_eps must be a finite number >= 0; got {arch.norm_eps!r}"
     if arch.heads % arch.key_heads:
-        raise ArchitectureError(
-            f"heads must be a multiple of key_heads; got {arch.heads} and {arch.key_heads}", subject="heads"
-        )
+        yield "heads", f"heads must be a multiple of key_heads; got {arch.heads} and {arch.key_heads}"
     if arch.parallel and arch.mlp_skip != 1.0:
-        raise ArchitectureError(
-            f"a parallel block has one skip, attention_skip; got mlp_skip {arch.mlp_skip}", subject="mlp_skip"
-        )
-    _positions(arch)
-    _cap(arch)
-    _gain(arch)
-    _kernel_number(arch)
-    _kept_heads(arch)
-    _bare_layers(arch)
-    _experts(arch)
-    _parts(arch)
-    _cross(arch)
-    _latents(arch)
+        yield "mlp_skip", f"a parallel block has one skip, attention_skip; got mlp_skip {arch.mlp_skip}"
+    for group in (_positions, _scores, _kernel_number, _layers, _experts, _parts, _cross, _latents):
+        yield from group(arch)
 
 
-def _positions(arch: ArchitectureFields) -> None:
-    if arch.positions == "rotary" and (
-        not 0 < arch.rotary_share <= 1 or arch.rotary_width < 2 or arch.rotary_width % 2
-    ):
-        raise ArchitectureError(
-            "rotary positions need an even rotated width: rotary_share * head_width must be an even "
-            f"number >= 2; got {arch.rotary_share} * {arch.head_width}",
-            subject="rotary_share",
+def _positions(arch: ArchitectureFields) -> Problems:
+    width = arch.rotary_width
+    if arch.positions == "rotary" and (not 0 < arch.rotary_share <= 1 or width < 2 or width % 2):
+        yield (
+            "rotary_share",
+            "rotary_share * head_width, the rotated width, must be an even number >= 2; got "
+            f"{arch.rotary_share} * {arch.head_width}",
         )
-    for frequencies in arch.rotary_frequencies:
-        if not isinstance(frequencies, tuple) or len(frequencies) != arch.rotary_width // 2:
-            raise ArchitectureError(
-                f"rotary_frequencies must be tuples of {arch.rotary_width // 2} numbers, half the "
-                f"rotated width; got {frequencies!r}",
-                subject="rotary_frequencies",
-            )
-        if not all(
-            isinstance(frequency, int | float) and math.isfinite(frequency) for frequency in frequencies
-        ):
-            raise ArchitectureError(
-                f"rotary_frequencies must be finite numbers; got {frequencies!r}",
-                subject="rotary_frequencies",
-            )
+    for angles in arch.rotary_frequencies:
+        if not isinstance(angles, tuple) or len(angles) != width // 2:
+            sentence = f"rotary_frequencies must be tuples of {width // 2} numbers, half the rotated width"
+            yield "rotary_frequencies", f"{sentence}; got {angles!r}"
+        if not all(isinstance(angle, int | float) and math.isfinite(angle) for angle in angles):
+            yield "rotary_frequencies", f"rotary_frequencies must be finite numbers; got {angles!r}"
     if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in arch.rotary_scales):
-        raise ArchitectureError(
-            f"rotary_scales must be finite numbers > 0; got {arch.rotary_scales!r}", subject="rotary_scales"
-        )
+        yield "rotary_scales", f"rotary_scales must be finite numbers > 0; got {arch.rotary_scales!r}"
     if arch.rotary_reach < 0:
-        raise ArchitectureError(
-            f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}", subject="rotary_reach"
-        )
+        yield "rotary_reach", f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}"
     if arch.positions == "relative" and arch.width % 2:
-        raise ArchitectureError(f"relative positions need an even width; got {arch.width}", subject="width")
+        yield "width", f"relative positions need an even width; got {arch.width}"
     if arch.kernel == "linear" and arch.positions in ("relative", "bias", "alibi"):
-        raise ArchitectureError(
-            f"kernel 'linear' has no scores to add {arch.positions} positions to: "
-            "use none, absolute or rotary",
-            subject="positions",
-        )
+        sentence = f"kernel 'linear' has no scores to add {arch.positions} positions to"
+        yield "positions", f"{sentence}: use none, absolute or rotary"
 
 
-def _cap(arch: ArchitectureFields) -> None:
-    if not 0 <= arch.score_cap < math.inf:
-        raise ArchitectureError(
-            f"score_cap must be a finite number > 0, or 0 for none; got {arch.score_cap!r}",
-            subject="score_cap",
-        )
+def _scores(arch: ArchitectureFields) -> Problems:
+    for name in ("score_cap", "log_gain"):
+        if not 0 <= getattr(arch, name) < math.inf:
+            yield name, f"{name} must be a finite number > 0, or 0 for none; got {getattr(arch, name)!r}"
     kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else arch.kernel
     if arch.score_cap and kernel not in CAPPED:
-        raise ArchitectureError(
-            f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}: take the cap "
-            "out, score_cap=0",
-            subject="score_cap",
-        )
-
-
-def _gain(arch: ArchitectureFields) -> None:
-    if not 0 <= arch.log_gain < math.inf:
-        raise ArchitectureError(
-            f"log_gain must be a finite number > 0, or 0 for none; got {arch.log_gain!r}", subject="log_gain"
-        )
-    if arch.log_gain and arch.kernel == "linear":
-        raise ArchitectureError(
+        sentence = f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}"
+        yield "score_cap", f"{sentence}: take the cap out, score_cap=0"
+    if arch.log_gain and kernel == "linear":
+        yield (
+            "log_gain",
             "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0",
-            subject="log_gain",
         )
 
 
-def _kernel_number(arch: ArchitectureFields) -> None:
-    if not isinstance(arch.kernel, str):
-        return
-    name, colon, rank = arch.kernel.partition(":")
-    if name == "linformer":
-        if not (rank.isdecimal() and int(rank) >= 1):
-            raise ArchitectureError(
-                f"kernel linformer must be written linformer:k with k >= 1; got {arch.kernel!r}",
-                subject="kernel",
-            )
-        if arch.mask != "complete":
-            raise ArchitectureError(
-                "linformer mixes all tokens before attending, so its mask must be complete; "
-                f"got {arch.mask!r}",
-                subject="mask",
-            )
-        if arch.positions in ("relative", "rotary", "bias", "alibi"):
-            raise ArchitectureError(
-                "linformer's keys are mixtures of tokens and have no position: positions must be none "
-                f"or absolute; got {arch.positions!r}",
-                subject="positions",
-            )
-    elif name == "sinkhorn":
-        if not rank.isdecimal():
-            raise ArchitectureError(
-                f"kernel sinkhorn must be written sinkhorn:k with k >= 0 rounds; got {arch.kernel!r}",
-                subject="kernel",
-            )
+def _kernel_number(arch: ArchitectureFields) -> Problems:
+    name, colon, number = arch.kernel.partition(":") if isinstance(arch.kernel, str) else ("", "", "")
+    if name in ("linformer", "sinkhorn"):
+        least = 1 if name == "linformer" else 0
+        if not (number.isdecimal() and int(number) >= least):
+            yield "kernel", f"kernel {name} must be written {name}:k with k >= {least}; got {arch.kernel!r}"
     elif colon:
-        raise ArchitectureError(f"kernel {name!r} takes no number; got {arch.kernel!r}", subject="kernel")
+        yield "kernel", f"kernel {name!r} takes no number; got {arch.kernel!r}"
+    if name == "linformer" and arch.mask != "complete":
+        yield "mask", f"linformer mixes all tokens, so its mask must be complete; got {arch.mask!r}"
+    if name == "linformer" and arch.positions not in ("none", "absolute"):
+        sentence = "linformer's keys are mixtures of tokens: positions must be none or absolute"
+        yield "positions", f"{sentence}; got {arch.positions!r}"
 
 
-def _kept_heads(arch: ArchitectureFields) -> None:
-    if arch.kept_heads is None:
-        return
-    if not all(isinstance(kept, tuple) for kept in arch.kept_heads):
-        raise ArchitectureError(
-            f"kept_heads must have one tuple of heads per layer; got {arch.kept_heads!r}",
-            subject="kept_heads",
-        )
-    if len(arch.kept_heads) != arch.layers:
-        raise ArchitectureError(
-            f"kept_heads must have one tuple per layer ({arch.layers}); got {len(arch.kept_heads)}",
-            subject="kept_heads",
-        )
-    for kept in arch.kept_heads:
+def _layers(arch: ArchitectureFields) -> Problems:
+    """Fields given by layer: kept_heads and bare_layers."""
+    for kept in arch.kept_heads or ():
+        if not isinstance(kept, tuple):
+            yield "kept_heads", f"kept_heads must have one tuple of heads per layer; got {arch.kept_heads!r}"
         for head in kept:
             if not (isinstance(head, int) and 0 <= head < arch.heads):
-                raise ArchitectureError(
-                    f"heads are numbered 0..{arch.heads - 1}; got {head!r}", subject="kept_heads"
-                )
-
-
-def _bare_layers(arch: ArchitectureFields) -> None:
-    if not arch.bare_layers:
-        return
-    if arch.norm_place == "post" or arch.shared:
-        raise ArchitectureError(
-            "bare_layers are layers of a pre-norm or sandwich network that do not share their weights; "
-            f"got norm_place {arch.norm_place!r}, shared {arch.shared}",
-            subject="bare_layers",
-        )
+                yield "kept_heads", f"heads are numbered 0..{arch.heads - 1}; got {head!r}"
+    if arch.kept_heads is not None and len(arch.kept_heads) != arch.layers:
+        sentence = f"kept_heads must have one tuple per layer ({arch.layers})"
+        yield "kept_heads", f"{sentence}; got {len(arch.kept_heads)}"
+    if arch.bare_layers and (arch.norm_place == "post" or arch.shared):
+        sentence = "bare_layers need norm_place 'pre' or 'sandwich' and layers that do not share weights"
+        yield "bare_layers", f"{sentence}; got {arch.norm_place!r}, shared {arch.shared}"
     for layer in arch.bare_layers:
         if not (type(layer) is int and 0 <= layer < arch.layers):
-            raise ArchitectureError(
-                f"bare_layers are numbered 0..{arch.layers - 1}; got {layer!r}", subject="bare_layers"
-            )
+            yield "bare_layers", f"bare_layers are numbered 0..{arch.layers - 1}; got {layer!r}"
 
 
-def _experts(arch: ArchitectureFields) -> None:
-    if arch.experts is not None and not isinstance(arch.experts, Experts):
-        raise ArchitectureError(
-            f"experts must be an Experts(number=, chosen=, width=); got {arch.experts!r}", subject="experts"
-        )
-    if arch.mlp == "experts" and arch.experts is None:
-        raise ArchitectureError(
-            "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=); got none",
-            subject="experts",
-        )
-    for layer in () if arch.experts is None else arch.experts.dense_layers:
-        if arch.shared or not (type(layer) is int and 0 <= layer < arch.layers):
-            raise ArchitectureError(
-                f"dense_layers are numbered 0..{arch.layers - 1}, of layers that do not share their "
-                f"weights; got {layer!r}",
-                subject="dense_layers",
-            )
+def _experts(arch: ArchitectureFields) -> Problems:
+    if not isinstance(arch.experts, Experts | None):
+        yield "experts", f"experts must be an Experts(number=, chosen=, width=); got {arch.experts!r}"
+    elif arch.experts is None:
+        if arch.mlp == "experts":
+            yield "experts", "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=)"
+    else:
+        for layer in arch.experts.dense_layers:
+            if arch.shared or not (type(layer) is int and 0 <= layer < arch.layers):
+                sentence = f"dense_layers are numbered 0..{arch.layers - 1}, and do not share their weights"
+                yield "dense_layers", f"{sentence}; got {layer!r}"
 
 
-def _parts(arch: ArchitectureFields) -> None:
+def _parts(arch: ArchitectureFields) -> Problems:
     names = [getattr(part, "name", None) for part in arch.parts]
     if twice := [name for name in names if name and names.count(name) > 1]:
-        raise ArchitectureError(
-            f"parts must have names of their own, under which their tensors lie; {twice[0]!r} is there twice",
-            subject="parts",
+        yield (
+            "parts",
+            f"parts must have different names, by which their tensors are stored; got {twice[0]!r} twice",
         )
     for part in pieces(arch.parts):
         if not isinstance(part, Part):
-            raise ArchitectureError(
-                "parts must be objects with a name, a place and a rule named plain (see "
-                f"rankscope.nets.parts); got {part!r:.60}",
-                subject="parts",
+            sentence = (
+                "parts must be objects with a name, a place and a rule named plain (rankscope.nets.parts)"
             )
-        among(f"place of {part.name}", part.place, PLACES)
+            yield "parts", f"{sentence}; got {part!r:.60}"
+        yield from among("place", part.place, PLACES, what=f"place of {part.name}")
 
 
-def _cross(arch: ArchitectureFields) -> None:
-    """Queries of cross-attention meet keys of another network: what makes scores of positions, or of norms
-    on both, has no meaning there."""
-    unlike = {
+def _cross(arch: ArchitectureFields) -> Problems:
+    """Queries of cross-attention meet keys of another network: scores by position, or norms on both, have no
+    meaning there."""
+    excluded = {
         "parallel": arch.parallel,
         "query_norm": arch.query_norm,
         "linformer": arch.linformer_rank is not None,
         "sinkhorn": arch.sinkhorn_rounds is not None,
         "positions 'relative'": arch.positions == "relative",
     }
-    for what in (name for name, present in unlike.items() if present):
-        if arch.cross_attention:
-            raise ArchitectureError(
-                f"cross_attention goes with one half after another and plain queries and keys; got {what}: "
-                "leave one of them out",
-                subject="cross_attention",
-            )
+    for name, present in excluded.items():
+        if arch.cross_attention and present:
+            sentence = "cross_attention goes with one half after another and plain queries and keys"
+            yield "cross_attention", f"{sentence}; got {name}: leave one of them out"
 
 
-def _latents(arch: ArchitectureFields) -> None:
+def _latents(arch: ArchitectureFields) -> Problems:
     for name in ("query_latent", "key_latent"):
-        if getattr(arch, name) < 0 or getattr(arch, name) == 1:
-            raise ArchitectureError(
-                f"{name} must be 0, for none, or a width >= 2: through its norm one entry is but a sign; got "
-                f"{getattr(arch, name)}",
-                subject=name,
-            )
-        if getattr(arch, name) and (arch.cross_attention or arch.positions == "relative"):
-            raise ArchitectureError(
-                f"{name} goes with attention among tokens and positions none, absolute, rotary, bias or alibi"
-                f"; got cross_attention {arch.cross_attention}, positions {arch.positions!r}",
-                subject=name,
-            )
-
-
-def among(what: str, value: object, known: Any, subject: str = "") -> None:
-    """Raise `ArchitectureError` about `subject`, or about `what`, if a value is not one of those known."""
-    if value not in known:
-        raise ArchitectureError(one_of(what, value, known), subject=subject or what.partition(" ")[0])
+        width = getattr(arch, name)
+        if width < 0 or width == 1:
+            yield name, f"{name} must be 0, for none, or a width >= 2, for it has a norm; got {width}"
+        if width and (arch.cross_attention or arch.positions == "relative"):
+            sentence = f"{name} goes with attention among tokens and positions other than 'relative'"
+            got = f"cross_attention {arch.cross_attention}, positions {arch.positions!r}"
+            yield name, f"{sentence}; got {got}"

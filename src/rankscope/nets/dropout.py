@@ -1,8 +1,8 @@
-"""The plain arithmetic with noise: a network in training, with dropout as BERT has it.
+"""The plain arithmetic with dropout, as BERT has it in training.
 
 Entries are set to zero with chance p and the others divided by 1 - p: of the embedding, of the attention
-weights, and of what each branch adds. Rows of attention then no longer sum to one and tokens no longer see
-the same average, so every layer pulls tokens apart anew.
+pattern, and of the output of each branch. Rows of attention then no longer sum to one and tokens no longer
+see the same average, so every layer pulls tokens apart anew.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain, Spoken, Square
+from rankscope.nets.plain import HeadOutputs, Plain, Square, Tokens
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.shapes import Bool, Float
-
-Tokens = Float[Tensor, "batch token width"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Dropout:
         return cls(p, torch.Generator(device=device).manual_seed(seed))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x with some entries gone and the others larger, so that its mean stays."""
+        """Set some entries of x to zero and make the others larger, so that its mean stays."""
         if not self.p:
             return x
         drawn = torch.rand(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)
@@ -49,19 +47,19 @@ class DropoutRules(Plain):
         self.drop = drop
 
     def pattern(self, block: Block, X: Tokens) -> Square:
-        """P with some entries gone."""
+        """P with some entries set to zero."""
         return self.drop(super().pattern(block, X))
 
-    def cross_pattern(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
-        """P of cross-attention with some entries gone."""
-        return self.drop(super().cross_pattern(there, X))
+    def cross_pattern(self, block: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+        """P of cross-attention with some entries set to zero."""
+        return self.drop(super().cross_pattern(block, X))
 
-    def output(self, block: Block, spoken: Spoken) -> Tokens:
-        """What heads add, less what is dropped."""
-        return self.drop(super().output(block, spoken))
+    def output(self, block: Block, heads: HeadOutputs) -> Tokens:
+        """The output of attention with some entries set to zero."""
+        return self.drop(super().output(block, heads))
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
-        """What the MLP adds, less what is dropped."""
+        """The output of the MLP with some entries set to zero."""
         return self.drop(super().mlp(block, X))
 
 

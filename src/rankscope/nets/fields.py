@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rankscope.nets.experts import Experts
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
+from rankscope.nets.mlp import Experts
 from rankscope.nets.norms import Norm
 from rankscope.nets.parts import Part, Several
 
@@ -98,7 +98,7 @@ class ArchitectureFields:
     # ---- decoder --------------------
     cross_attention: bool = False
     """Between its own attention and the MLP every block attends to a memory, the tokens of another network
-    (`memory.py`)."""
+    (`pass_settings.py`)."""
 
     # ---- MLP --------------------
     mlp: MLP = "plain"

@@ -14,11 +14,13 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 
 P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
 tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`, made as those in `KERNELS`
-are. To add a built-in one, write its pattern here, and add it to that list.
+are; a new built-in one is added to that list.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,21 +36,25 @@ Visible = Bool[Tensor, "#batch 1 row token"]
 
 
 class KernelContext(NamedTuple):
-    """What a kernel needs beside queries and keys."""
+    """What a kernel needs beside queries and keys.
+
+    Args:
+        visible: `visible[.., i, j]`: whether i may see j.
+        added: b, what positions add to the scores, after the divisor.
+        divisor: What scores are divided by.
+        cap: C: scores s become `C tanh(s / C)`; 0: they stay as they are.
+        mixing: E and F of Linformer, `[rank, length]`.
+        rounds: Rounds of Sinkhorn.
+        gain: What scores are multiplied by at last, `[batch, 1, 1, 1]`.
+    """
 
     visible: Visible
-    """`visible[.., i, j]`: whether i may see j."""
     added: Tensor | None
-    """b, what positions add to the scores, after the divisor."""
     divisor: float
     cap: float = 0.0
-    """C: scores s become `C tanh(s / C)`; 0: they stay as they are."""
     mixing: tuple[Tensor, Tensor] | None = None
-    """E and F of Linformer, `[rank, length]`."""
     rounds: int = 0
-    """Of Sinkhorn."""
     gain: Tensor | None = None
-    """What scores are multiplied by at last, `[batch, 1, 1, 1]`."""
 
 
 class ScoreOperations(Protocol):
@@ -110,7 +116,7 @@ def scores(q: Queries, k: Keys, context: KernelContext) -> Rows:
 
 
 def log_gain(gamma: float, valid: Bool[Tensor, "batch token"], like: Tensor) -> Tensor | None:
-    """`gamma ln n` of every sample, n its real tokens; None where gamma is 0."""
+    """Return `gamma ln n` of every sample, n its valid tokens; None where gamma is 0."""
     return gamma * valid.sum(-1).clamp(min=1).to(like.dtype).log()[:, None, None, None] if gamma else None
 
 
@@ -122,8 +128,8 @@ def masked_softmax(
     scores: Float[Tensor, "batch head row token"], visible: Bool[Tensor, "#batch 1 row token"]
 ) -> Float[Tensor, "batch head row token"]:
     """Softmax over the visible tokens; a row that sees none (padding) is zero."""
-    near = visible.device.type == "cpu"  # elsewhere a question would be waited for
-    if near and bool(visible.any(-1).all()):
+    on_cpu = visible.device.type == "cpu"  # elsewhere the answer would be waited for
+    if on_cpu and bool(visible.any(-1).all()):
         return (scores if bool(visible.all()) else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
     blind = ~visible.any(-1, keepdim=True)
     hidden = scores.masked_fill(~(visible | blind), -torch.inf)
@@ -155,36 +161,31 @@ def _uniform(q: Queries, k: Keys, context: KernelContext) -> Rows:
 
 
 def _linear(q: Queries, k: Keys, context: KernelContext) -> Rows:
-    weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * context.visible
-    total = weight.sum(-1, keepdim=True)
-    found = weight / total.masked_fill(total == 0, 1.0)
-    lost = (total == 0) & context.visible.any(-1, keepdim=True)
-    return (
-        torch.where(lost, masked_softmax(linear_logs(q, k), context.visible), found) if lost.any() else found
-    )
+    products = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * context.visible
+    total = products.sum(-1, keepdim=True)
+    P = products / total.masked_fill(total == 0, 1.0)
+    underflow = (total == 0) & context.visible.any(-1, keepdim=True)
+    if not underflow.any():
+        return P
+    return torch.where(underflow, masked_softmax(linear_logs(q, k), context.visible), P)
 
 
 def linear_logs(q: Queries, k: Keys) -> Rows:
-    """`log f(q_i) . f(k_j)`, `f = elu + 1`, but for a constant of each row: of weights that floating point
+    """`log f(q_i) . f(k_j)`, `f = elu + 1`, but for a constant of each row: of products that floating point
     cannot hold."""
-    logs = [torch.where(each >= 0, torch.log1p(each.clamp(min=0.0)), each) for each in (q, k)]
-    asked, there = (logs[0] - logs[0].amax(-1, keepdim=True)).unbind(-1), logs[1].unbind(-1)
-    entries = [a[..., None] + b[..., None, :] for a, b in zip(asked, there, strict=True)]
-    top = entries[0]
-    for each in entries[1:]:
-        top = torch.maximum(top, each)
-    total = (entries[0] - top).exp()
-    for each in entries[1:]:
-        total = total + (each - top).exp()
-    return top + total.log()
+    log_q, log_k = (torch.where(x >= 0, torch.log1p(x.clamp(min=0.0)), x) for x in (q, k))
+    log_q = log_q - log_q.amax(-1, keepdim=True)
+    terms = [a[..., None] + b[..., None, :] for a, b in zip(log_q.unbind(-1), log_k.unbind(-1), strict=True)]
+    top = reduce(torch.maximum, terms)
+    return top + reduce(torch.add, [(term - top).exp() for term in terms]).log()
 
 
 def _sinkhorn(q: Queries, k: Keys, context: KernelContext) -> Rows:
     """Columns are divided by their sums over the tokens that see them, then rows by theirs."""
-    found = scores(q, k, context)
+    logs = scores(q, k, context)
     if not context.rounds:
-        return masked_softmax(found, context.visible)
-    logs = found.masked_fill(~context.visible, -torch.inf)
+        return masked_softmax(logs, context.visible)
+    logs = logs.masked_fill(~context.visible, -torch.inf)
     logs = logs - _log_sum(logs, -1)
     for _ in range(context.rounds):
         for dim in (-2, -1):
@@ -194,8 +195,8 @@ def _sinkhorn(q: Queries, k: Keys, context: KernelContext) -> Rows:
 
 def _log_sum(logs: Rows, dim: int) -> Tensor:
     """`log sum e^x` along a dimension; zero where nothing is seen."""
-    found = logs.logsumexp(dim, keepdim=True)
-    return found.masked_fill(found == -torch.inf, 0.0)
+    total = logs.logsumexp(dim, keepdim=True)
+    return total.masked_fill(total == -torch.inf, 0.0)
 
 
 def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
@@ -207,31 +208,20 @@ def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
     return _gained(scores, context).softmax(-1) @ mix_values
 
 
-def _by_products(scores: ScoreOperations) -> Any:
-    return scores.products()
-
-
-def _by_distances(scores: ScoreOperations) -> Any:
-    return scores.distances()
-
-
-def _by_equal(scores: ScoreOperations) -> Any:
-    return scores.equal()
-
-
-def _by_feature_products(scores: ScoreOperations) -> Any:
-    return scores.feature_products()
-
+PRODUCTS, DISTANCES, FEATURE_PRODUCTS, EQUAL = (
+    methodcaller(name) for name in ("products", "distances", "feature_products", "equal")
+)
+"""The deviation rules of the built-in kernels: each one call on `ScoreOperations`."""
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
-        Kernel("softmax", _softmax, True, _by_products, by_row=True, deviation_by_row=True),
-        Kernel("gaussian", _gaussian, True, _by_distances, by_row=True, deviation_by_row=True),
-        Kernel("uniform", _uniform, True, _by_equal, by_row=True, deviation_by_row=True),
+        Kernel("softmax", _softmax, True, PRODUCTS, by_row=True, deviation_by_row=True),
+        Kernel("gaussian", _gaussian, True, DISTANCES, by_row=True, deviation_by_row=True),
+        Kernel("uniform", _uniform, True, EQUAL, by_row=True, deviation_by_row=True),
         Kernel("sigmoid", _sigmoid, False, by_row=True),
-        Kernel("linear", _linear, True, _by_feature_products, by_row=True),
-        Kernel("sinkhorn", _sinkhorn, True, _by_products),
+        Kernel("linear", _linear, True, FEATURE_PRODUCTS, by_row=True),
+        Kernel("sinkhorn", _sinkhorn, True, PRODUCTS),
         Kernel("linformer", _linformer, False),
     )
 }

@@ -88,6 +88,14 @@ def spec_of(mask: MaskLike) -> str:
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
 
 
+def mask_spec(mask: MaskLike) -> "str | Mask":
+    """Return a `Mask` as it is, any other mask as one canonical string, or several joined by `;`, one per
+    layer."""
+    if isinstance(mask, str):
+        return ";".join(spec_of(part) for part in mask.split(";"))
+    return mask if isinstance(mask, Mask) else spec_of(mask)
+
+
 def _canonical(part: str) -> str:
     """One spec without spaces and leading zeros, checked."""
     name = part.strip().partition(":")[0]

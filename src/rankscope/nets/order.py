@@ -11,8 +11,6 @@ memory one between them; in a parallel block both are branches of one half.
 | post       |                        |                           | its norm             |
 | pre        | its norm               |                           |                      |
 | sandwich   | its norm               | a second norm             |                      |
-
-Whoever needs to know where a norm stands asks here; whoever computes goes through `traversal.py`.
 """
 
 from dataclasses import dataclass
@@ -25,24 +23,20 @@ Branching = Literal["attention", "cross", "mlp"]
 
 @dataclass(frozen=True)
 class Branch:
-    """Attention, of either kind, or the MLP on its way from the tokens to the sum; norms by their names in
-    the weights."""
+    """Attention, cross-attention or the MLP, with the names of the norm on its input and on its output."""
 
     part: Branching
     before: str | None
-    """The norm that it reads through."""
     after: str | None
-    """The norm on what it adds."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """A skip and what is added to it."""
+    """A skip, the branches that are added to it, and the name of the norm on the sum."""
 
     skip: float
     branches: tuple[Branch, ...]
     after: str | None
-    """The norm on the sum."""
 
     @property
     def attends(self) -> bool:
@@ -56,16 +50,16 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
     >>> order(Architecture(layers=1, width=8, heads=2, norm_place="post"))[0].after
     'attention_norm'
     """
-    place = "none" if arch.norm == "none" else arch.norm_place
+    norm_place = "none" if arch.norm == "none" else arch.norm_place
     bare = index in arch.bare_layers
 
     def branch(part: Branching) -> Branch:
-        reads = place in ("pre", "sandwich") and not (bare and part == "attention")
-        after = f"{part}_after" if place == "sandwich" else None
+        reads = norm_place in ("pre", "sandwich") and not (bare and part == "attention")
+        after = f"{part}_after" if norm_place == "sandwich" else None
         return Branch(part, f"{part}_norm" if reads else None, after)
 
     def half(skip: float, *parts: Branching) -> Half:
-        norm = f"{parts[0]}_norm" if place == "post" else None
+        norm = f"{parts[0]}_norm" if norm_place == "post" else None
         return Half(skip, tuple(branch(part) for part in parts), norm)
 
     if arch.parallel and arch.mlp != "none":
@@ -76,12 +70,12 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
 
 
 def active_heads(arch: Architecture, index: int) -> tuple[int, ...]:
-    """The heads of layer `index` that speak."""
+    """Return the active heads of layer `index` (0-based)."""
     return tuple(range(arch.heads)) if arch.kept_heads is None else tuple(sorted(set(arch.kept_heads[index])))
 
 
 def norms(arch: Architecture, index: int = 0) -> list[str]:
-    """The names of the norms of layer `index`, in the order they are met."""
+    """Return the names of the norms of layer `index`."""
     halves = order(arch, index)
-    met = [name for half in halves for branch in half.branches for name in (branch.before, branch.after)]
-    return [name for name in [*met, *(half.after for half in halves)] if name is not None]
+    names = [name for half in halves for branch in half.branches for name in (branch.before, branch.after)]
+    return [name for name in [*names, *(half.after for half in halves)] if name is not None]

@@ -13,7 +13,6 @@ from torch import Tensor
 from rankscope.errors import TokensError
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.memory import Memory
 from rankscope.shapes import Bool, Float, Int, Shaped
 
 
@@ -40,28 +39,17 @@ def padding_from(
     if attention_mask is None:
         return padding
     if padding is not None:
-        raise TokensError(
-            "give padding (True at padding) or attention_mask (1 at tokens), not both",
-            subject="attention_mask",
-        )
+        sentence = "give padding (True at padding) or attention_mask (1 at tokens), not both"
+        raise TokensError(sentence, subject="attention_mask")
     if not isinstance(attention_mask, Tensor):
-        raise TokensError(
-            f"attention_mask must be a tensor [batch, token]; got {type(attention_mask).__name__}: convert "
-            "it with torch.as_tensor",
-            subject="attention_mask",
-        )
+        sentence = f"attention_mask must be a tensor [batch, token]; got {type(attention_mask).__name__}"
+        raise TokensError(f"{sentence}: use torch.as_tensor", subject="attention_mask")
     if shape is not None and tuple(attention_mask.shape) != tuple(shape):
-        raise TokensError(
-            f"attention_mask must have the shape of the tokens, [batch, token] = {tuple(shape)}; received "
-            f"{tuple(attention_mask.shape)}",
-            subject="attention_mask",
-        )
+        sentence = f"attention_mask must have the shape of the tokens, {tuple(shape)}"
+        raise TokensError(f"{sentence}; received {tuple(attention_mask.shape)}", subject="attention_mask")
     if not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
-        raise TokensError(
-            "attention_mask must be 1 at tokens and 0 at padding; received other values (a mask that is "
-            "added to scores, perhaps)",
-            subject="attention_mask",
-        )
+        sentence = "attention_mask must be 1 at tokens and 0 at padding; received other values"
+        raise TokensError(sentence, subject="attention_mask")
     return attention_mask == 0
 
 
@@ -102,42 +90,35 @@ class TokenOrder:
         self, P: Shaped[Tensor, "batch head token token"]
     ) -> Shaped[Tensor, "batch head token token"]:
         """Put rows and columns of a pattern back."""
-        rows = P.gather(2, self.back[:, None, :, None].expand_as(P))
-        return rows.gather(3, self.back[:, None, None].expand_as(P))
+        return self.restored_rows(P).gather(3, self.back[:, None, None].expand_as(P))
 
 
 def check_tokens(
-    arch: Architecture, like: Tensor, memory: Memory | None, X: Tensor, padding: Tensor | None
+    arch: Architecture, like: Tensor, has_memory: bool, X: Tensor, padding: Tensor | None
 ) -> Bool[Tensor, "batch token"]:
     """Return which positions of X are tokens, or raise `TokensError` if a network cannot take X; `like` is
     one of its weights."""
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-        raise TokensError(
-            f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}",
-            subject="X",
-        )
+        sentence = f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}"
+        raise TokensError(sentence, subject="X")
     if X.dtype != like.dtype or X.device != like.device:
         raise TokensError(
             f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on "
             f"{X.device}: use X.to or net.to",
             subject="X",
         )
-    if arch.cross_attention and memory is None:
-        raise TokensError(
-            "cross-attention reads a memory, and this network has none yet: give it one, "
-            "net.with_memory(M, padding) with M [batch, source, width], as an encoder's output",
-            subject="memory",
-        )
+    if arch.cross_attention and not has_memory:
+        sentence = "cross-attention reads a memory; this network has none: use net.with_memory(M, padding)"
+        raise TokensError(sentence, subject="memory")
     limited = arch.positions == "absolute" or arch.linformer_rank is not None
     if limited and X.shape[1] > arch.length:
-        raise TokensError(
-            f"this network takes at most {arch.length} tokens; received {X.shape[1]}", subject="length"
-        )
+        sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}"
+        raise TokensError(sentence, subject="length")
     if 0 < arch.rotary_reach < X.shape[1]:
         raise TokensError(
-            f"the rotary angles of this network are those of up to {arch.rotary_reach} tokens; "
-            f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it",
+            f"this network has rotary angles for up to {arch.rotary_reach} tokens; received {X.shape[1]}: "
+            "the original model has other angles for longer inputs, and watch measures it",
             subject="rotary_reach",
         )
     return valid_tokens(X.shape[:-1], padding, X.device)

@@ -1,6 +1,6 @@
-"""Parts of one's own: what a block can have beside attention, MLP, norms and skips.
+"""Parts of the user's own: what a block can have beside attention, MLP, norms and skips.
 
-A part is an object of the user's, given as `Architecture(..., parts=(mine,))`. It stands at one place of the
+A part is an object, given as `Architecture(..., parts=(mine,))`. It stands at one place of the
 traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
 | place           | x, in the plain arithmetic                                |
@@ -11,7 +11,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 | `read`          | tokens as a branch reads them, after that norm            |
 | `values`        | what heads mix, `[batch, head, token, head_width]`        |
 | `pattern`       | the attention matrix P, `[batch, head, token, token]`     |
-| `heads`         | what heads say, `[batch, token, head, head_width]`        |
+| `heads`         | the outputs of heads, `[batch, token, head, head_width]`  |
 | `attention`     | what attention adds, before a norm, as tokens             |
 | `cross`         | the same of cross-attention                               |
 | `mlp`           | what the MLP adds, before a norm, as tokens               |
@@ -24,19 +24,19 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
                                          network, but for `pattern`, which is kept as measured; parts at
                                          `values` and `heads` they always refuse
 
-A part that has tensors of its own, trained with the rest, says what they start from in each layer,
+A part that has tensors of its own, trained with the rest, gives their initial values in each layer,
 
     initial(arch, layer, generator)      by name, float64; drawn from the generator where they are random
 
 and finds them in `block.weights.parts[its name]`. One that stands at several places has no place and no
-rules, but `pieces`, the parts that it is at each of them. One that asks `rules.settings` who sees whom says
-`sees = True`: then masks are there, whole, however long the context.
+rules, but `pieces`, the parts that it is at each of them. One that reads masks from `rules.settings` has
+`sees = True`: then whole masks are made, however long the context.
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `settings` (masks, positions, which tokens are valid) and a `memory` for what one layer leaves to later ones,
 `inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
 keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`. To have heaviest paths
-proved, such a part says by how much it can lengthen a term at most, `lengthens(block)`.
+proved, such a part has `lengthens(block)`: by how much it can lengthen a term at most.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ PLACES = get_args(Place)
 
 @runtime_checkable
 class Part(Protocol):
-    """A part of the user's own: hashable, with a name by which files speak of it."""
+    """A part of the user's own: hashable, with the name that files call it."""
 
     name: str
     place: Place

@@ -1,30 +1,45 @@
-"""What every layer shares in one pass: who sees whom, and where tokens stand."""
+"""What every layer shares in one pass: who sees whom, where tokens stand, and the memory of a decoder.
+
+The blocks of a decoder attend to a memory M beside their own tokens, mostly the output of an encoder:
+
+    cross-attention   P_h = softmax(X W_Q (M W_K)^T / divisor),    X <- a X + sum_h P_h M W_V W_O
+
+M is the same for every block; its tokens have no position here and none is hidden, but for padding.
+"""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import MaskError
+from rankscope.errors import MaskError, TokensError
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import masks
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.memory import Memory
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
 from rankscope.nets.weights import Weights
 from rankscope.shapes import Bool, Float
-
-UNSEEN = (
-    "every token must attend to at least one real token; padding takes away all that one sees: use a mask in "
-    "which each token attends to itself"
-)
 
 Seen = dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
 
 
 def unpadded(arch: Architecture, n: int, device: torch.device) -> Seen:
-    """Who sees whom among n real tokens, by mask."""
+    """Return who sees whom among n valid tokens, by mask."""
     used = {arch.mask_of(layer) for layer in range(arch.layers)}
     return {mask: masks.matrix(mask, n, device)[None, None] for mask in used}
+
+
+def _without_padding(visible: Tensor, valid: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    """Rows `start` to `stop` of who sees whom, without padding."""
+    rows = valid[:, start:stop]
+    visible = visible & valid[:, None, None, :] & rows[:, None, :, None]
+    if bool((rows & ~visible[:, 0].any(-1)).any()):
+        raise MaskError(
+            "every token must attend to at least one valid token; with this padding one sees none: use a "
+            "mask in which each token attends to itself",
+            subject="mask",
+        )
+    return visible
 
 
 def average(visible: Bool[Tensor, "batch 1 row token"]) -> Float[Tensor, "batch 1 row token"]:
@@ -32,12 +47,54 @@ def average(visible: Bool[Tensor, "batch 1 row token"]) -> Float[Tensor, "batch 
     return visible.double() / visible.sum(-1, keepdim=True).clamp(min=1)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Memory:
+    """The tokens that cross-attention reads; those of one sample serve any number of samples."""
+
+    tokens: Float[Tensor, "batch source width"]
+    valid: Bool[Tensor, "batch source"]
+
+    @classmethod
+    def of(cls, M: Tensor, padding: Tensor | None, width: int, like: Tensor) -> "Memory":
+        """Check the tokens M; they are zero at padding, and of the dtype and device of `like`."""
+        if not isinstance(M, Tensor) or not M.is_floating_point() or M.ndim != 3 or M.shape[-1] != width:
+            got = tuple(M.shape) if isinstance(M, Tensor) else type(M).__name__
+            raise TokensError(
+                f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}",
+                subject="memory",
+            )
+        M = M.to(like)
+        valid = valid_tokens(M.shape[:-1], padding, M.device)
+        if not bool(valid.any(-1).all()):
+            raise TokensError("every sample of a memory must have a valid token", subject="padding")
+        return cls(M.masked_fill(~valid[..., None], 0.0), valid)
+
+    def __repr__(self) -> str:
+        count = len(self.tokens)
+        return f"Memory({count} sample{'s'[: count > 1]} of up to {self.tokens.shape[1]} tokens)"
+
+    def samples(self, start: int, stop: int) -> "Memory":
+        """Return the memory of some samples, counted from 0; one that is for all samples stays."""
+        return self if len(self.valid) == 1 else Memory(self.tokens[start:stop], self.valid[start:stop])
+
+    def expanded(self, batch: int) -> "Memory":
+        """Return the memory repeated for a batch, if it is one for all samples."""
+        if len(self.valid) not in (1, batch):
+            sentence = f"a memory must have one sample or {batch}, as the tokens; got {len(self.valid)}"
+            raise TokensError(sentence, subject="memory")
+        return Memory(self.tokens.expand(batch, -1, -1), self.valid.expand(batch, -1))
+
+    def visible(self, valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch 1 token source"]:
+        """Return what each token sees: all that is valid; padding sees nothing."""
+        return self.valid[:, None, None, :] & valid[:, None, :, None]
+
+
 @dataclass(frozen=True)
 class PassSettings:
     """What every layer shares in a pass over one batch, valid tokens first: masks, positions, memory."""
 
     visible: Seen
-    """By mask, padding taken out; empty where rows are asked for one block at a time."""
+    """By mask, without padding; empty where rows are computed one block at a time."""
     rotary: tuple[tuple[Tensor, Tensor], ...]
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""
     sinusoids: Tensor | None
@@ -71,11 +128,9 @@ class PassSettings:
         n = X.shape[-2]
         visible = {} if seen is None else seen
         if whole_masks and seen is None:
-            visible, unpadded_batch = unpadded(arch, n, X.device), bool(valid.all())
-            for mask, matrix in () if unpadded_batch else list(visible.items()):
-                visible[mask] = matrix & valid[:, None, None, :] & valid[:, None, :, None]
-                if bool((valid & ~visible[mask][:, 0].any(-1)).any()):
-                    raise MaskError(UNSEEN, subject="mask")
+            visible = unpadded(arch, n, X.device)
+            if not bool(valid.all()):
+                visible = {mask: _without_padding(matrix, valid) for mask, matrix in visible.items()}
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
@@ -86,21 +141,16 @@ class PassSettings:
         )
 
     def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
-        """Who is seen by tokens `start` to `stop`, padding taken out."""
+        """Return whom tokens `start` to `stop` see, without padding."""
         visible = masks.rows(mask, self.valid.shape[1], start, stop, self.valid.device)[None, None]
-        if bool(self.valid.all()):
-            return visible
-        visible = visible & self.valid[:, None, None, :] & self.valid[:, None, start:stop, None]
-        if bool((self.valid[:, start:stop] & ~visible[:, 0].any(-1)).any()):
-            raise MaskError(UNSEEN, subject="mask")
-        return visible
+        return visible if bool(self.valid.all()) else _without_padding(visible, self.valid, start, stop)
 
     def averages(self, mask: str | masks.Mask) -> Float[Tensor, "#batch 1 token token"]:
         """Return C of a layer with this mask: each row the uniform average of what a token sees."""
         return average(self.visible[mask])
 
     def bare(self) -> "PassSettings":
-        """Without positions: what cross-attention has of it."""
+        """Return the settings without positions, as cross-attention has them."""
         return replace(self, rotary=(), sinusoids=None, bias=None)
 
     def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:

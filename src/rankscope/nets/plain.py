@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.experts import chosen_weights, mixed
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
+from rankscope.nets.mlp import ACTIVATIONS, chosen_weights, mixed
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
@@ -20,7 +19,7 @@ from rankscope.shapes import Float
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
 Square = Float[Tensor, "batch head token token"]
-Spoken = Float[Tensor, "batch token head head_width"]
+HeadOutputs = Float[Tensor, "batch token head head_width"]
 
 
 class Plain(Arithmetic):
@@ -33,7 +32,7 @@ class Plain(Arithmetic):
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
-        self.crossed: dict[int, Tensor] = {}
+        self.cross_patterns: dict[int, Tensor] = {}
         """By layer, P of cross-attention `[batch, head, token, source]`."""
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
@@ -85,8 +84,8 @@ class Plain(Arithmetic):
     def latent(
         self, X: Tokens, w: Latent | None, *, alone: bool = False
     ) -> Float[Tensor, "batch token inner"]:
-        """What queries, or keys and values, are linear in: the tokens, or a latent of them, with what stands
-        beside it unless it is asked for `alone`."""
+        """Return what queries, or keys and values, are linear in: tokens, or a latent of them; if `alone`,
+        without the rotated entries beside it."""
         if w is None:
             return X
         assert w.norm.gain is not None
@@ -105,44 +104,44 @@ class Plain(Arithmetic):
         self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads
     ) -> Float[Tensor, "batch row head head_width"]:
         """Return `P_h V_h` of every head; zero of one that is not active."""
-        return self.heard(block, P @ V)
+        return self.only_active(block, P @ V)
 
-    def heard(
+    def only_active(
         self, block: Block, heads: Float[Tensor, "batch head row head_width"]
     ) -> Float[Tensor, "batch row head head_width"]:
         """Return the outputs of heads, zero at those that are not active, as `[batch, row, head, width]`."""
         if len(self.active_heads(block)) < self.arch.heads:
-            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
-            for head in self.active_heads(block):  # a list of them would have to cross to where the heads are
-                speaks[head] = 1.0
-            heads = heads * speaks
+            active = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
+            for head in self.active_heads(block):  # a list as an index would be copied to the device
+                active[head] = 1.0
+            heads = heads * active
         return heads.transpose(1, 2)
 
-    def gate(self, block: Block, spoken: Spoken, X: Tokens) -> Spoken:
+    def gate(self, block: Block, heads: HeadOutputs, X: Tokens) -> HeadOutputs:
         """`(P_h V_h) * sigmoid(X W_G + b_G)`, entry by entry."""
-        return spoken * self.opened(block, X)
+        return heads * self.gate_values(block, X)
 
-    def opened(self, block: Block, X: Tokens) -> Spoken:
-        """How far the gate of each entry of each head is open."""
+    def gate_values(self, block: Block, X: Tokens) -> HeadOutputs:
+        """Return `sigmoid(X W_G + b_G)`, the gate of each entry of each head."""
         gate = block.weights.attention.gate
         assert gate is not None
         return self.heads(X, gate).sigmoid().transpose(1, 2)
 
-    def output(self, block: Block, spoken: Spoken) -> Tokens:
+    def output(self, block: Block, heads: HeadOutputs) -> Tokens:
         """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
         w = block.weights.attention.output
-        return self.through(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
+        return self.through(heads.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
-        """Queries of the tokens, keys and values of the memory (`memory.py`)."""
-        crossing, M = block.crossing, self.settings.memory
+        """Queries of the tokens, keys and values of the memory (`pass_settings.py`)."""
+        cross_block, M = block.cross_block, self.settings.memory
         assert M is not None
-        P = self.crossed[block.index] = self.cross_pattern(crossing, X)
-        return self.output(crossing, self.mix(crossing, P, self.values(crossing, M.tokens)))
+        P = self.cross_patterns[block.index] = self.cross_pattern(cross_block, X)
+        return self.output(cross_block, self.mix(cross_block, P, self.values(cross_block, M.tokens)))
 
-    def cross_pattern(self, crossing: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+    def cross_pattern(self, block: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
         """P of every head, by the architecture's kernel, without positions."""
-        w, M = crossing.weights.attention, self.settings.memory
+        w, M = block.weights.attention, self.settings.memory
         assert M is not None
         q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
         visible, gain = M.visible(self.settings.valid), log_gain(self.arch.log_gain, M.valid, q)
@@ -170,25 +169,20 @@ class Plain(Arithmetic):
     def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
         p = self.routed[index] = self.routing(w, X)
         out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows))
-        if w.shared is None:
-            return out
-        return out + self.share(w, X) * self._dense(w.shared, X)
+        return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
         """The weight of the shared expert."""
-        return (
-            torch.ones_like(X[..., :1]) if w.shared_gate is None else self.through(X, w.shared_gate).sigmoid()
-        )
+        gate = w.shared_gate
+        return torch.ones_like(X[..., :1]) if gate is None else self.through(X, gate).sigmoid()
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
-        """`skip X + branches`; at weight 0 the skip is not there at all."""
+        """Return `skip X + branches`; at weight 0 X is not added at all."""
         if not branches:
             return half.skip * X
         first, *remaining = branches.values()
         branch = first + remaining[0] if remaining else first
-        if half.skip == 0.0:
-            return branch
-        return (X if half.skip == 1.0 else half.skip * X) + branch
+        return branch if half.skip == 0.0 else (X if half.skip == 1.0 else half.skip * X) + branch
 
     def _grouped(self, kv: Float[Tensor, "batch key_head token head_width"]) -> Heads:
         """Keys or values of every head, where several share one."""
@@ -196,9 +190,9 @@ class Plain(Arithmetic):
         return kv.repeat_interleave(group, 1) if group > 1 else kv
 
 
-def contributions(layer: Layer, spoken: Spoken) -> Float[Tensor, "batch head token width"]:
+def contributions(layer: Layer, heads: HeadOutputs) -> Float[Tensor, "batch head token width"]:
     """What each head adds to the attention branch: `P_h X W_h`, without the output bias."""
-    return spoken.transpose(1, 2) @ layer.attention.output.weight
+    return heads.transpose(1, 2) @ layer.attention.output.weight
 
 
 def affine(x: Tensor, linear: Linear) -> Tensor:

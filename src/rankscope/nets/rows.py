@@ -1,4 +1,4 @@
-"""Rows of attention, made of queries and keys as they are asked for, so that P is never held whole.
+"""Rows of attention, computed from queries and keys when they are needed, so that P is never held.
 
 A row of a softmax with scores s, whose largest is m, is `e / Z`, `e_j = exp(s_j - m)`, `Z = sum e`. Its
 entropy needs no logarithm of weights: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never
@@ -25,30 +25,34 @@ LEVEL = 8.0
 
 
 class SoftmaxRows(NamedTuple):
-    """Some rows of a softmax."""
+    """Some rows of a softmax: `exp(s - m)`, zero where nothing is seen and overwritten by the next rows; Z, 1
+    of a row that sees nothing; and the entropy, if wanted."""
 
     e: Block
-    """`exp(s - m)`; zero where nothing is seen. It stands until the next rows are made."""
     total: OfRows
-    """Z; 1 of a row that sees nothing."""
     entropy: OfRows | None
-    """Where it was asked for."""
 
 
 @dataclass
 class AttentionRows:
-    """P of a layer: what its rows are made of."""
+    """What the rows of P of a layer are computed from.
+
+    Args:
+        arch: The architecture of the network.
+        q: Queries of all rows.
+        k: Keys.
+        visible: (start, stop) to what these rows see; None if that is all, or all up to the row itself.
+        behind: Whether no row sees a later token.
+        added: (heads, start, stop) to what positions add to the scores, after the divisor.
+    """
 
     arch: Architecture
     q: Float[Tensor, "batch head row_of_all head_width"]
     k: Float[Tensor, "batch head token head_width"]
     visible: Callable[[int, int], Visible] | None
-    """Whom rows `start` to `stop` may see; None where that is everyone, or everyone who is not ahead."""
     behind: bool
-    """Whether nobody sees who is ahead."""
     added: Callable[[slice, int, int], Tensor] | None = None
-    """What positions add to the scores, after the divisor, of some heads and of rows `start` to `stop`."""
-    _room: dict[str, Tensor] = field(default_factory=dict)
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_softmax(self) -> bool:
@@ -78,12 +82,10 @@ class AttentionRows:
         if self.is_softmax:
             rows = self.softmaxed(samples, heads, start, stop)
             return rows.e / rows.total[..., None]
-        seen = self.seen(stop)
-        visible = self._who(start, stop)[..., :seen]
-        visible = visible if len(visible) == 1 else visible[samples]
         added = None if self.added is None else self._added(samples, heads, start, stop)
+        visible = self._visible(samples, start, stop)
         context = KernelContext(visible, added, self.arch.divisor, self.arch.score_cap)
-        q, k = self.q[samples, heads, start:stop], self.k[samples, heads, :seen]
+        q, k = self.q[samples, heads, start:stop], self.k[samples, heads, : self.seen(stop)]
         return kernel_of(self.arch.kernel).pattern(q, k, context)
 
     def whole_rows(self, sample: int, head: int, start: int, stop: int) -> Float[Tensor, "row token"]:
@@ -96,33 +98,29 @@ class AttentionRows:
     ) -> SoftmaxRows:
         """Return rows `start` to `stop` of a softmax before they are divided by their sums."""
         s = self._scores(samples, heads, start, stop)
-        seen, least = s.shape[-1], torch.finfo(s.dtype).min / 4
-        blind = None
+        blind, least = None, torch.finfo(s.dtype).min / 4
         if self.visible is None:
             if self.behind:  # a token of these rows hides only others of them
                 ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=s.device).triu(1)
                 s[..., start:].masked_fill_(ahead, least)
         else:
-            visible = self._who(start, stop)[..., :seen]
-            visible = visible if len(visible) == 1 else visible[samples]
+            visible = self._visible(samples, start, stop)
             s.masked_fill_(~visible, least)
             blind = ~visible.any(-1)
         if not self.level:
             s -= s.amax(-1, keepdim=True)
-        e = torch.exp(s, out=self._like("e", s))
+        e = torch.exp(s, out=self._buffer("e", tuple(s.shape), s))
         total = e.sum(-1)
         if blind is not None:
             e.masked_fill_(blind[..., None], 0.0)
             total.masked_fill_(blind, 1.0)
-        rows = total.log() - s.mul_(e).sum(-1) / total if entropy else None
-        return SoftmaxRows(e, total, rows)
+        return SoftmaxRows(e, total, total.log() - s.mul_(e).sum(-1) / total if entropy else None)
 
     def _scores(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
         arch, seen = self.arch, self.seen(stop)
         q, k = self.q[samples, heads, start:stop] / arch.divisor, self.k[samples, heads, :seen]
         wide = torch.promote_types(q.dtype, torch.float32)
-        shape = (*q.shape[:2], stop - start, seen)
-        s = self._place("s", shape, q)
+        s = self._buffer("s", (*q.shape[:2], stop - start, seen), q)
         torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=s.flatten(0, 1))
         s = s.to(wide)
         if arch.kernel == "gaussian":  # |q_i|^2 is constant along a row
@@ -138,19 +136,18 @@ class AttentionRows:
         rows = self.added(heads, start, stop)[..., : self.seen(stop)]
         return rows if rows.ndim < 4 or len(rows) == 1 else rows[samples]
 
-    def _who(self, start: int, stop: int) -> Visible:
+    def _visible(self, samples: slice, start: int, stop: int) -> Visible:
         if self.visible is not None:
-            return self.visible(start, stop)
-        visible = torch.ones(stop - start, self.k.shape[2], dtype=torch.bool, device=self.q.device)
-        return (visible.tril(start) if self.behind else visible)[None, None]
+            visible = self.visible(start, stop)
+        else:
+            visible = torch.ones(stop - start, self.k.shape[2], dtype=torch.bool, device=self.q.device)
+            visible = (visible.tril(start) if self.behind else visible)[None, None]
+        visible = visible[..., : self.seen(stop)]
+        return visible if len(visible) == 1 else visible[samples]
 
-    def _place(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Memory that is used again for every block: a new one would be cleared by the system every time."""
-        size = torch.Size(shape).numel()
-        room = self._room.get(name)
-        if room is None or room.numel() < size or room.dtype != like.dtype:
-            room = self._room[name] = like.new_empty(size)
-        return room[:size].view(shape)
-
-    def _like(self, name: str, x: Tensor) -> Tensor:
-        return self._place(name, tuple(x.shape), x)
+    def _buffer(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory that is used again for every block: new memory would be cleared by the system every time."""
+        size, buffer = torch.Size(shape).numel(), self._buffers.get(name)
+        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype:
+            buffer = self._buffers[name] = like.new_empty(size)
+        return buffer[:size].view(shape)

@@ -1,20 +1,26 @@
-"""A network on disk, in a format of its own: a folder of two files and what its origin adds.
+"""A network on disk, in a format of its own, and the fingerprint by which it is known.
 
     rankscope.json        the architecture, which tensors are one and the same, the fingerprint, the origin
     network.safetensors   every tensor once
 
-Each file is written atomically, the first one last; the fingerprint tells whether they belong together.
+Each file is written atomically, the first one last; the fingerprint tells whether they belong together. It is
+the SHA-256 of the architecture and of a hash of each tensor, so that layers can be hashed in any order.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.files import atomic, writable_folder, write_text
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.tensors import shapes
+from rankscope.nets.weights import StreamedLayers, Weights, named
 
 ABOUT, TENSORS = "rankscope.json", "network.safetensors"
 FORMAT = 1
@@ -91,3 +97,36 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
             subject=str(path),
         ) from error
     return arch, read_tensors(path / TENSORS, same), fields
+
+
+def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the tensors that the architecture reads, and of those `beside`."""
+    layers, mine = weights.layers, shapes(arch)
+    digest_of = digests(weights, layers=False)
+    for index in range(1 if arch.shared else len(layers)):
+        if isinstance(layers, StreamedLayers):
+            noted, index_in_source = layers.source.noted, layers.numbers[index]
+            if index_in_source not in noted:
+                noted[index_in_source] = digests(layers[index])
+            layer = noted[index_in_source]
+        else:
+            layer = digests(layers[index])
+        digest_of |= {f"layers.{index}.{name}": sha for name, sha in layer.items()}
+    known = {name: sha for name, sha in digest_of.items() if name in mine}
+    known |= {name: digest(tensor) for name, tensor in beside.items()}
+    lines = [json.dumps(arch.to_dict(), sort_keys=True), *(f"{name} {known[name]}" for name in sorted(known))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def digests(structure: object, layers: bool = True) -> dict[str, str]:
+    """Return the digest of every tensor of a structure by its dotted name; without `layers` if False."""
+    return {name: digest(tensor) for name, tensor in named(structure, layers=layers).items()}
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of the dtype, shape and numbers of a tensor."""
+    sha = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.clone() if flat.numel() < 2 else flat  # the stride of one element may be anything
+    sha.update(flat.view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -1,7 +1,7 @@
 """Long contexts: attention a block of rows at a time, so that no `[head, token, token]` is held.
 
-The rules are the plain ones. In the place of P stand numbers of it, those that are asked for; where none is,
-torch's fused attention takes the place of the rows as well.
+The rules are the plain ones, with metrics of P instead of P; where none is wanted, torch's fused attention
+computes the outputs of heads.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from rankscope.nets.masks import spec_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
+from rankscope.nets.plain import HeadOutputs, Heads, Plain, Tokens
 from rankscope.nets.positions import by_offset, score_bias
 from rankscope.nets.rows import AttentionRows, SoftmaxRows
 from rankscope.nets.steps import Step
@@ -34,13 +34,15 @@ AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """What is asked of attention, by name."""
+    """Metrics of attention that are wanted, by name.
+
+    Args:
+        by_row: (rows of P `[batch, head, row, token]`, valid tokens `[batch, 1, token]`) to a number per row.
+        by_head: P, whose rows are computed as often as they are read, to a number per head.
+    """
 
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
-    """Of rows of P `[batch, head, row, token]`, and of which tokens count `[batch, 1, token]`: a number for
-    each row."""
     by_head: Mapping[str, Callable[[PatternRows], Tensor]] = field(default_factory=dict)
-    """Of P, whose rows are made as often as they are asked for: a number for each head."""
 
     def __bool__(self) -> bool:
         return bool(self.by_row or self.by_head)
@@ -48,33 +50,31 @@ class AttentionRequest:
 
 @dataclass
 class PatternNumbers:
-    """What is known of P."""
+    """Metrics of P by name, in float64, and what its rows are computed from, until that is done."""
 
     rows: AttentionRows | None
-    """What it is made of; None when that is done."""
     of_rows: dict[str, Float[Tensor, "batch head token"]] = field(default_factory=dict)
-    """By name, float64."""
     of_heads: dict[str, Float[Tensor, "batch head"]] = field(default_factory=dict)
 
     def restored(self, order: TokenOrder) -> "PatternNumbers":
-        """Tokens back where they stood."""
-        back = {name: order.restored_columns(numbers_by_row) for name, numbers_by_row in self.of_rows.items()}
-        return replace(self, of_rows=back)
+        """Put tokens back where they stood."""
+        of_rows = {name: order.restored_columns(values) for name, values in self.of_rows.items()}
+        return replace(self, of_rows=of_rows)
 
 
 def streams(arch: Architecture) -> bool:
-    """Whether rows of attention can be taken one block at a time: no part of one's own changes P, or asks who
-    sees whom, and scores do not follow the number of tokens."""
-    whole = any(part.place == "pattern" or getattr(part, "sees", False) for part in pieces(arch.parts))
-    return kernel_of(arch.kernel).by_row and not arch.log_gain and not whole
+    """Whether rows of attention can be computed one block at a time: no part changes P or reads whole masks,
+    and scores do not depend on the number of tokens."""
+    needs_all = any(part.place == "pattern" or getattr(part, "sees", False) for part in pieces(arch.parts))
+    return kernel_of(arch.kernel).by_row and not arch.log_gain and not needs_all
 
 
 class StreamedPlain(Plain):
     """Plain rules, attention by blocks of rows."""
 
-    def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest) -> None:
+    def __init__(self, net: Transformer, settings: PassSettings, request: AttentionRequest) -> None:
         super().__init__(net.arch, settings)
-        self.net, self.asked = net, asked
+        self.net, self.request = net, request
         self.all_valid = bool(settings.valid.all())
 
     def pattern(self, block: Block, X: Tokens) -> PatternNumbers:  # type: ignore[override]
@@ -114,65 +114,58 @@ class StreamedPlain(Plain):
 
         return bias
 
-    def mix(self, block: Block, P: PatternNumbers, V: Heads) -> Spoken:  # type: ignore[override]
+    def mix(self, block: Block, P: PatternNumbers, V: Heads) -> HeadOutputs:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""
         rows, P.rows = P.rows, None
         assert rows is not None
-        heads = self._said(rows, V, P)
-        valid = self.settings.valid
-        if self.asked.by_head:
-            lazily = PatternRows(len(V), V.shape[1], rows.whole_rows, valid)
-            P.of_heads = {name: reading(lazily) for name, reading in self.asked.by_head.items()}
-        return self.heard(block, heads)
+        heads = self._outputs(rows, V, P)
+        pattern = PatternRows(len(V), V.shape[1], rows.whole_rows, self.settings.valid)
+        P.of_heads = {name: metric(pattern) for name, metric in self.request.by_head.items()}
+        return self.only_active(block, heads)
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
         """Queries of the tokens, keys and values of the memory, by rows too."""
-        crossing, M = block.crossing, self.settings.memory
+        cross_block, M = block.cross_block, self.settings.memory
         assert M is not None
-        w = crossing.weights.attention
+        w = cross_block.weights.attention
         rows = AttentionRows(
             self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
             visible=None if self.all_valid and bool(M.valid.all())
             else lambda start, stop: M.visible(self.settings.valid[:, start:stop]),
             behind=False,
         )  # fmt: skip
-        return self.output(
-            crossing, self.heard(crossing, self._said(rows, self.values(crossing, M.tokens), None))
-        )
+        heads = self._outputs(rows, self.values(cross_block, M.tokens), None)
+        return self.output(cross_block, self.only_active(cross_block, heads))
 
-    def _said(
+    def _outputs(
         self, rows: AttentionRows, V: Heads, P: PatternNumbers | None
     ) -> Float[Tensor, "batch head row head_width"]:
-        """`P V`; numbers of rows into P, where it is given."""
-        wanted = self.asked.by_row if P is not None else {}
+        """`P V`; metrics of rows are written into P, if it is given."""
+        wanted = self.request.by_row if P is not None else {}
         q = rows.q
         if not wanted and rows.fused:
-            return F.scaled_dot_product_attention(
-                q, rows.k, V, is_causal=rows.behind, scale=1 / self.arch.divisor
-            )
+            scale = 1 / self.arch.divisor
+            return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
         together = 1 if q.device.type == "cpu" else heads
-        room = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
-        step = max(1, room // max(1, batch * together * V.shape[2] * q.element_size()))
+        memory = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        step = max(1, memory // max(1, batch * together * V.shape[2] * q.element_size()))
         outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}
-        everyone = slice(0, batch)
         for start in range(0, n, step):
             stop = min(n, start + step)
             seen = rows.seen(stop)
-            valid = self.settings.valid[:, None, :seen]
             for head in range(0, heads, together):
-                some_heads = slice(head, head + together)
-                values = V[:, some_heads, :seen]
+                block = slice(0, batch), slice(head, head + together), start, stop
                 part: SoftmaxRows | Tensor
                 if rows.is_softmax:
-                    entropy = entropy_of_rows in wanted.values()
-                    part = rows.softmaxed(everyone, some_heads, start, stop, entropy)
+                    part = rows.softmaxed(*block, entropy_of_rows in wanted.values())
                 else:
-                    part = rows.pattern(everyone, some_heads, start, stop)
-                outputs[:, some_heads, start:stop] = _averaged(part, values)
-                for name, reading in wanted.items():
-                    numbers[name][:, some_heads, start:stop] = _number(part, reading, valid)
+                    part = rows.pattern(*block)
+                region = slice(None), block[1], slice(start, stop)
+                outputs[region] = _averaged(part, V[:, block[1], :seen])
+                for name, metric in wanted.items():
+                    numbers[name][region] = _metric(part, metric, self.settings.valid[:, None, :seen])
         if P is not None:
             P.of_rows = numbers
         return outputs
@@ -186,27 +179,27 @@ def _averaged(part: SoftmaxRows | Tensor, V: Heads) -> Float[Tensor, "batch head
     return (part.e @ V) / part.total[..., None]
 
 
-def _number(part: SoftmaxRows | Tensor, reading: Callable[[Tensor, Tensor], Tensor], valid: Tensor) -> Tensor:
-    """A number of rows; those that are known of a softmax need no weights."""
+def _metric(part: SoftmaxRows | Tensor, metric: Callable[[Tensor, Tensor], Tensor], valid: Tensor) -> Tensor:
+    """A metric of rows; three of a softmax need no division of the whole row."""
     if not isinstance(part, SoftmaxRows):
-        return reading(part, valid)
-    if reading is entropy_of_rows and part.entropy is not None:
+        return metric(part, valid)
+    if metric is entropy_of_rows and part.entropy is not None:
         return part.entropy
-    if reading is first_token_of_rows:  # real tokens stand first
+    if metric is first_token_of_rows:  # valid tokens stand first
         return part.e[..., 0] / part.total
-    if reading is defect_of_rows:  # they are divided by their sum: 0, or NaN
+    if metric is defect_of_rows:  # rows are divided by their sum: 0, or NaN
         return part.total / part.total - 1
-    return reading(part.e / part.total[..., None], valid)
+    return metric(part.e / part.total[..., None], valid)
 
 
 def streamed(
-    net: Transformer, X: Tensor, padding: Tensor | None, asked: AttentionRequest
+    net: Transformer, X: Tensor, padding: Tensor | None, request: AttentionRequest
 ) -> Iterator[tuple[Step, PatternNumbers | None]]:
     """`net.steps`, with numbers of attention in the place of attention."""
     X, valid, order = net.prepared(X, padding)
     settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=False)
     yield Step(0, X if order is None else order.restored(X), None), None
-    for step in net.traversed(X, valid, StreamedPlain(net, settings, asked)):
+    for step in net.traversed(X, valid, StreamedPlain(net, settings, request)):
         numbers: PatternNumbers = step.attention  # type: ignore[assignment]
         step = step._replace(attention=None)
         if order is not None:

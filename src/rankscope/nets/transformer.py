@@ -13,25 +13,20 @@ from rankscope.errors import ArchitectureError
 from rankscope.files import writable_folder
 from rankscope.nets import storage
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.assembly import assemble
-from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
 from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory
-from rankscope.nets.fingerprint import fingerprint
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
-from rankscope.nets.memory import Memory
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
 from rankscope.nets.padding import TokenOrder, check_tokens, padding_from, prepare_tokens
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.pass_settings import Memory, PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.steps import ForwardPass, Step
-from rankscope.nets.streamed_layers import StreamedLayers, let_go, picked
-from rankscope.nets.tensors import shapes, with_parts
+from rankscope.nets.tensors import assemble, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
-from rankscope.nets.variants import named_changes
-from rankscope.nets.weights import Weights, converted, named
+from rankscope.nets.variants import HeadChoice, chosen_layers, named_changes, with_changes, with_layers
+from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies.base import Remedy
 from rankscope.remedies.catalogue import remedy as named_remedy
 from rankscope.shapes import Bool, Float
@@ -51,7 +46,7 @@ class Transformer:
     origin: Origin | None = None
     """Where it came from, if from somewhere; variants keep it."""
     memory: Memory | None = None
-    """What its cross-attention reads (`reading`); variants keep it."""
+    """The tokens that cross-attention reads (`with_memory`); variants keep it."""
 
     def __repr__(self) -> str:
         arch = self.arch
@@ -71,7 +66,7 @@ class Transformer:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> "Transformer":
-        """Random weights by a scheme of `initial.py`: bert, xavier, kaiming or orthogonal, and each with
+        """Draw random weights by a scheme of `initial.py`: bert, xavier, kaiming or orthogonal, and each with
         `/sqrt(L)`. The draw depends on the seed alone, not on dtype or device."""
         check_memory(arch)
         return cls(arch, assemble(arch, random_tensors(arch, seed, init))).to(dtype, device)
@@ -84,11 +79,8 @@ class Transformer:
     def state(self) -> dict[str, Tensor]:
         """Every tensor by name: the inverse of `from_weights`, for variants as well."""
         if self.streamed:
-            raise ArchitectureError(
-                "all tensors of a network must be in memory to be given or saved; the layers of this one are "
-                "read from its files one at a time: load it with stream=False",
-                subject="stream",
-            )
+            sentence = "all layers must be in memory; these are read one at a time: load with stream=False"
+            raise ArchitectureError(sentence, subject="stream")
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
 
@@ -115,18 +107,17 @@ class Transformer:
             check_device(device, dtype or self.dtype)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
-        moved = converted(self.weights, Conversion(dtype, device))
-        memory = self.memory
+        convert, memory = Conversion(dtype, device), self.memory
         if memory is not None:
-            memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.valid.to(device=device))
-        return replace(self, weights=moved, memory=memory)
+            memory = Memory(convert(memory.tokens), memory.valid.to(device=device))
+        return replace(self, weights=converted(self.weights, convert), memory=memory)
 
     def held(self) -> "Transformer":
         """The network with all its layers in memory."""
         layers = self.weights.layers
         if not isinstance(layers, StreamedLayers):
             return self
-        return replace(self, weights=replace(self.weights, layers=layers.kept()))
+        return replace(self, weights=replace(self.weights, layers=layers.in_memory()))
 
     def with_memory(
         self, M: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
@@ -145,61 +136,47 @@ class Transformer:
         torch.Size([3, 2, 5, 7])
         """
         if not self.arch.cross_attention:
-            raise ArchitectureError(
-                "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
-                "T5, or have Architecture(cross_attention=True)",
-                subject="cross_attention",
-            )
-        return replace(
-            self,
-            memory=Memory.of(M, padding_from(padding, attention_mask), self.arch.width, self.weights.like),
-        )
+            sentence = "a memory needs a network with cross-attention: Architecture(cross_attention=True)"
+            raise ArchitectureError(sentence, subject="cross_attention")
+        padding = padding_from(padding, attention_mask)
+        return replace(self, memory=Memory.of(M, padding, self.arch.width, self.weights.like))
 
     def for_samples(self, start: int, stop: int) -> "Transformer":
         """The network for some of the samples that its memory is of."""
         return self if self.memory is None else replace(self, memory=self.memory.samples(start, stop))
 
     def settings(self, X: Tensor, valid: Tensor) -> PassSettings:
-        """What its layers share on prepared tokens."""
+        """Return what the layers share in a pass over prepared tokens."""
         return PassSettings.of(self.arch, self.weights, X, valid, self.memory)
 
     def save(self, folder: str | Path) -> Path:
-        """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
-        architecture, and where it came from a model, its embedding and tokenizer."""
-        keep = getattr(self.origin, "save", None)
-        tensors = self.state()
+        """Write the network into a folder that `rankscope.load` reads back bit for bit: its fields, weights,
+        and the embedding and tokenizer of the model it came from, if any."""
+        tensors, save_origin = self.state(), getattr(self.origin, "save", None)
         writable_folder(folder)
-        description = {
-            "fingerprint": replace(self, memory=None).fingerprint,
-            "origin": None if keep is None else keep(Path(folder)),
-        }
-        return storage.write(folder, self.arch, tensors, description)
+        fingerprint = replace(self, memory=None).fingerprint
+        origin = None if save_origin is None else save_origin(Path(folder))
+        return storage.write(folder, self.arch, tensors, {"fingerprint": fingerprint, "origin": origin})
 
     def to_hf(self, config: Any = None) -> Any:
-        """A model of transformers, without a head for a task, that computes what this network does; its own
-        `save_pretrained` writes it. `config` is that of the model the network came from, if left out. What
-        the family has no config for, as a variant without skips, is refused."""
+        """Return a model of transformers, without a head for a task, that computes what this network does.
+        `config` is that of the model the network came from, if left out; a variant that the family has no
+        config for, as one without skips, is refused."""
         export = getattr(self.origin, "to_hf", None)
         if export is None:
-            raise ArchitectureError(
-                "a model of transformers has an embedding, which a network that was not loaded lacks: load "
-                "gives networks that have one; net.save(folder) writes this one as it is",
-                subject="origin",
-            )
+            sentence = "a network that was not loaded has no embedding; net.save(folder) writes this one"
+            raise ArchitectureError(sentence, subject="origin")
         return export(self, config)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
         kept = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.valid}
-        return fingerprint(self.arch, self.weights, kept)
+        return storage.fingerprint(self.arch, self.weights, kept)
 
     def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
-        """(X, padding) of texts: tokenised as the model does, cut to so many tokens (128), embedded, padded.
-
-        Token ids `[batch, token]` do as well, with their padding, and images where the network sees images.
-        They are taken whole unless `tokens` is given.
-        """
+        """Return (X, padding) of texts: tokenised as the model does, cut to `tokens` (128), embedded, padded.
+        Token ids `[batch, token]`, with their padding, and images are not cut unless `tokens` is given."""
         X, padding = encoded(self.origin, inputs, tokens, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
@@ -225,12 +202,12 @@ class Transformer:
 
     def traversed(self, X: Tensor, valid: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
-        hidden = None if bool(valid.all()) else ~valid[..., None]
+        padding = None if bool(valid.all()) else ~valid[..., None]
         for block in self.blocks:
             X, *rest = traverse(block, rules, X)
-            X = X if hidden is None else X.masked_fill(hidden, 0.0)
+            X = X if padding is None else X.masked_fill(padding, 0.0)
             yield Step(block.index + 1, X, *rest)
-        let_go(self.weights.layers)
+        release(self.weights.layers)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -240,10 +217,8 @@ class Transformer:
     def prepared(
         self, X: Tensor, padding: Tensor | None, positions: bool = True
     ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
-        """(layer 0, valid, order): the tokens checked, valid ones first, zero at padding, with absolute
-        positions added unless they are not asked for; and how to put them back where they stood, if they
-        moved."""
-        valid = check_tokens(self.arch, self.weights.like, self.memory, X, padding)
+        """Check tokens and prepare them (`prepare_tokens`); absolute positions are added if `positions`."""
+        valid = check_tokens(self.arch, self.weights.like, self.memory is not None, X, padding)
         return prepare_tokens(X, valid, self.weights.positions if positions else None, padding is not None)
 
     def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
@@ -283,12 +258,6 @@ class Transformer:
                 f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}",
                 subject="remedy",
             )
-        if self.streamed:
-            raise ArchitectureError(
-                f"{chosen_remedy.name} goes onto a network that is in memory; the layers of this one are "
-                "read from its files one at a time: load it with stream=False",
-                subject="stream",
-            )
         arch = chosen_remedy.applied(self.arch)
         state = with_parts(arch, self.state(), self.weights.like)
         changed = getattr(chosen_remedy, "tensors", lambda arch, state: state)(arch, state)
@@ -310,23 +279,27 @@ class Transformer:
         score_cap: float | None = None,
         kernel: str | Kernel | None = None,
         activation: str | None = None,
-        heads: Heads | None = None,
+        heads: HeadChoice | None = None,
         layers: int | Sequence[int] | None = None,
     ) -> "Transformer":
         """Return the network with parts taken out or changed, on the same weights. What is not named stays.
 
         Args:
-            name: As the command line has it, "san", "san+skip", "transformer-norm" (`variants.py`); the other
-                arguments change what it gives.
-            skip: The weight of both skips; False or 0 takes them out, True is 1. attention_skip: The weight
-            of the skip around attention alone. mlp_skip: The weight of the skip around the MLP alone. mlp:
-            False takes out the MLP, its skip and its norm. norm: False takes out every norm. mask: Which
-            tokens see which, as in `Architecture`; so are the next four. divisor: What scores are divided
-            by. score_cap: The cap on scores; 0 takes it out. kernel: How scores become the pattern.
-            activation: The nonlinearity of the MLP. heads: The active heads, in every layer or by layer {3:
-            [0, 5]}. layers: A depth (12 layers repeated to 128), or the layers to apply, in order ([0] *
-            300). A mask or
-                heads named along with it describe the new depth.
+            name: "san", "san+skip", "transformer-norm" and others (`variants.py`); the other arguments change
+                what it gives.
+            skip: The weight of both skips; False or 0 takes them out, True is 1.
+            attention_skip: The weight of the skip around attention alone.
+            mlp_skip: The weight of the skip around the MLP alone.
+            mlp: False takes out the MLP, its skip and its norm.
+            norm: False takes out every norm.
+            mask: Which tokens see which, as in `Architecture`; so are the next four.
+            divisor: What scores are divided by.
+            score_cap: The cap on scores; 0 takes it out.
+            kernel: How scores become the pattern.
+            activation: The nonlinearity of the MLP.
+            heads: The active heads, in every layer, or by layer {3: [0, 5]}.
+            layers: A depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask
+                or heads named along with it describe the new depth.
 
         >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
         >>> net.variant("san", layers=6)

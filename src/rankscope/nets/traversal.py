@@ -2,11 +2,10 @@
 
 An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do to its kind of state (a
 tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
-block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
+block and calls a rule at every part; it knows no arithmetic, and rules do not know the order. Attention has
 five rules: `values`, `pattern` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
-and `output` (what heads add). Cross-attention has one, `cross`, made of the same.
-
-A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
+and `output` (the output projection). Cross-attention has one, `cross`, made of the same. A user's own part
+(`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
 """
 
 from dataclasses import dataclass, replace
@@ -16,8 +15,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Branching, Half, active_heads, order
 from rankscope.nets.parts import Part, Place, pieces
-from rankscope.nets.streamed_layers import StreamedLayers
-from rankscope.nets.weights import Layer, MLPWeights, Weights
+from rankscope.nets.weights import Layer, MLPWeights, StreamedLayers, Weights
 
 State = TypeVar("State")
 ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
@@ -25,14 +23,13 @@ ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cros
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of a network: its number (0-based), its tensors and the order of its parts. It does not hold
-    tensors that the network does not hold: those of layers that are not in memory are read when asked for."""
+    """One layer of a network: its number (0-based) and the order of its parts. Its tensors are those of
+    `layers[position]`, so that streamed layers are read when they are needed and not held here."""
 
     arch: Architecture
     index: int
     layers: tuple[Layer, ...] | StreamedLayers[Layer]
-    """Of the network; this block's is the one of its `place`."""
-    place: int
+    position: int
     halves: tuple[Half, ...]
 
     @classmethod
@@ -41,39 +38,38 @@ class Block:
         arch: Architecture,
         index: int,
         layers: tuple[Layer, ...] | StreamedLayers[Layer],
-        place: int | None = None,
+        position: int | None = None,
     ) -> "Block":
-        """Layer `index` of a network of this architecture, its tensors at that place among `layers`."""
-        return cls(arch, index, layers, index if place is None else place, order(arch, index))
+        """Layer `index` of a network of this architecture, its tensors at that position among `layers`."""
+        return cls(arch, index, layers, index if position is None else position, order(arch, index))
 
     @property
     def weights(self) -> Layer:
         """The tensors of this layer."""
-        return self.layers[self.place]
+        return self.layers[self.position]
 
     def with_weights(self, weights: Layer) -> "Block":
         """Return the layer with other tensors."""
-        return replace(self, layers=(weights,), place=0)
+        return replace(self, layers=(weights,), position=0)
 
     @property
     def mlp(self) -> MLPWeights:
-        """The weights of the MLP; of a mixture, all experts side by side, which at the gates that it has on
-        some tokens is the mixture."""
+        """The weights of the MLP; of a mixture, all experts side by side."""
         if self.weights.experts is not None:
             return self.weights.experts.side_by_side()
         assert self.weights.mlp is not None
         return self.weights.mlp
 
     @property
-    def crossing(self) -> "Block":
-        """The layer with its cross-attention, all heads of it, in the place of its attention."""
+    def cross_block(self) -> "Block":
+        """The layer with its cross-attention, all heads of it, instead of its attention."""
         assert self.weights.cross is not None
-        there = self.with_weights(replace(self.weights, attention=self.weights.cross))
-        return replace(there, arch=self.arch.replace(kept_heads=None))
+        block = self.with_weights(replace(self.weights, attention=self.weights.cross))
+        return replace(block, arch=self.arch.replace(kept_heads=None))
 
     @property
     def active_heads(self) -> tuple[int, ...]:
-        """The heads that speak here."""
+        """The heads that are active in this layer."""
         return active_heads(self.arch, self.index)
 
 
@@ -84,34 +80,35 @@ def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
 
 @runtime_checkable
 class Rules(Protocol[State]):
-    """What each part of a block does to a state. `Any` is what an arithmetic has for attention inside."""
+    """What each part of a block does to a state. `Any` is what an arithmetic has for values, patterns and
+    outputs of heads."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """Whether a branch is gone through at all."""
+        """Whether a branch is computed at all."""
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """The norm of that name, as the block's weights have it."""
 
     def values(self, block: Block, state: State) -> Any:
-        """Return the values that heads mix."""
+        """The values V that heads mix."""
 
     def pattern(self, block: Block, state: State) -> Any:
-        """Return P, the attention pattern."""
+        """P, the attention pattern."""
 
     def mix(self, block: Block, pattern: Any, values: Any) -> Any:
-        """Return the output of each head, P V."""
+        """P V, the output of each head."""
 
     def gate(self, block: Block, heads: Any, state: State) -> Any:
-        """Return the output of each head times its gate; asked where an architecture has a `head_gate`."""
+        """The output of each head times its gate; called where the architecture has a `head_gate`."""
 
     def output(self, block: Block, heads: Any) -> State:
-        """Return what heads add to the hidden states."""
+        """The output projection of the heads, which is added to the hidden states."""
 
     def cross(self, block: Block, state: State) -> State:
-        """Return what cross-attention adds to the hidden states; asked where an architecture has one."""
+        """The output of cross-attention; called where the architecture has it."""
 
     def mlp(self, block: Block, state: State) -> State:
-        """Return what the MLP adds to the hidden states."""
+        """The output of the MLP."""
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """`skip * state` and the branches that were taken, by the name of their part."""
@@ -121,9 +118,8 @@ class Rules(Protocol[State]):
 
 
 class BlockOutput(NamedTuple):
-    """What a block gives: its state, and of its attention the pattern P and the outputs of the heads (None
-    where no rule went through attention), how a mixture of experts routed its tokens, and P of its
-    cross-attention (None where there is none)."""
+    """The state after a block, and from inside it the attention pattern P, the outputs of the heads, the
+    weights of experts for each token, and P of cross-attention; None where the block has none."""
 
     state: Any
     pattern: Any
@@ -157,13 +153,13 @@ def traverse(block: Block, rules: Rules[State], state: State) -> BlockOutput:
         state = rules.add(block, half, state, branches)
         state = changed("attention_sum", block, rules, state, state) if half.attends else state
         state = state if half.after is None else rules.norm(block, half.after, state)
-    seen: list[dict[int, Any]] = [getattr(rules, name, {}) for name in ("routed", "crossed")]
+    by_layer: list[dict[int, Any]] = [getattr(rules, name, {}) for name in ("routed", "cross_patterns")]
     state = changed("stream", block, rules, state, state)
-    return BlockOutput(state, pattern, heads, *(each.pop(block.index, None) for each in seen))
+    return BlockOutput(state, pattern, heads, *(kept.pop(block.index, None) for kept in by_layer))
 
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
-    """x through the parts of the user's own that stand at a place."""
+    """Return x as the parts at this place change it."""
     for part in pieces(block.arch.parts):
         if part.place == place:
             x = rules.part(block, part, x, inside)
@@ -174,33 +170,28 @@ class Arithmetic:
     """What rules of all arithmetics have in common."""
 
     name = ""
-    """As a part of one's own calls its rule."""
+    """The name of this arithmetic's method on a part."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Every branch, unless a subclass leaves some out."""
         return True
 
     def active_heads(self, block: Block) -> tuple[int, ...]:
-        """The heads that speak, unless a subclass silences some."""
+        """The active heads of a layer; a subclass may leave some out."""
         return block.active_heads
 
     def cross(self, block: Block, state: Any) -> Any:
         """Refused, unless a subclass has a rule."""
-        raise ArchitectureError(
-            f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another",
-            subject="cross_attention",
-        )
+        sentence = f"the arithmetic {self.name!r} has no rule for cross-attention: use another"
+        raise ArchitectureError(sentence, subject="cross_attention")
 
     def keep(self, block: Block, name: str, x: Any) -> None:
-        """For nobody, unless a subclass freezes the network."""
+        """Keep x for the frozen rule of a part; only a subclass that freezes the network does."""
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """By the part's own rule of this arithmetic's name."""
         rule = getattr(part, self.name, None)
         if rule is None:
-            raise ArchitectureError(
-                f"{part.name} must have a rule named {self.name!r} to be used in that arithmetic; it has "
-                "none: write one, or use another arithmetic",
-                subject=part.name,
-            )
+            sentence = f"{part.name} has no rule named {self.name!r}: write one, or use another arithmetic"
+            raise ArchitectureError(sentence, subject=part.name)
         return rule(x, block, self, inside)

@@ -1,4 +1,4 @@
-"""Variants by name: `san+skip+norm` is pure attention with its skips and norms, and no MLP.
+"""Variants of a network: names such as `san+skip+norm`, and what a variant changes in an architecture.
 
 `transformer` is the network as it stands; each `-part` takes one out, as in `transformer-attention_skip`.
 `san` is pure attention: no skip, no MLP, no norm; each `+part` puts one back. Parts: `skip` (both),
@@ -8,11 +8,17 @@ What the 2021 paper's code calls SAN keeps its norms, and takes only the attenti
 curves are `san+norm`, `san+norm+mlp+mlp_skip`, `san+norm+skip` and `transformer` (`PUBLISHED`).
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.checks import DEEPEST
+from rankscope.nets.masks import mask_spec
 
+HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]
+"""Heads of every layer, or of some layers by number."""
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")
 """The four curves of Dong et al. 2021, figure 2, as the paper's text defines them."""
 PUBLISHED = {
@@ -35,25 +41,104 @@ def named_changes(arch: Architecture, name: str) -> dict[str, Any]:
     base, *parts = str(name).split("-" if removes else "+")
     if base not in ("transformer", "san"):
         raise ArchitectureError(
-            "a variant must be 'transformer', or 'san' and parts joined by +, as in san+skip+norm, or the "
-            f"whole less parts, as in transformer-norm; got {name!r}",
+            "a variant must be 'transformer', or 'san' and parts, as in san+skip+norm, or the network less "
+            f"parts, as in transformer-norm; got {name!r}",
             subject="variant",
         )
     for part in parts:
         if part not in VARIANT_PARTS:
             raise ArchitectureError(one_of("variant part", part, VARIANT_PARTS), subject="variant")
-    if removes:
-        return {
-            "skip": 0.0 if "skip" in parts else None,
-            "attention_skip": 0.0 if "attention_skip" in parts else None,
-            "mlp_skip": 0.0 if "mlp_skip" in parts and not arch.parallel else None,
-            "mlp": "mlp" not in parts,
-            "norm": "norm" not in parts,
-        }
+    present = [part not in parts if removes else part in parts for part in VARIANT_PARTS]
+    skip, attention_skip, mlp_skip, mlp, norm = present
     return {
-        "skip": None if "skip" in parts else 0.0,
-        "attention_skip": arch.attention_skip if "attention_skip" in parts else None,
-        "mlp_skip": arch.mlp_skip if "mlp_skip" in parts and not arch.parallel else None,
-        "mlp": "mlp" in parts,
-        "norm": "norm" in parts,
+        "skip": None if skip else 0.0,
+        "attention_skip": _skip_weight(arch.attention_skip, attention_skip, removes),
+        "mlp_skip": None if arch.parallel else _skip_weight(arch.mlp_skip, mlp_skip, removes),
+        "mlp": mlp,
+        "norm": norm,
     }
+
+
+def _skip_weight(weight: float, present: bool, removes: bool) -> float | None:
+    """0 for a skip that the name takes out, its weight where the name puts it back, else None."""
+    return (None if present else 0.0) if removes else (weight if present else None)
+
+
+def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
+    """The layers to apply, in order."""
+    if layers is None:
+        return list(range(depth))
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        if not 1 <= layers <= DEEPEST:
+            raise ArchitectureError(f"layers must be 1 to {DEEPEST}; got {layers}", subject="layers")
+        return [index % depth for index in range(layers)]
+    chosen = list(layers) if isinstance(layers, Sequence) else []
+    if not chosen or not all(type(index) is int and 0 <= index < depth for index in chosen):
+        sentence = f"layers must be a depth, or a list of layers 0..{depth - 1}; got {layers!r:.40}"
+        raise ArchitectureError(sentence, subject="layers")
+    return chosen
+
+
+def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
+    """The architecture of the chosen layers; what it says by layer follows them."""
+    changes: dict[str, Any] = {"layers": len(chosen)}
+    if isinstance(arch.mask, str) and ";" in arch.mask:
+        changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)
+    if arch.kept_heads is not None:
+        changes["kept_heads"] = tuple(arch.kept_heads[index] for index in chosen)
+    for name in ("rotary_frequencies", "rotary_scales"):
+        if len(repeated := getattr(arch, name)) > 1:
+            changes[name] = tuple(repeated[index % len(repeated)] for index in chosen)
+    changes["bare_layers"] = tuple(at for at, index in enumerate(chosen) if index in arch.bare_layers)
+    if arch.experts is not None:
+        dense = tuple(at for at, index in enumerate(chosen) if index in arch.experts.dense_layers)
+        changes["experts"] = replace(arch.experts, dense_layers=dense)
+    return arch.replace(**changes)
+
+
+def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> Architecture:
+    """Return the architecture with those options of `Transformer.variant` changed that are not None (or
+    False, of mlp and norm)."""
+    given = {name: value for name, value in options.items() if value is not None}
+    changes: dict[str, Any] = {name: given[name] for name in ("attention_skip", "mlp_skip") if name in given}
+    for name in ("attention_skip", "mlp_skip") if "skip" in given else ():
+        if name == "attention_skip" or not arch.parallel:  # a parallel block has one skip
+            changes.setdefault(name, given["skip"])
+    for name, weight in changes.items():
+        if not isinstance(weight, int | float):
+            raise ArchitectureError(f"{name} must be a number, True or False; got {weight!r}", subject=name)
+        changes[name] = float(weight)
+    if not mlp:
+        changes |= {"mlp": "none", "mlp_skip": 1.0}
+    if not norm:
+        changes["norm"] = "none"
+    if "mask" in given:
+        changes["mask"] = mask_spec(given["mask"])
+    for name in ("divisor", "score_cap", "kernel", "activation"):
+        if name in given:
+            changes[name] = given[name]
+    if "heads" in given:
+        changes["kept_heads"] = kept_heads(arch, given["heads"])
+    changed = arch.replace(**changes)
+    if changed.linformer_rank != arch.linformer_rank:
+        raise ArchitectureError(
+            f"only linformer has weights that mix tokens: from {arch.kernel!r} to {changed.kernel!r} is "
+            "another network, Transformer.random(arch.replace(kernel=...))",
+            subject="kernel",
+        )
+    return changed
+
+
+def kept_heads(arch: Architecture, heads: HeadChoice) -> tuple[tuple[int, ...], ...]:
+    """The active heads of each layer, from a list for all layers or lists by layer."""
+    if not isinstance(heads, Mapping | Sequence) or isinstance(heads, str):
+        raise ArchitectureError(
+            f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}", subject="heads"
+        )
+    if not isinstance(heads, Mapping):
+        return (tuple(heads),) * arch.layers
+    for layer in heads:
+        if not (type(layer) is int and 0 <= layer < arch.layers):
+            raise ArchitectureError(f"layers are 0..{arch.layers - 1}; got {layer!r}", subject="heads")
+    before = arch.kept_heads or (tuple(range(arch.heads)),) * arch.layers
+    return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before))

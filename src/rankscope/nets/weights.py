@@ -2,22 +2,27 @@
 
 Row vectors, as in the papers: a linear map is `x W + b`, W of shape `[in, out]`. Query, key, value and
 output keep the head as an axis of its own, so `W_h = value.weight[:, h] @ output.weight[h]`.
+
+Layers may also be read from files one at a time (`StreamedLayers`). A pass reads each layer once, and whoever
+asks for the same layer again gets the last one, still in memory. Variants of a network share its source, so
+that variants that run side by side read each layer once for all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from rankscope.nets.norms import UNWEIGHTED, NormWeights
-from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.shapes import Float
 
 LATENT_EPS = 1e-6
 """Of the norms of latents, whatever that of tokens is."""
 Structure = TypeVar("Structure")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -123,12 +128,73 @@ class Layer:
     """Of parts that have tensors (`parts.py`), by the name of the part."""
 
 
+class LayerSource(Generic[Item]):
+    """Reads layers by number; one that somebody still holds is not read again. `like` is a tensor without
+    entries, of the dtype and device of all; `note` is called with each layer once, its result `noted`."""
+
+    def __init__(self, read: Callable[[int], Item], like: Tensor) -> None:
+        self._read, self.like = read, like
+        self.note: Callable[[Item], Any] | None = None
+        self.noted: dict[int, Any] = {}
+        self._held: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._moved: WeakValueDictionary[Hashable, LayerSource[Item]] = WeakValueDictionary()
+
+    def __call__(self, number: int) -> Item:
+        """Return a layer, read anew where nobody holds it."""
+        held: Item | None = self._held.get(number)
+        if held is not None:
+            return held
+        layer = self._held[number] = self._read(number)
+        if self.note is not None and number not in self.noted:
+            self.noted[number] = self.note(layer)
+        return layer
+
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "LayerSource[Item]":
+        """Return a source of these layers, each changed after it is read; `how` names the change, and the
+        same name gives the same source."""
+        source = self._moved.get(how)
+        if source is None:
+            source = self._moved[how] = LayerSource(lambda number: move(self(number)), like)
+        return source
+
+
+class StreamedLayers(Generic[Item]):
+    """The layers of a network, in any order, one of them in memory; `numbers` are those in the source. Not a
+    `Sequence` by name: type checks at run time would read some."""
+
+    def __init__(self, source: LayerSource[Item], numbers: Sequence[int]) -> None:
+        self.source, self.numbers = source, tuple(numbers)
+        self._last: tuple[int, Item] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Item:
+        number = self.numbers[index]
+        if self._last is None or self._last[0] != number:
+            self._last = None  # before the next is read
+            self._last = number, self.source(number)
+        return self._last[1]
+
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "StreamedLayers[Item]":
+        """Return the layers with each changed after it is read."""
+        return StreamedLayers(self.source.moved(move, like, how), self.numbers)
+
+    def in_memory(self) -> tuple[Item, ...]:
+        """Return all layers, read; one that comes several times, once."""
+        layers = {number: self.source(number) for number in dict.fromkeys(self.numbers)}
+        return tuple(layers[number] for number in self.numbers)
+
+
 @dataclass(frozen=True, repr=False)
 class Weights:
     """All tensors of a network."""
 
     layers: tuple[Layer, ...] | StreamedLayers[Layer]
-    """A tuple, or layers that are read one at a time (`stored.py`)."""
+    """A tuple, or layers that are read one at a time (`StreamedLayers`)."""
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
     bias_table: Float[Tensor, "bucket head"] | None = None
@@ -203,3 +269,18 @@ def _members(value: object) -> list[tuple[str, Any]]:
     if isinstance(value, tuple | StreamedLayers):
         return [(str(index), item) for index, item in enumerate(value)]
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]
+
+
+def picked(
+    layers: tuple[Item, ...] | StreamedLayers[Item], indices: Sequence[int]
+) -> tuple[Item, ...] | StreamedLayers[Item]:
+    """Return some of the layers, in that order; none is read for it."""
+    if isinstance(layers, StreamedLayers):
+        return StreamedLayers(layers.source, [layers.numbers[index] for index in indices])
+    return tuple(layers[index] for index in indices)
+
+
+def release(layers: tuple[Any, ...] | StreamedLayers[Any]) -> None:
+    """Let go of the last layer that was read, at the end of a pass."""
+    if isinstance(layers, StreamedLayers):
+        layers._last = None

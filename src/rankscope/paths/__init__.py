@@ -7,15 +7,6 @@ from rankscope.paths.heaviest import Heaviest
 from rankscope.paths.lengths import ByLength
 
 __all__ = [
-    "ByLength",
-    "Decomposition",
-    "Heaviest",
-    "Path",
-    "PathTerm",
-    "all_paths",
-    "decompose",
-    "length_of",
-    "path_counts",
-    "path_shares",
-    "rate",
-]
+    "ByLength", "Decomposition", "Heaviest", "Path", "PathTerm", "all_paths", "decompose", "length_of",
+    "path_counts", "path_shares", "rate",
+]  # fmt: skip

@@ -19,8 +19,8 @@ from rankscope.metrics.tokens import tokens
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, FrozenLayer
-from rankscope.paths.shares import cosine
-from rankscope.paths.shares import share as share_of
+from rankscope.paths.lengths import cosine
+from rankscope.paths.lengths import share as share_of
 from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
 
@@ -98,9 +98,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     """
     if frozen.net.streamed:
         raise PathError(
-            "shares of heads are taken back through all layers, which must be in memory; those of this "
-            "network are read from its files one at a time: by_length and by_layer go through them in order",
-            subject="stream",
+            "by_head needs all layers in memory; they are streamed: use by_layer", subject="stream"
         )
     head_terms, inputs_read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.valid)
@@ -149,32 +147,24 @@ def _head_rows(
         "averaging": mu(mixed, wide) / inputs_read,
         "dobrushin": dobrushin(layer.P, padding),
     }
-    return pl.DataFrame(
-        {
-            "sample": [sample for sample in range(batch) for _ in range(heads)],
-            "layer": [layer.block.index + 1] * (batch * heads),
-            "head": list(range(heads)) * batch,
-            **{name: value.double().flatten().tolist() for name, value in columns.items()},
-        }
-    )
+    return pl.DataFrame({
+        "sample": [sample for sample in range(batch) for _ in range(heads)],
+        "layer": [layer.block.index + 1] * (batch * heads), "head": list(range(heads)) * batch,
+        **{name: value.double().flatten().tolist() for name, value in columns.items()},
+    })  # fmt: skip
 
 
 def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     padding = ~frozen.valid
     centred = _residual(frozen.output, frozen.valid)
     alike = _uniform(frozen.output, frozen)
-    return pl.DataFrame(
-        {
-            "sample": list(range(len(term))),
-            "layer": [layer] * len(term),
-            "part": [part] * len(term),
-            "norm": frobenius_norm(term.double()).tolist(),
-            "residual": residual(term, padding).tolist(),
-            "share": share_of(term, frozen.output).tolist(),
-            "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
-            "cosine": cosine(term, frozen.output).tolist(),
-        }
-    )
+    return pl.DataFrame({
+        "sample": list(range(len(term))), "layer": [layer] * len(term), "part": [part] * len(term),
+        "norm": frobenius_norm(term.double()).tolist(), "residual": residual(term, padding).tolist(),
+        "share": share_of(term, frozen.output).tolist(),
+        "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
+        "cosine": cosine(term, frozen.output).tolist(),
+    })  # fmt: skip
 
 
 def _uniform(X: Tensor, frozen: Frozen) -> Tensor:

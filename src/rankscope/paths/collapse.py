@@ -22,8 +22,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import FrozenRules, Terms
-from rankscope.paths.walk import shared_step
+from rankscope.paths.terms import FrozenRules, Terms, shared_step
 
 RELATIVE = metric("relative_residual")
 

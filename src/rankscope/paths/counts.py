@@ -25,9 +25,7 @@ def path_counts(layers: int, heads: int) -> list[int]:
     ([1, 144, 9504], True)
     """
     if layers < 0 or heads < 0:
-        raise PathError(
-            f"layers and heads must be whole numbers >= 0; got {layers} and {heads}", subject="layers"
-        )
+        raise PathError(f"layers and heads must be >= 0; got {layers} and {heads}", subject="layers")
     return [comb(layers, k) * heads**k for k in range(layers + 1)]
 
 
@@ -65,9 +63,7 @@ def sampled_paths(ways: Ways, length: int, count: int, seed: int) -> list[Path]:
     """Paths of one length, drawn uniformly without repetition."""
     total = counts_along(ways)[checked_length(length, len(ways))]
     if not 0 <= count <= total:
-        raise PathError(
-            f"there are {total} paths of length {length}; {count} were asked for", subject="count"
-        )
+        raise PathError(f"length {length} has {total} paths; asked for {count}", subject="count")
     draw = random.Random(seed)
     chosen: dict[int, None] = {}
     if total <= 4 * count:
@@ -123,7 +119,7 @@ def spelled(path: Iterable[int | None]) -> Path:
     """A path as a tuple, if it is a row of anything."""
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(
-            f"a path names a head or None for each layer, as in (3, None, 0); got {path!r}", subject="path"
+            f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path"
         )
     return tuple(path)
 
@@ -133,15 +129,11 @@ def checked(path: Path, ways: Ways, heads: int) -> Path:
     path = tuple(path)
     if len(path) != len(ways):
         raise PathError(
-            f"a path names a head or None for each of {len(ways)} layers; got {len(path)}: {path}",
-            subject="path",
+            f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path"
         )
     for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
         if head is not None and not (type(head) is int and 0 <= head < heads):
-            raise PathError(
-                f"heads are numbered 0..{heads - 1}, None goes past them; got {head!r} in {path}",
-                subject="head",
-            )
+            raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
             raise PathError(

@@ -2,7 +2,7 @@
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
 then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
-`polynomials.py`), by layer and head (`by_part.py`), single paths (`walk.py`), the heaviest (`heaviest.py`).
+`polynomials.py`), by layer and head (`by_part.py`), single paths (`terms.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets.changes import kept_heads
+from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
@@ -30,8 +30,16 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.terms import PathRules, Terms, WholeNetwork
-from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
+from rankscope.paths.terms import (
+    OwnAttention,
+    PathRules,
+    Step,
+    Terms,
+    WholeNetwork,
+    own_step,
+    path_sum,
+    shared_step,
+)
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -114,7 +122,7 @@ class Decomposition:
 
     def _repr_html_(self) -> str:
         """For notebooks: its paths by length, which are summed for this."""
-        from rankscope.paths.card import lengths_card
+        from rankscope.paths.figures import lengths_card
 
         lengths = self.by_length()
         return lengths_card(lengths.table, lengths.closure, self._title)
@@ -170,7 +178,7 @@ class Decomposition:
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
         spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
-        term = self._ended(total(frozen, [spec], self._step(attention)), attention)
+        term = self._ended(path_sum(frozen, [spec], self._step(attention)), attention)
         own_patterns = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
@@ -234,35 +242,28 @@ class Decomposition:
         bias: of the same lengths, or through the same heads; single paths start at the embedding. Paths of
         their `own` have the biases that they meet in them, always.
         """
-        named = [
-            name
-            for name, value in (("lengths", lengths), ("paths", paths), ("heads", heads))
-            if value is not None
-        ]
+        choices = {"lengths": lengths, "paths": paths, "heads": heads}
+        named = [name for name, choice in choices.items() if choice is not None]
         if len(named) != 1:
             raise PathError(
-                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}",
-                subject="keep",
+                f"keep takes one of lengths, paths, heads; got {' and '.join(named) or None}", subject="keep"
             )
         if heads is not None:
             if attention != "shared":
                 raise PathError(
-                    "with heads, attention is shared; for attention of their own, net.variant(heads=)",
-                    subject="attention",
+                    "keep(heads=...) shares attention; else use net.variant(heads=...)", subject="attention"
                 )
-            result = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
-            return self.frozen.restored(result)
+            whole = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
+            return self.frozen.restored(whole.run())
         if lengths is not None:
             if not isinstance(lengths, Iterable):
                 raise PathError(
-                    f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]",
-                    subject="lengths",
+                    f"lengths must be a list; got {lengths!r}: write [{lengths}]", subject="lengths"
                 )
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
-                result = self._lengths.embedding[wanted].sum(0)
-                result = result + self._lengths.bias[wanted].sum(0) if biases else result
-                return result
+                output = self._lengths.embedding[wanted].sum(0)
+                return output + self._lengths.bias[wanted].sum(0) if biases else output
             counts = counts_along(self.frozen.ways)
             path_count = sum(counts[length] for length in wanted)
             if path_count > MOST_ENUMERATED:
@@ -274,7 +275,7 @@ class Decomposition:
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
         specs = [checked(spelled(path), self.frozen.ways, self.heads) for path in paths]
-        term = total(self.frozen, specs, self._step(attention))
+        term = path_sum(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 
     def _step(self, attention: str) -> Step:

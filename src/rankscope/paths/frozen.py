@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError
-from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
+from rankscope.nets.plain import HeadOutputs, Heads, Plain, Square, Tokens, affine
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -150,12 +150,12 @@ class _FreezingRules(Plain):
     def keep(self, block: Block, name: str, x: Tensor) -> None:
         self.layer(block).kept[name] = x
 
-    def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
+    def mix(self, block: Block, P: Square, V: Heads) -> HeadOutputs:
         self.layer(block).P = P
         return super().mix(block, P, V)
 
-    def opened(self, block: Block, X: Tokens) -> Spoken:
-        gate = super().opened(block, X)
+    def gate_values(self, block: Block, X: Tokens) -> HeadOutputs:
+        gate = super().gate_values(block, X)
         self.layer(block).head_gate = gate.transpose(1, 2)
         return gate
 

@@ -1,21 +1,25 @@
-"""The heaviest single paths, by best-first search with a bound that proves it.
+"""The heaviest single paths, by best-first search with a bound that proves it. Called by `Decomposition.top`.
 
-A path's weight is the norm of its term over all samples. Whatever way a path takes from layer l on, its term
-grows at most by the product of the layers' gains, and a layer's gain is at most the largest of
+A path's weight is the norm of its term over all samples (or its residual, at most the norm). Whatever way a
+path takes from layer l on, its term grows at most by the product of the layers' gains, and a layer's gain is
+at most the largest of
 
     ||P_h D|| ||C G W_h||    through head h     (D: the norm's scales, C: its centring, G: its gain)
     |lambda|                 past the heads     (in a parallel block, with the MLP's gain)
 
 times what closes it. So `||term so far|| x product of gains` bounds every way on. The search extends the path
-with the largest bound; a whole path that comes out first outweighs all others. A residual is at most the
-norm. How far rounding may have moved a weight is measured (`rounding.py`): a path is proved to be among the
-heaviest where it outweighs all others by more than that, and a weight that rounding alone could make proves
-nothing.
+with the largest bound; a whole path that comes out first outweighs all others.
+
+How far rounding may have moved a weight is measured by following the path again, perturbed: after every
+product the numbers are off by some units of rounding, each its own way; so are attention, gates and the
+scales of norms. A path is proved to be among the heaviest where it outweighs all others by more than what
+that changes, and a weight that rounding alone could make proves nothing.
 """
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +33,7 @@ from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
-from rankscope.paths.rounding import noise_of
-from rankscope.paths.terms import FrozenRules, PathExtensions, Terms
-from rankscope.paths.walk import shared_step
+from rankscope.paths.terms import FrozenRules, HeadTerms, PathExtensions, PathRules, Terms, shared_step
 
 Progress = Callable[[int, int], None]
 """Called with (beginnings computed, at most so many)."""
@@ -83,14 +85,9 @@ def heaviest(
     if by not in ("norm", "residual"):
         raise PathError(one_of("by", by, ("norm", "residual")), subject="by")
     if count < 1 or budget < 1:
-        raise PathError(
-            f"top needs a count and a budget of at least 1; got {count} and {budget}", subject="count"
-        )
+        raise PathError(f"count and budget must be at least 1; got {count} and {budget}", subject="count")
     if not frozen.valid.any():
-        raise PathError(
-            f"top needs tokens to weigh paths by; received {tuple(frozen.valid.shape)} of which none is real",
-            subject="X",
-        )
+        raise PathError("top needs real tokens to weigh paths by; received none", subject="X")
     depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
@@ -188,14 +185,12 @@ class _GainRules(Arithmetic):
         return gain if reads else gain * _norm_gain(self.layer.norms[name], self.valid)
 
     def values(self, block: Block, gain: Tensor) -> Tensor:
-        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def pattern(self, block: Block, gain: Tensor) -> None:
         """Returns its input: `output` bounds attention as a whole."""
 
     def mix(self, block: Block, weights: None, gain: Tensor) -> Tensor:
-        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
@@ -252,3 +247,79 @@ def _largest(values: Tensor, valid: Tensor) -> Tensor:
     """[batch]: the largest entry at a real token. Padding is zero at the end of every layer: its gates, and
     the scales of its norms (1 / sqrt eps), bound nothing."""
     return (values.double().abs() * valid[..., None]).flatten(1).amax(1)
+
+
+UNITS = 4.0
+"""By how many units of rounding a number is perturbed: a sum of products rounds more than once."""
+COPIES = 3
+SAFETY = 2.0
+"""The factor by which the largest change among the copies is enlarged."""
+
+
+class _PerturbedPath(PathRules):
+    """Rules along one path, with every intermediate result perturbed by a few units of rounding."""
+
+    def __init__(self, frozen: Frozen, seed: int) -> None:
+        super().__init__(frozen)
+        self.generator = torch.Generator(frozen.X.device).manual_seed(seed)
+        self.layers = [self._perturbed_layer(layer) for layer in frozen.layers]
+
+    def _perturb(self, x: Tensor) -> Tensor:
+        sign = torch.randint(0, 2, x.shape, generator=self.generator, device=x.device, dtype=torch.int8)
+        return x * (1 + UNITS * unit_of(x.dtype) * (2 * sign - 1).to(x.dtype))
+
+    def _perturbed_layer(self, layer: FrozenLayer) -> FrozenLayer:
+        norms = {name: replace(norm, scale=self._perturb(norm.scale)) for name, norm in layer.norms.items()}
+        gate = None if layer.gate is None else self._perturb(layer.gate)
+        head_gate = None if layer.head_gate is None else self._perturb(layer.head_gate)
+        kept = {name: self._perturb(kept_tensor) for name, kept_tensor in layer.kept.items()}
+        perturbed = FrozenLayer(layer.block, norms, gate, head_gate, kept)
+        perturbed.P = self._perturb(layer.P)
+        return perturbed
+
+    def layer(self, block: Block) -> FrozenLayer:
+        """The measured quantities of a block, perturbed."""
+        return self.layers[block.index]
+
+    def norm(self, block: Block, name: str, terms: Terms) -> Terms:
+        return self._perturb_terms(super().norm(block, name, terms))
+
+    def values(self, block: Block, terms: Terms) -> Tensor:
+        return self._perturb(super().values(block, terms))
+
+    def mix(self, block: Block, P: Any, V: Tensor) -> HeadTerms:
+        return self._perturb(super().mix(block, P, V))
+
+    def output(self, block: Block, spoken: HeadTerms) -> Terms:
+        return self._perturb_terms(super().output(block, spoken))
+
+    def mlp(self, block: Block, terms: Terms) -> Terms:
+        return self._perturb_terms(super().mlp(block, terms))
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        return self._perturb_terms(super().add(block, half, terms, branches))
+
+    def _perturb_terms(self, terms: Terms) -> Terms:
+        return terms._replace(parts=self._perturb(terms.parts))
+
+    def walk(self, path: Path) -> Tensor:
+        """The path's term at the output, perturbed."""
+        Y = self._perturb(self.frozen.X)
+        for index, head in enumerate(path):
+            Y = self.step(index, Y, head)
+        return self._perturb(self.end(Terms(Y[None]))[0])
+
+
+def noise_of(frozen: Frozen, paths: list[Path], weigh: Callable[[Tensor], float]) -> list[float]:
+    """For each path, by how much rounding may have moved its weight, `weigh` of its term at the output."""
+    perturbed = [_PerturbedPath(frozen, seed) for seed in range(COPIES)]
+    along = PathRules(frozen)
+    noise = []
+    for path in paths:
+        Y = frozen.X
+        for index, head in enumerate(path):
+            Y = along.step(index, Y, head)
+        term = FrozenRules(frozen).end(Terms(Y[None]))[0]
+        # Of the difference, not between weights: two noises may happen to weigh the same.
+        noise.append(SAFETY * max(weigh(copy.walk(path) - term) for copy in perturbed))
+    return noise

@@ -17,11 +17,10 @@ from rankscope.errors import ClosureError, FileError
 from rankscope.files import atomic
 from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residuals import frobenius_norm
-from rankscope.metrics.tokens import tokens, unit_of
+from rankscope.metrics.tokens import Values, tokens, unit_of
+from rankscope.nets.plain import Tokens
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.network_counts import length_counts
-from rankscope.paths.polynomials import Coefficients, length_terms
-from rankscope.paths.shares import cosine, share
+from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
 from rankscope.shapes import Float
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rankscope.paths.views import LengthView
+
 
 DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
@@ -57,13 +57,13 @@ class ByLength:
     variant: str = "as given"
 
     def __repr__(self) -> str:
-        from rankscope.paths.card import lengths_repr
+        from rankscope.paths.figures import lengths_repr
 
         return lengths_repr(self.views(), len(self.output), self.closure)
 
     def _repr_html_(self) -> str:
         """For notebooks: shares and residuals by length."""
-        from rankscope.paths.card import lengths_card
+        from rankscope.paths.figures import lengths_card
 
         return lengths_card(self.table, self.closure)
 
@@ -123,7 +123,7 @@ class ByLength:
                 return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileError(
-                f"{path} must be a file written by ByLength.save; it cannot be read ({error})", subject="path"
+                f"{path} must be a file of ByLength.save; it cannot be read ({error})", subject="path"
             ) from error
 
 
@@ -158,17 +158,28 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
     ready = tokens(term, padding)
     residual = metric("residual").read(ready)
     relative = metric("relative_residual").read(ready)
-    return pl.DataFrame(
-        {
-            "sample": list(range(len(term))),
-            "length": [length] * len(term),
-            "start": [start] * len(term),
-            "paths": [str(count)] * len(term),
-            "norm": frobenius_norm(ready.X).tolist(),
-            "residual": residual.value.tolist(),
-            "relative_residual": relative.value.tolist(),
-            "below_floor": relative.below_floor.tolist(),
-            "share": share(term, output).tolist(),
-            "cosine": cosine(term, output).tolist(),
-        }
-    )
+    return pl.DataFrame({
+        "sample": list(range(len(term))), "length": [length] * len(term), "start": [start] * len(term),
+        "paths": [str(count)] * len(term), "norm": frobenius_norm(ready.X).tolist(),
+        "residual": residual.value.tolist(), "relative_residual": relative.value.tolist(),
+        "below_floor": relative.below_floor.tolist(), "share": share(term, output).tolist(),
+        "cosine": cosine(term, output).tolist(),
+    })  # fmt: skip
+
+
+def share(term: Tokens, whole: Tokens) -> Values:
+    """`<term, whole> / <whole, whole>`: shares of terms that add up to the whole add up to one."""
+    size = frobenius_norm(whole.double())
+    return (_divided(term, size) * _divided(whole, size)).sum((1, 2))
+
+
+def cosine(term: Tokens, whole: Tokens) -> Values:
+    """`<term, whole> / (||term|| ||whole||)`; 0 where either is zero."""
+    term, whole = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, whole))
+    return (term * whole).sum((1, 2))
+
+
+def _divided(X: Tokens, size: Values) -> Tokens:
+    """X / size before anything is multiplied: products of small numbers would leave the range."""
+    safe = size.masked_fill(size == 0, torch.inf)
+    return X.double() / safe[:, None, None]

@@ -1,4 +1,4 @@
-"""All paths by their length, exactly: a dynamic programme over the layers.
+"""All paths by their length, exactly: their sums, by a dynamic programme over the layers, and their number.
 
 A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k
 through the first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and
@@ -8,17 +8,18 @@ skips alone
 
 so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial
 beside what starts at the embedding: a value bias, or the bias of a norm before the heads, passes through
-heads of its own layer; an output bias does not.
+heads of its own layer; an output bias does not. `by_length` in `lengths.py` calls both functions.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankscope.nets.order import Half
-from rankscope.nets.traversal import Block
+from rankscope.nets.parts import Part
+from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, with_bias
 from rankscope.paths.terms import FrozenRules, Terms
 from rankscope.shapes import Float
@@ -136,3 +137,80 @@ def _halves(terms: Terms, longer: Terms) -> list[tuple[slice, slice]]:
         return [(slice(0, count), slice(0, count))]
     bias_slice = slice(longer.start, longer.start + count - start)
     return [(slice(0, start), slice(0, start)), (slice(start, count), bias_slice)]
+
+
+class _Counts(NamedTuple):
+    """Polynomials whose coefficient k is the number of paths of length k."""
+
+    embedding: list[int]
+    biases: list[int]
+
+
+class _CountingRules(Arithmetic):
+    """Rules on counts. The MLP step is passed as a whole, branch and skip, so that a path's choices are heads
+    or none; every bias on the way is one more path."""
+
+    name = "counting"
+
+    def norm(self, block: Block, name: str, counts: _Counts) -> _Counts:
+        """The bias of the norm starts a path here."""
+        return _started(counts, getattr(block.weights, name).bias)
+
+    def values(self, block: Block, counts: _Counts) -> _Counts:
+        """A value bias starts here."""
+        return _started(counts, block.weights.attention.value.bias)
+
+    def pattern(self, block: Block, counts: _Counts) -> None:
+        """Attention patterns have nothing to count."""
+
+    def mix(self, block: Block, weights: None, counts: _Counts) -> _Counts:
+        """Times z and the number of heads."""
+        heads = len(block.active_heads)
+        return _Counts(*([0, *(heads * count for count in polynomial)] for polynomial in counts))
+
+    def gate(self, block: Block, counts: _Counts, inside: _Counts) -> _Counts:
+        """A gate on what heads say is passed with them."""
+        return counts
+
+    def output(self, block: Block, counts: _Counts) -> _Counts:
+        """The output bias starts here, past the heads."""
+        return _started(counts, block.weights.attention.output.bias)
+
+    def mlp(self, block: Block, counts: _Counts) -> _Counts:
+        """The two biases of the MLP start paths here."""
+        w = block.mlp
+        return _started(_started(counts, w.up.bias), w.down.bias)
+
+    def add(self, block: Block, half: Half, counts: _Counts, branches: dict[str, _Counts]) -> _Counts:
+        """Past the heads where that is a way, and through them."""
+        past = branches.get("mlp", counts)
+        if not half.attends:
+            return past
+        heads = branches["attention"]
+        if half.skip == 0.0 and "mlp" not in branches:
+            return heads
+        return _Counts(
+            *(
+                [a + b for a, b in zip([*past_counts, 0], head_counts, strict=True)]
+                for past_counts, head_counts in zip(past, heads, strict=True)
+            )
+        )
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """A part of one's own is passed as a whole."""
+        return x
+
+
+def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
+    """(from the embedding, from biases): how many paths there are of each length, exactly.
+
+    Where there is no skip past the heads, no path goes past them."""
+    rules, counts = _CountingRules(), _Counts([1], [0])
+    for layer in frozen.layers:
+        counts = traverse(layer.block, rules, counts).state
+    final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None
+    return tuple(_started(counts, final))  # type: ignore[return-value]
+
+
+def _started(counts: _Counts, bias: Tensor | None) -> _Counts:
+    return counts if bias is None else _Counts(counts.embedding, [counts.biases[0] + 1, *counts.biases[1:]])

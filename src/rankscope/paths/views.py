@@ -54,18 +54,12 @@ def length_views(table: pl.DataFrame) -> list[LengthView]:
         pl.col("below_floor").all(), pl.col("relative_residual").log10(),
     )  # fmt: skip
     rows = {(row["length"], row["start"]): row for row in means.iter_rows(named=True)}
-    none = {
-        "share": math.nan,
-        "norm": 0.0,
-        "paths": "0",
-        "below_floor": False,
-        "relative_residual": [math.nan],
-    }
+    nan = math.nan
+    none = {"share": nan, "norm": 0.0, "paths": "0", "below_floor": False, "relative_residual": [nan]}
     views = []
     for length in sorted({length for length, _ in rows}):
-        from_embedding, bias, both = (
-            rows.get((length, start), none) for start in ("embedding", "bias", "all")
-        )
+        starts = ("embedding", "bias", "all")
+        from_embedding, bias, both = (rows.get((length, start), none) for start in starts)
         residual = float(geometric(np.array(from_embedding["relative_residual"], dtype=float)))
         views.append(LengthView(
             length, int(from_embedding["paths"]), int(bias["paths"]), from_embedding["share"], bias["share"],

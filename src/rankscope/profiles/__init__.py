@@ -9,14 +9,6 @@ from rankscope.profiles.readers import Reader
 from rankscope.profiles.summary import Summary
 
 __all__ = [
-    "ARITHMETICS",
-    "DEFAULT_METRICS",
-    "CorpusRows",
-    "Profile",
-    "Reader",
-    "Summary",
-    "measure",
-    "measure_corpus",
-    "measure_together",
-    "one_pass",
-]
+    "ARITHMETICS", "DEFAULT_METRICS", "CorpusRows", "Profile", "Reader", "Summary", "measure",
+    "measure_corpus", "measure_together", "one_pass",
+]  # fmt: skip

@@ -37,12 +37,10 @@ from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
-AGREED = 1e-9
-"""Relative difference up to which two passes agree."""
+AGREED = 1e-9  # relative difference up to which two passes agree
 NOISY = 100 * torch.finfo(torch.float64).eps
 """The share of rounding, for each token or width, above which singular values are not counted."""
-BLIND = 1e3
-"""Float64's floors, up to which a difference from float64 says nothing."""
+BLIND = 1e3  # float64's floors, up to which a difference from float64 says nothing
 
 Errors = Float[Tensor, "..."]
 

@@ -26,22 +26,14 @@ from rankscope.nets import Transformer
 from rankscope.nets.padding import padding_from
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.residual_shapes import ResidualShape
+from rankscope.profiles.steps import ResidualShape
 from rankscope.shapes import Bool
 
-TOKENS = 128
-"""Tokens of a sample that are kept at most, from the first on; the plane is fitted to all."""
+TOKENS = 128  # tokens of a sample that are kept at most, from the first on; the plane is fitted to all
 SCHEMA: dict[str, type[pl.DataType]] = {
-    "variant": pl.String,
-    "sample": pl.Int64,
-    "layer": pl.Int64,
-    "token": pl.Int64,
-    "text": pl.String,
-    "x": pl.Float64,
-    "y": pl.Float64,
-    "log10_scale": pl.Float64,
-    "shown": pl.Float64,
-}
+    "variant": pl.String, "sample": pl.Int64, "layer": pl.Int64, "token": pl.Int64, "text": pl.String,
+    "x": pl.Float64, "y": pl.Float64, "log10_scale": pl.Float64, "shown": pl.Float64,
+}  # fmt: skip
 
 
 def cloud(
@@ -125,17 +117,7 @@ def _rows(
     flat = shape.R[sample, tokens] @ axes
     points = flat[: len(texts)] * len(tokens) ** 0.5
     count = len(points)
-    return pl.DataFrame(
-        {
-            "variant": [variant] * count,
-            "sample": [sample] * count,
-            "layer": [shape.layer] * count,
-            "token": tokens[:count].tolist(),
-            "text": texts[:count],
-            "x": points[:, 0].tolist(),
-            "y": points[:, 1].tolist(),
-            "log10_scale": [float(shape.log10[sample])] * count,
-            "shown": [float(flat.square().sum())] * count,
-        },
-        schema=SCHEMA,
-    )
+    names = ([value] * count for value in (variant, sample, shape.layer))
+    sizes = ([value] * count for value in (float(shape.log10[sample]), float(flat.square().sum())))
+    columns = (*names, tokens[:count].tolist(), texts[:count], *points.T.tolist(), *sizes)
+    return pl.DataFrame(dict(zip(SCHEMA, columns, strict=True)), schema=SCHEMA)

@@ -31,8 +31,7 @@ from rankscope.runs import Manifest, Store
 from rankscope.runs.key import difference, key_of
 from rankscope.runs.tables import manifest_in
 
-SAVED_EVERY = 20.0
-"""Seconds between chunks of rows on disk."""
+SAVED_EVERY = 20.0  # seconds between chunks of rows on disk
 
 
 def measure_corpus(
@@ -103,20 +102,9 @@ def corpus_steps(
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the
-    folder held. They are one object, complete whenever it is yielded, also after an interruption.
-
-    Args:
-        nets: As of `measure_corpus`.
-        texts: Excerpts.
-        store: The run that rows are written to.
-        metrics: As of `measure`.
-        arithmetic: One or several.
-        tokens: The most tokens of an excerpt.
-        batch: Excerpts that run together.
-        compile: Whether deviation arithmetic is compiled.
-        saved_every: Seconds between chunks of rows on disk.
-        runner: Measures batches elsewhere, and hands them back in their order.
-    """
+    folder held. They are one object, complete whenever it is yielded, also after an interruption. Arguments
+    are those of `measure_corpus`; `store` is the run that rows are written to, every `saved_every` seconds,
+    `compile` is that of `measure`, and `runner` measures batches elsewhere and hands them back in order."""
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
     if batch < 1:
@@ -199,16 +187,8 @@ class BatchMeasurement:
             if not len(X):
                 return None
             for arithmetic in self.arithmetics:
-                profile = measure(
-                    net,
-                    X,
-                    padding,
-                    self.metrics,
-                    arithmetic,
-                    variant=name,
-                    batch=len(X),
-                    compile=self.compile,
-                )
+                options: Any = {"variant": name, "batch": len(X), "compile": self.compile}
+                profile = measure(net, X, padding, self.metrics, arithmetic, **options)
                 # What fell back to float64 may have been asked for as well.
                 if profile.arithmetics == [arithmetic] or profile.arithmetics[0] not in self.arithmetics:
                     profiles.append(profile)

@@ -20,10 +20,8 @@ from rankscope.profiles.summary import ROW, SCHEMA, Numbers, Summary, statistics
 from rankscope.runs import Manifest, Network, Store
 
 ENTRY, NAME = "corpus", "rows"
-CELLS = 2**18
-"""Numbers of each column in memory at once, while statistics are computed."""
-MOST = 2**18
-"""Rows that wait in memory at most."""
+CELLS = 2**18  # numbers of each column in memory at once, while statistics are computed
+MOST = 2**18  # rows that wait in memory at most
 
 
 class CorpusRows:

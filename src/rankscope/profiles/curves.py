@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWN = 8
-"""Lines of a figure at most: there are as many colours."""
+DRAWN = 8  # lines of a figure at most: there are as many colours
 FACTOR_TYPES = (str, int, float, bool)
 
 

@@ -16,16 +16,12 @@ from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span
 from rankscope.runs.figures import metric_title
 
-LAYERS = 200
-"""Layers drawn at most; what is saved as CSV has all."""
+LAYERS = 200  # layers drawn at most; what is saved as CSV has all
 CURVE_COLUMNS = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value",
                  "low", "high", "at_floor", "log10_floor")  # fmt: skip
-VARIANTS = 6
-"""Panels of a cloud and of spectra at most."""
-FRAMES = 25
-"""Layers of a cloud at most, evenly among those there are."""
-SPECTRA = 9
-"""Layers of a spectrum at most."""
+VARIANTS = 6  # panels of a cloud and of spectra at most
+FRAMES = 25  # layers of a cloud at most, evenly among those there are
+SPECTRA = 9  # layers of a spectrum at most
 
 
 def curves_chart(
@@ -57,17 +53,13 @@ def curves_chart(
     lines += _floors(curves) if log else []
     drawn = [side for line in lines for side in (line.y, *(side for band in line.bands for side in band))]
     title = metric_title(curves[0].metric)
-    return fig.Chart(
-        [fig.Panel(
-            fig.Axis("layer", last=max(curve.depth for curve in curves)),
+    return fig.Chart([fig.Panel(fig.Axis("layer", last=max(curve.depth for curve in curves)),
             fig.Axis(title, fig.Powers(np.concatenate(drawn))) if log else fig.Axis(title, from_zero=True),
-            lines,
-        )],
+            lines)],
         _curve_table(curves),
         f"{curves[0].metric} by layer, {'logarithmic' if log else 'linear'}: "
         + "; ".join(f"{curve.label} ends at {power(float(curve.log10[-1]))}" for curve in curves) + ".",
-        colour_bar=_steps_bar(curves, places) if places is not None and many else None,
-    )  # fmt: skip
+        colour_bar=_steps_bar(curves, places) if places is not None and many else None)  # fmt: skip
 
 
 def order_of(curves: Sequence[CurveView]) -> list[int] | None:
@@ -90,16 +82,13 @@ def _curve(
     hover: list[fig.Hover] = [
         (f"{curve.label}\nlayer {layer}: ", power(float(curve.log10[layer])),
          f"\nat {curve.arithmetic}'s floor: rounding noise" if curve.noise[layer] else "")
-        for layer in layers
-    ]  # fmt: skip
-    return fig.Line(
-        layers, centre[layers], colour, None if many else curve.label, f"line {index}", index,
+        for layer in layers]  # fmt: skip
+    return fig.Line(layers, centre[layers], colour, None if many else curve.label, f"line {index}", index,
         marker=None if many else "number",
         dash="solid" if places else "number",
         noise=curve.noise[layers],
         bands=[] if many else [(low[layers], high[layers]) for low, high in bands],
-        strength=strength, hover=hover,
-    )  # fmt: skip
+        strength=strength, hover=hover)  # fmt: skip
 
 
 def _floors(curves: Sequence[CurveView]) -> list[fig.Line]:
@@ -172,16 +161,13 @@ def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
     x, minus_log = fig.Axis("layer", last=last), rf"-\log_{{10}}\,{metric_title(curves[0].metric).tex}"
     powers = fig.Powers(np.concatenate([line.y for line in left]))
     ratio_axis = fig.Axis(fig.Formula("", r"\log r_l\,/\,\log r_{l-1}"), range=(0.0, 6.0))
-    return fig.Chart(
-        [
+    return fig.Chart([
             fig.Panel(x, fig.Axis(fig.Formula("−log₁₀", minus_log), powers), left, f"{variant}: digits lost"),
-            fig.Panel(x, ratio_axis, right, "ratio of logs, layer to layer"),
-        ],
+            fig.Panel(x, ratio_axis, right, "ratio of logs, layer to layer")],
         fig.columns_of(("arithmetic", "layer", "digits", "ratio", "at_floor"), rows),
         f"Digits lost by layer of {variant} in {', '.join(curve.arithmetic for curve in curves)}, and the "
         "ratio of logs from layer to layer.",
-        size=(5.0, 4.0),
-    )  # fmt: skip
+        size=(5.0, 4.0))  # fmt: skip
 
 
 def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> fig.Chart:
@@ -225,8 +211,7 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
         panels.append(fig.Panel(
             axis, axis, [fig.Points(*frames[0].points[k], colours, size=8, hover=hover)], variant, square=True
         ))  # fmt: skip
-    return fig.Chart(
-        panels, drawn.drop("across", "up").to_dict(as_series=False),
+    return fig.Chart(panels, drawn.drop("across", "up").to_dict(as_series=False),
         f"Tokens on two principal axes by layer, {'each at unit size' if magnified else 'as they are'}, "
         f"of {', '.join(map(str, variants))}.",
         columns=min(3 if len(variants) > 4 else 2, len(variants)), frames=frames, size=(4.0, 4.0),
@@ -288,8 +273,6 @@ def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
             fig.Powers(drawn["log10"].to_list()),
         )
         panels.append(fig.Panel(fig.Axis("singular value"), y, lines, variant))
-    return fig.Chart(
-        panels, means.to_dict(as_series=False),
+    return fig.Chart(panels, means.to_dict(as_series=False),
         f"Singular values of the residual by layer, of {', '.join(map(str, variants))}.",
-        columns=min(2, len(variants)), height=320, shared=True, size=(4.6, 3.2),
-    )  # fmt: skip
+        columns=min(2, len(variants)), height=320, shared=True, size=(4.6, 3.2))  # fmt: skip

@@ -26,8 +26,7 @@ from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerStep
 from rankscope.shapes import Bool
 
-SHARE = 1 / 32
-"""The part of the memory that is free, which layers side by side may take."""
+SHARE = 1 / 32  # the part of the memory that is free, which layers side by side may take
 
 Structure = TypeVar("Structure")
 Bare = TypeVar("Bare", Step, DeviationStep)
@@ -92,11 +91,9 @@ class LayerStack:
 class StackSecondPass:
     """The second pass of several layers, stacked, as `SecondPassLayer` is that of one."""
 
-    steps: Sequence[DeviationStep]
-    """The layers of the first pass."""
+    steps: Sequence[DeviationStep]  # the layers of the first pass
     layers: Sequence[SecondPassLayer]
-    attention: bool
-    """Whether attention is asked for."""
+    attention: bool  # whether attention is asked for
     restored_numbers: PatternNumbers | None = None
 
     @cached_property

@@ -92,11 +92,8 @@ def measure(
     """
     net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
     (profile,) = run_side_by_side([
-        _measuring(
-            net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
-            device=device, readers=readers, check=check, confirm=confirm, compile=compile,
-        )
-    ])  # fmt: skip
+        _measuring(net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
+            device=device, readers=readers, check=check, confirm=confirm, compile=compile)])  # fmt: skip
     return profile
 
 
@@ -137,12 +134,9 @@ def measure_together(
         return report
 
     return run_side_by_side([
-        _measuring(
-            *inputs, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
-            progress=progress_of(index), sharing=len(networks), **options,
-        )
-        for index, (name, inputs) in enumerate(networks.items())
-    ])  # fmt: skip
+        _measuring(*inputs, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
+            progress=progress_of(index), sharing=len(networks), **options)
+        for index, (name, inputs) in enumerate(networks.items())])  # fmt: skip
 
 
 def _measuring(

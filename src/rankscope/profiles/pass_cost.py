@@ -35,12 +35,9 @@ MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
 STATES = 12.0
 """By rows, the second pass included: so many numbers of each token, for each of its width and the MLP's."""
-BLOCKS = 20
-"""And so many blocks of rows."""
-OF_HEADS = 4.0
-"""And where heads are read, so many like what all of them add."""
-UNNOTICED = 2**28
-"""Bytes that are not worth a question."""
+BLOCKS = 20  # and so many blocks of rows
+OF_HEADS = 4.0  # and where heads are read, so many like what all of them add
+UNNOTICED = 2**28  # bytes that are not worth a question
 
 
 def check_memory(
@@ -121,8 +118,7 @@ def _in_bytes(size: int | float) -> str:
 
 PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
 """As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
-ENTRY = 300
-"""Multiplications and additions in the time of what happens to an entry beside products."""
+ENTRY = 300  # multiplications and additions in the time of what happens to an entry beside products
 SIDE = {"cpu": 384}
 """Of the matrices whose product is timed; elsewhere 4,096, less is done before the next is asked for."""
 

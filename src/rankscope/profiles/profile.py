@@ -27,20 +27,11 @@ from rankscope.runs import joined
 from rankscope.shapes import Bool, Float
 
 SCHEMA: dict[str, type[pl.DataType]] = {
-    "variant": pl.String,
-    "arithmetic": pl.String,
-    "sample": pl.Int64,
-    "layer": pl.Int64,
-    "head": pl.Int64,
-    "metric": pl.String,
-    "value": pl.Float64,
-    "log10": pl.Float64,
-    "floor": pl.Float64,
-    "below_floor": pl.Boolean,
-    "digits": pl.Float64,
-}
-KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:10]
-"""What a row is identified by, and what it says of that."""
+    "variant": pl.String, "arithmetic": pl.String, "sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64,
+    "metric": pl.String, "value": pl.Float64, "log10": pl.Float64, "floor": pl.Float64,
+    "below_floor": pl.Boolean, "digits": pl.Float64,
+}  # fmt: skip
+KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:10]  # what a row is identified by, and what it says of that
 
 
 class Profile(Curves):

@@ -87,11 +87,8 @@ def one_pass(
         compile: Whether deviation arithmetic is compiled.
     """
     (record,) = run_side_by_side([
-        layer_pass(
-            net, X, padding_from(padding, attention_mask), readers, arithmetic, batch=batch,
-            progress=progress, device=device, check=check, confirm=confirm, compile=compile,
-        )
-    ])  # fmt: skip
+        layer_pass(net, X, padding_from(padding, attention_mask), readers, arithmetic, batch=batch,
+            progress=progress, device=device, check=check, confirm=confirm, compile=compile)])  # fmt: skip
     return record
 
 
@@ -125,22 +122,8 @@ def layer_pass(
     compile: bool = False,
     sharing: int = 1,
 ) -> Generator[None, None, PassRecord]:
-    """`one_pass` as a generator, to be run without gradients: it yields after each layer.
-
-    Args:
-        net: As of `one_pass`, like all others but the last.
-        X: Tokens.
-        padding: True at padded tokens.
-        readers: Who is shown every layer.
-        arithmetic: One of `ARITHMETICS`.
-        batch: Samples that run together.
-        progress: Called after each layer.
-        device: Where to run.
-        check: Whether a second pass runs.
-        confirm: Whether doubled precision runs.
-        compile: Whether deviation arithmetic is compiled.
-        sharing: Passes that run side by side, and share memory.
-    """
+    """`one_pass` as a generator, to be run without gradients: it yields after each layer. Its arguments are
+    those of `one_pass`; `sharing` counts the passes that run side by side, and share memory."""
     if arithmetic not in ARITHMETICS:
         raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS), subject="arithmetic")
     if batch < 1:
@@ -170,10 +153,8 @@ def layer_pass(
     by_rows = X.ndim == 3 and kind == "deviation" and request is not None and _large(net, X[:batch], kind)
     memory_kind = "rows" if by_rows else kind
     if X.ndim == 3 and (kind != "float" or request is None):
-        check_memory(
-            net.arch, len(X), X.shape[1], batch, memory_kind, net.device,
-            streams=request is not None, heads="heads" in needs,
-        )  # fmt: skip
+        check_memory(net.arch, len(X), X.shape[1], batch, memory_kind, net.device,
+            streams=request is not None, heads="heads" in needs)  # fmt: skip
     layers, starts = net.arch.layers, range(0, len(X), batch)
     not_needed: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
 
@@ -261,12 +242,8 @@ def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> Atte
     kernel = kernel_of(net.arch.kernel)
     if kind == "deviation" and (not kernel.deviation_by_row or not all(map(reads_rows, chosen.values()))):
         return None
-    by_row = {name: metric.by_row for name, metric in chosen.items() if metric.by_row is not None}
-    by_head = {
-        name: metric.by_head
-        for name, metric in chosen.items()
-        if metric.by_row is None and metric.by_head is not None
-    }
+    by_row = {name: metric.by_row for name, metric in chosen.items() if metric.by_row}
+    by_head = {m.name: m.by_head for m in chosen.values() if m.by_row is None and m.by_head is not None}
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
     # be one.
     if chosen or not kernel.averages:

@@ -16,8 +16,7 @@ from torch import Tensor
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import ROUNDING, Of
 from rankscope.profiles.readings import ReadingRow
-from rankscope.profiles.residual_shapes import ResidualShape, sampled_layers
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.steps import LayerStep, ResidualShape, sampled_layers
 
 
 @runtime_checkable

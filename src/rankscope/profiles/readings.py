@@ -21,10 +21,8 @@ from rankscope.metrics.tokens import Tokens, tokens_of
 from rankscope.profiles.profile import NUMBERS, SCHEMA
 
 Readings = list[tuple[Metric, Reading]]
-WHOLE = 2**27
-"""Bytes in float64 up to which P of a layer is taken whole."""
-BLOCK = 2**25
-"""Bytes of a block of rows of all heads, beyond."""
+WHOLE = 2**27  # bytes in float64 up to which P of a layer is taken whole
+BLOCK = 2**25  # bytes of a block of rows of all heads, beyond
 
 
 def read_tensor(
@@ -139,8 +137,7 @@ class ReadingRow(NamedTuple):
     """One metric of one layer, for a batch of samples."""
 
     layer: int
-    start: int
-    """The index of the batch's first sample."""
+    start: int  # the index of the batch's first sample
     metric: Metric
     reading: Reading
 

@@ -17,18 +17,12 @@ from rankscope.metrics.metric import Of
 from rankscope.nets import Transformer
 from rankscope.nets.padding import padding_from
 from rankscope.profiles.propagation import one_pass
-from rankscope.profiles.residual_shapes import sampled_layers
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.steps import LayerStep, sampled_layers
 
-MOST = 64
-"""Singular values kept of each layer, the largest."""
+MOST = 64  # singular values kept of each layer, the largest
 SCHEMA: dict[str, type[pl.DataType]] = {
-    "variant": pl.String,
-    "sample": pl.Int64,
-    "layer": pl.Int64,
-    "index": pl.Int64,
-    "log10": pl.Float64,
-}
+    "variant": pl.String, "sample": pl.Int64, "layer": pl.Int64, "index": pl.Int64, "log10": pl.Float64,
+}  # fmt: skip
 
 
 def spectra(
@@ -86,14 +80,9 @@ class SpectrumReader:
         kept = (values > least) & log10.isfinite()[:, None]
         sample, index = kept.nonzero(as_tuple=True)
         logs = values[kept].log10() + log10[sample]
-        columns = {
-            "variant": [self.variant] * len(logs),
-            "sample": (step.start + sample).tolist(),
-            "layer": [step.layer] * len(logs),
-            "index": (index + 1).tolist(),
-            "log10": logs.tolist(),
-        }
-        self._frames.append(pl.DataFrame(columns, schema=SCHEMA))
+        layer, variant = [step.layer] * len(logs), [self.variant] * len(logs)
+        columns = (variant, (step.start + sample).tolist(), layer, (index + 1).tolist(), logs.tolist())
+        self._frames.append(pl.DataFrame(dict(zip(SCHEMA, columns, strict=True)), schema=SCHEMA))
 
     def result(self) -> pl.DataFrame:
         """The singular values of this variant, as `spectra` has them."""

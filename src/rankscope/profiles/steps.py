@@ -6,10 +6,11 @@ network ran on ordinary tensors and from `deviation/readings.py` where it ran in
 for never.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
+from rankscope.deviation.scaled import LOWEST
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
@@ -34,27 +36,47 @@ from rankscope.profiles.readings import (
     read_tokens,
     row_sum_defect,
 )
-from rankscope.profiles.residual_shapes import ResidualShape, residual_shape
 from rankscope.shapes import Bool, Float
 
 DEFECT = "row_sum_defect"
+
+
+class ResidualShape(NamedTuple):
+    """The residual of one layer, `res X = 10^log10 |X|_F R`."""
+
+    layer: int
+    R: Float[Tensor, "batch token width"]
+    """Of Frobenius norm one, zero at padded tokens; zero where tokens are equal."""
+    log10: Float[Tensor, " batch"]
+    """Its share of the tokens' norm; -inf where tokens are equal, NaN where numbers overflow."""
+
+
+LAYERS = 33  # the most layers that are kept: of a deeper network so many evenly, its ends among them
+
+
+@cache
+def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
+    """The layers of a network of this depth that are kept.
+
+    >>> sorted(sampled_layers(1000, 3))
+    [0, 500, 1000]
+    """
+    return frozenset(
+        range(depth + 1) if depth < most else (round(k * depth / (most - 1)) for k in range(most))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStep:
     """What a batch of samples gives at one layer; layer 0 is the input, without attention and heads."""
 
-    net: Transformer
-    """As it runs: in its arithmetic, on its device."""
-    start: int
-    """The index of the batch's first sample."""
-    valid: Bool[Tensor, "batch token"]
-    """True at tokens, False at padding."""
+    net: Transformer  # as it runs: in its arithmetic, on its device
+    start: int  # the index of the batch's first sample
+    valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
     step: Step | DeviationStep
     second: SecondPassStep | None = None
     """The same layer of a second pass, rounded differently; None where there is none."""
-    rows: PatternNumbers | None = None
-    """Numbers of attention, where P itself is too large to be held."""
+    rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
     stacked: Callable[[int, Sequence[Metric]], Readings] | None = None
@@ -184,3 +206,14 @@ def _read(metrics: Sequence[Metric], step: DeviationStep) -> Readings:
     """Readings in deviation arithmetic of those metrics that the layer has."""
     readings = [(metric, read(metric, step)) for metric in metrics]
     return [(metric, reading) for metric, reading in readings if reading is not None]
+
+
+def residual_shape(layer: int, R: Tensor, log: Tensor, log_norm: Tensor) -> ResidualShape:
+    """The shape and scale of the residual `e^log R` of tokens whose norm is `e^log_norm`."""
+    largest = R.abs().amax((1, 2))
+    unit = R / largest.masked_fill(largest == 0, 1.0)[:, None, None]  # so that squares stay in range
+    size = torch.linalg.vector_norm(unit, dim=(1, 2))
+    zero = (size == 0) | (log <= LOWEST)
+    size = size.masked_fill(size == 0, 1.0)
+    log10 = (log + largest.masked_fill(largest == 0, 1.0).log() + size.log() - log_norm) / math.log(10)
+    return ResidualShape(layer, unit / size[:, None, None], log10.masked_fill(zero, -torch.inf).cpu())

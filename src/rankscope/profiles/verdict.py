@@ -18,8 +18,7 @@ from rankscope.profiles.views import CurveView, digits_lost, since
 APART, UNIFORM = 0.05, 1e-3
 """Relative residual at the last layer above which tokens stay apart, and below which they are the same."""
 STAYS = {"apart": "stay apart", "closing": "are nearly the same, though not uniform"}
-NAMED = 8
-"""Networks that a sentence names, at most."""
+NAMED = 8  # networks that a sentence names, at most
 LISTED = {
     "apart": "tokens stay apart",
     "closing": "tokens are nearly the same",
@@ -28,11 +27,9 @@ LISTED = {
     "broken": "there is no number, for an overflow or a NaN,",
 }
 
-MARGIN = 0.02
-"""Decades by which two values must differ for one to be larger: five per cent."""
+MARGIN = 0.02  # decades by which two values must differ for one to be larger: five per cent
 
-Ends = Mapping[str, Mapping[str, float]]
-"""Of each metric, log10 at the end of each network by name."""
+Ends = Mapping[str, Mapping[str, float]]  # of each metric, log10 at the end of each network by name
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,9 @@ class Ending:
     """apart, closing, uniform; hidden: below a floor that lies above the threshold; broken: no number."""
     layer: int
     """uniform: the layer from which on it is below the threshold; broken: the first without a number."""
-    value: str
-    """The number at that layer, or the floor that it lies beneath."""
-    end: str
-    """The number at the last layer, or from where on it is noise."""
-    depth: int
-    """The last layer."""
+    value: str  # the number at that layer, or the floor that it lies beneath
+    end: str  # the number at the last layer, or from where on it is noise
+    depth: int  # the last layer
     arithmetic: str
 
     @property

@@ -15,8 +15,7 @@ import numpy as np
 
 from rankscope.figures.style import numbered
 
-Layers = np.ndarray
-"""A number for each layer, layer 0 the input."""
+Layers = np.ndarray  # a number for each layer, layer 0 the input
 Band = tuple[Layers, Layers]
 
 
@@ -27,24 +26,17 @@ class CurveView:
     metric: str
     variant: str
     arithmetic: str
-    label: str
-    """The variant, and its arithmetic where there are several."""
-    statistic: str
-    """What the centre is, in words."""
-    log10: Layers
-    """The centre of logs: -inf where all values are zero, NaN where there is none."""
+    label: str  # the variant, and its arithmetic where there are several
+    statistic: str  # what the centre is, in words
+    log10: Layers  # the centre of logs: -inf where all values are zero, NaN where there is none
     value: Layers
     log10_bands: list[Band]
     """What lies about it, the widest first: the range of samples, or of a corpus nine tenths and a half."""
     value_bands: list[Band]
-    noise: Layers
-    """True where it is only rounding noise."""
-    floor: Layers
-    """log10 of the floor, NaN where there is none."""
-    left_out: Layers
-    """Values of exactly zero among others, of which the geometric mean is taken."""
-    values: int
-    """Samples, and heads of each, at a layer."""
+    noise: Layers  # True where it is only rounding noise
+    floor: Layers  # log10 of the floor, NaN where there is none
+    left_out: Layers  # values of exactly zero among others, of which the geometric mean is taken
+    values: int  # samples, and heads of each, at a layer
 
     @property
     def name(self) -> str:
@@ -106,12 +98,10 @@ def of_samples(
     with np.errstate(divide="ignore"):
         floors = mean(np.log10(np.where(floor > 0, floor, np.nan)))
     several = logs.shape[1] > 1
-    return CurveView(
-        metric, variant, arithmetic, label,
+    return CurveView(metric, variant, arithmetic, label,
         f"geometric mean over samples{' and heads' * (columns['log10'].ndim == 3)}",
         geometric(logs), mean(values), [extent(logs)] if several else [], [extent(values)] if several else [],
-        noise, floors, np.where((zero | np.isnan(logs)).all(1), 0, zero.sum(1)), logs.shape[1],
-    )  # fmt: skip
+        noise, floors, np.where((zero | np.isnan(logs)).all(1), 0, zero.sum(1)), logs.shape[1])  # fmt: skip
 
 
 def of_quantiles(
@@ -142,8 +132,7 @@ def of_quantiles(
     return CurveView(
         metric, variant, arithmetic, label, f"median of {excerpts} excerpt{'s' * (excerpts != 1)}",
         columns["log10_q50"], columns["q50"], log10_bands, value_bands, noise, floor,
-        np.zeros(len(floor), int), excerpts,
-    )  # fmt: skip
+        np.zeros(len(floor), int), excerpts)  # fmt: skip
 
 
 def geometric(logs: np.ndarray) -> Layers:

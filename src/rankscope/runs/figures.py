@@ -160,9 +160,7 @@ def _on_axis(values: np.ndarray, powers: fig.Powers | None) -> np.ndarray:
 
 def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.ndarray) -> fig.Axis:
     low, high = _ends(values)
-    flat = (
-        powers is None and high - low <= 1e-9 * abs(high) and high
-    )  # plotly would draw it on one from -1 to 1
+    flat = powers is None and high - low <= 1e-9 * abs(high) and high  # plotly would draw from -1 to 1
     return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
 
 
@@ -202,13 +200,9 @@ def _number(value: float) -> str:
 
 
 def _numbers(grid: Grid) -> list[list[str]]:
-    return [
-        [
-            _number(value) + ", at its floor: rounding noise" * low
-            for value, low in zip(row, noise, strict=True)
-        ]
-        for row, noise in zip(grid.value.tolist(), grid.noise.tolist(), strict=True)
-    ]
+    notes = np.where(grid.noise, ", at its floor: rounding noise", "").tolist()
+    rows = zip(grid.value.tolist(), notes, strict=True)
+    return [[_number(value) + note for value, note in zip(*row, strict=True)] for row in rows]
 
 
 def _ends(values: np.ndarray) -> tuple[float, float]:

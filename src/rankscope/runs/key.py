@@ -17,18 +17,13 @@ SHORT = 40  # characters up to which a value is shown in a sentence
 
 
 def key_of(nets: Mapping[str, Transformer] | None = None, **settings: object) -> dict[str, Any]:
-    """The key of work on these networks under these settings.
-
-    It holds the versions of all packages that matter, the device, and of each network the fingerprints of its
-    weights and of its tokenizer and embedding.
-    """
+    """The key of work on these networks under these settings: with the versions of packages, the device, and
+    of each network the fingerprints of its weights and of its tokenizer and embedding."""
     key: dict[str, object] = {"versions": versions(), **settings}
     if nets:
         first = next(iter(nets.values()))
         origins = {id(net.origin): net.origin for net in nets.values()}  # variants share theirs
-        marks = {
-            identity: None if origin is None else origin.fingerprint() for identity, origin in origins.items()
-        }
+        marks = {k: None if origin is None else origin.fingerprint() for k, origin in origins.items()}
         key |= {
             "variants": {name: net.fingerprint for name, net in nets.items()},
             "embedding": [marks[id(net.origin)] for net in nets.values()],
@@ -66,9 +61,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], within: str = 
         if isinstance(old, dict) and isinstance(new, dict):
             parts.append(difference(old, new, f"{name} of "))
             continue
-        shown = [
-            ", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in (old, new)
-        ]
+        shown = [", ".join(map(str, x)) if isinstance(x, list) else str(x) for x in (old, new)]
         both = f" ({shown[0]}, now {shown[1]})" if max(map(len, shown)) <= SHORT else ""
         parts.append(f"{within}{name}{both}")
     return ", ".join(parts)

@@ -26,15 +26,12 @@ def lock(folder: Path) -> int:
             _acquire(handle)
         except OSError as error:
             os.close(handle)
+            sentence = (
+                f"{folder} must have one writer at a time; another run writes there: give another folder"
+            )
             if not isinstance(error, BlockingIOError):
-                raise FileError(
-                    f"{folder} must be a folder that can be locked; {error.strerror}", subject=str(folder)
-                ) from error
-            raise FileError(
-                f"{folder} must have one writer at a time; another run is writing there: wait for its end, "
-                "or give another folder",
-                subject=str(folder),
-            ) from error
+                sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
+            raise FileError(sentence, subject=str(folder)) from error
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(handle)):
                 return handle

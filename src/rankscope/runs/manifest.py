@@ -14,8 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 R = TypeVar("R", bound="Record")
-PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")
-"""Packages whose versions may change a number; those that are installed are listed."""
+PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")  # that may change a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +40,18 @@ class Record:
         if not isinstance(content, dict):
             raise ValueError(f"an object must describe a {cls.__name__.lower()}; got {_type_name(content)}")
         kinds = _kinds(cls)
-        known = {
-            name: _typed(name, kinds[name], content[name]) for name in kinds if content.get(name) is not None
-        }
+        present = [name for name in kinds if content.get(name) is not None]
+        known = {name: _typed(name, kinds[name], content[name]) for name in present}
         return cls(**known, more={name: value for name, value in content.items() if name not in kinds})
 
 
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each known field, without None."""
-    hints = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
-    return {
-        name: next(option for option in get_args(kind) if option is not NoneType)
-        if get_origin(kind) is UnionType
-        else kind
-        for name, kind in hints.items()
-    }
+    kinds = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
+    for name, kind in kinds.items():
+        if get_origin(kind) is UnionType:
+            kinds[name] = next(option for option in get_args(kind) if option is not NoneType)
+    return kinds
 
 
 def _plain(value: Any) -> Any:

@@ -27,8 +27,7 @@ from rankscope.runs.manifest import Manifest, Record
 from rankscope.runs.tables import JOURNAL, SavedTable, frame_of, read_lines, read_parquet, write_parquet
 
 MANIFEST = "manifest.json"
-MAIN = ("sweep", "profile", "summary", "training")
-"""Tables of measurements; the first that there is is what `Run.table()` gives."""
+MAIN = ("sweep", "profile", "summary", "training")  # the first that there is is what `Run.table()` gives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +93,18 @@ class Run:
 
     def chunks(self, name: str) -> list[str]:
         """The files of a table that grows, in order; none if it is one file."""
-        return sorted(
-            file for entry in self.entries.values() for file in entry.files if file.startswith(f"{name}/")
-        )
+        files = [file for entry in self.entries.values() for file in entry.files]
+        return sorted(file for file in files if file.startswith(f"{name}/"))
 
     def path(self, file: str, advice: str = "run it again") -> Path:
         """The path of a file whose checksum is as listed; `advice` ends the sentence of the error."""
         path = self.folder / file
         listed = next((entry.files[file] for entry in self.entries.values() if file in entry.files), None)
         if listed is not None and not (path.is_file() and checksum(path) == listed.sha256):
-            raise FileError(
-                f"{path} must be as it was written; its checksum is another than in {MANIFEST}: it is "
-                f"damaged or was changed, {advice}",
-                subject=file,
+            sentence = (
+                f"{path} must be as it was written; its checksum is another than in {MANIFEST}: {advice}"
             )
+            raise FileError(sentence, subject=file)
         return path
 
 
@@ -141,11 +138,10 @@ def read(folder: str | Path) -> Run:
     try:
         return Run(folder, {name: _entry(entry) for name, entry in entries.items()})
     except ValueError as error:
-        raise FileError(
-            f"{path} must list what was run and its files; it is damaged or of another version ({error}): "
-            "delete it, and run it again",
-            subject=str(path),
-        ) from error
+        sentence = (
+            f"{path} must list what was run and its files; it is damaged ({error}): delete it, run it again"
+        )
+        raise FileError(sentence, subject=str(path)) from error
 
 
 class Store:
@@ -185,10 +181,7 @@ class Store:
         documents: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         """Write an entry, its tables and its documents (as JSON), in place of an earlier one of that name.
-
-        A file that another entry had under the same name belongs to this one from now on. Files that only the
-        earlier entry had are removed, except for tables that grow.
-        """
+        Files that only the earlier entry had are removed, except for tables that grow."""
         documents = documents or {}
         before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files
         grown = {file: listed for file, listed in before.items() if "/" in file}
@@ -250,14 +243,11 @@ def document(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FileError(
-            f"{path} must be JSON; it cannot be read ({error}): delete it, and run it again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path} must be JSON; it cannot be read ({error}): delete it, and run it again"
+        raise FileError(sentence, subject=str(path)) from error
     if not isinstance(content, dict):
-        raise FileError(
-            f"{path} must hold a JSON object; it holds a {type(content).__name__}", subject=str(path)
-        )
+        sentence = f"{path} must hold a JSON object; it holds a {type(content).__name__}"
+        raise FileError(sentence, subject=str(path))
     return content
 
 
@@ -276,10 +266,7 @@ def _entry(content: object) -> RunEntry:
         raise ValueError("an entry must have a manifest and files")
     files = {name: File.from_dict(file) for name, file in content.get("files", {}).items()}
     for name in files:
-        if not _inside(PurePosixPath(name)):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or path.suffix not in (".parquet", ".json"):
             raise ValueError(f"a file must lie in the folder; {name!r} does not")
     return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), files=files)
-
-
-def _inside(path: PurePosixPath) -> bool:
-    return not path.is_absolute() and ".." not in path.parts and path.suffix in (".parquet", ".json")

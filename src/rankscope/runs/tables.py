@@ -52,21 +52,16 @@ def _damage_reported(path: str | Path, kind: str = "") -> Iterator[None]:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise FileError(
-            f"{path} must be a Parquet file{kind}; it cannot be read ({reason}): it is damaged, run it again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path} must be a Parquet file{kind}; it cannot be read ({reason}): run it again"
+        raise FileError(sentence, subject=str(path)) from error
 
 
 def _manifest(path: str | Path, text: str) -> Manifest:
     try:
         return Manifest.from_dict(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise FileError(
-            f"{path} must hold a manifest, a JSON object; it is damaged or of another version ({error}): run "
-            "it again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path} must hold a manifest, a JSON object; it is damaged ({error}): run it again"
+        raise FileError(sentence, subject=str(path)) from error
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,8 +69,7 @@ class SavedTable:
     """A table with its manifest: the base of profiles, summaries and certificates."""
 
     schema: ClassVar[Mapping[str, Any]]  # the columns and their types
-    later: ClassVar[Sequence[str]] = ()
-    """Columns that files of earlier versions do not have; they are null there."""
+    later: ClassVar[Sequence[str]] = ()  # columns that are null in files of earlier versions
     grows: ClassVar[bool] = False  # True if there may be further columns, which the manifest names as factors
     table: pl.DataFrame
     manifest: Manifest
@@ -90,26 +84,22 @@ class SavedTable:
         kind = cls.__name__
         what = kind.lower()
         if not Path(path).is_file():
-            raise FileError(
-                f"a {what} is read from a Parquet file; there is none at {path}", subject=str(path)
-            )
+            raise FileError(f"a {what} is a Parquet file; there is none at {path}", subject=str(path))
         table, manifest = read_parquet(path, f" written by {kind}.save")
         missing = [name for name in cls.later if name not in table.columns]
         if missing and set(table.columns) == set(cls.schema) - set(missing):
             table = table.with_columns(pl.lit(None, cls.schema[name]).alias(name) for name in missing)
         factors = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
         if manifest is None or table.drop(factors, strict=False).schema != pl.Schema(cls.schema):
-            raise FileError(
-                f"{path} must be a {what} written by {kind}.save; it is another kind of table",
-                subject=str(path),
-            )
+            sentence = f"{path} must be a {what} written by {kind}.save; it is another kind of table"
+            raise FileError(sentence, subject=str(path))
         return cls(table, manifest)
 
 
 def line_of(step: int, rows: pl.DataFrame) -> Line:
     """The rows of a step as a line. JSON has no NaN and no infinity: these become text."""
     columns = rows.drop("step").to_dict(as_series=False)
-    return {"step": step, "rows": {name: list(map(_json_value, column)) for name, column in columns.items()}}
+    return {"step": step, "rows": {name: [_json_value(x) for x in xs] for name, xs in columns.items()}}
 
 
 def lines_of(table: pl.DataFrame) -> list[Line]:
@@ -142,10 +132,7 @@ def frame_of(lines: Sequence[Line], schema: Mapping[str, Any]) -> pl.DataFrame:
     """The rows of all lines as one table."""
     parts = [pl.DataFrame(schema=dict(schema))]
     for line in lines:
-        columns = {
-            name: [_table_value(value, schema[name]) for value in column]
-            for name, column in line["rows"].items()
-        }
+        columns = {name: [_table_value(x, schema[name]) for x in xs] for name, xs in line["rows"].items()}
         rows = len(next(iter(columns.values()), []))
         parts.append(pl.DataFrame({"step": [line["step"]] * rows, **columns}, schema=dict(schema)))
     return pl.concat(parts)

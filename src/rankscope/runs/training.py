@@ -8,26 +8,27 @@ writer.
 
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from rankscope.errors import FileError, MetricError, one_of
 from rankscope.runs.manifest import Manifest
-from rankscope.runs.store import MANIFEST, read
+from rankscope.runs.store import MANIFEST, Run, read
 from rankscope.runs.tables import JOURNAL
 
 TRAINING_TABLE, ALARMS_TABLE, CERTIFICATES_TABLE = "training", "alarms", "training_certificates"
-TRAINING_COLUMNS = ("step", "layer", "head", "metric", "value", "floor", "samples", "broken")
-ALARM_COLUMNS = ("step", "since", "rule", "layer", "head", "action", "sentence")
-CERTIFICATE_COLUMNS = (
-    "step", "theorem", "kind", "quantity", "met_to", "says_at", "log10_bound", "log10_measured", "why",
-)  # fmt: skip
+COLUMNS = {
+    TRAINING_TABLE: "step layer head metric value floor samples broken",
+    ALARMS_TABLE: "step since rule layer head action sentence",
+    CERTIFICATES_TABLE: "step theorem kind quantity met_to says_at log10_bound log10_measured why",
+}  # the columns that are read here
+TEXTS = {"metric", "rule", "action", "sentence", "theorem", "kind", "quantity", "why"}
+NUMBERS = {"value", "floor", "log10_bound", "log10_measured"}  # the rest are whole numbers
 PATHS = "paths_"  # the prefix of the names of path shares
 LEARNING = ("grad_", "update_")  # the prefixes of the names of gradients and updates
 NAMES = {
@@ -65,9 +66,7 @@ class Grid(NamedTuple):
             return {}
         row = self.layers.index(layer)
         columns = zip(self.steps, self.value[row], self.noise[row], strict=True)
-        return {
-            step: float(np.log10(value)) for step, value, noise in columns if 0 < value < np.inf and not noise
-        }
+        return {step: float(np.log10(x)) for step, x, noise in columns if 0 < x < np.inf and not noise}
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +130,8 @@ class TrainingRun:
         if name is not None and name not in self.metrics:
             raise MetricError(one_of(f"a metric of {self.folder}", name, self.metrics), subject=name)
         if not self.metrics:
-            raise FileError(
-                f"{self.folder} must hold a measurement of its layers; there is none yet",
-                subject=str(self.folder),
-            )
+            sentence = f"{self.folder} must hold a measurement of its layers; there is none yet"
+            raise FileError(sentence, subject=str(self.folder))
         return self.metrics[0] if name is None else name
 
     def grid(self, metric: str) -> Grid:
@@ -220,38 +217,25 @@ def decades(values: np.ndarray) -> float:
 def _read(folder: Path) -> TrainingRun:
     run = read(folder)
     if TRAINING_TABLE not in run.names:
-        raise FileError(
-            f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it; it "
-            "holds none",
-            subject=str(folder),
+        sentence = (
+            f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
         )
-
-    def table(name: str, columns: Sequence[str]) -> pl.DataFrame:
-        empty = pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
-        return _typed(folder / name, run.table(name) if name in run.names else empty, columns)
-
+        raise FileError(sentence, subject=str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
-    return TrainingRun(
-        folder, manifest, table(TRAINING_TABLE, TRAINING_COLUMNS),
-        table(ALARMS_TABLE, ALARM_COLUMNS).sort("step"), table(CERTIFICATES_TABLE, CERTIFICATE_COLUMNS),
-    )  # fmt: skip
+    table, alarms, certificates = (_table(run, name) for name in COLUMNS)
+    return TrainingRun(folder, manifest, table, alarms.sort("step"), certificates)
 
 
-def _typed(path: Path, table: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """The table with these columns, each of its type; raises if one is missing."""
-    texts = ("metric", "rule", "action", "sentence", "theorem", "kind", "quantity", "why")
-    types: dict[str, Any] = dict.fromkeys(texts, pl.String)
-    types |= dict.fromkeys(("value", "floor", "log10_bound", "log10_measured"), pl.Float64)
+def _table(run: Run, name: str) -> pl.DataFrame:
+    """A table with its columns, each of its type, without rows if the run has none; raises if damaged."""
+    path, columns = str(run.folder / name), COLUMNS[name].split()
+    table = run.table(name) if name in run.names else pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+    kinds = [pl.String if name in TEXTS else pl.Float64 if name in NUMBERS else pl.Int64 for name in columns]
     try:
-        table = table.select(pl.col(name).cast(types.get(name, pl.Int64)) for name in columns)
+        table = table.select(pl.col(name).cast(kind) for name, kind in zip(columns, kinds, strict=True))
     except pl.exceptions.PolarsError as error:
-        raise FileError(
-            f"{path} must have the columns {', '.join(columns)}; it is damaged or of another version: run it "
-            "again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path} must have the columns {', '.join(columns)}; it is damaged: run it again"
+        raise FileError(sentence, subject=path) from error
     if any(table[name].null_count() for name in {"step", "metric"} & set(columns)):
-        raise FileError(
-            f"{path} must name a step in every row; it is damaged: run it again", subject=str(path)
-        )
+        raise FileError(f"{path} must name a step in every row; it is damaged: run it again", subject=path)
     return table

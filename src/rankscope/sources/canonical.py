@@ -10,12 +10,11 @@ from torch import Tensor
 
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.assembly import assemble_layer, assemble_stored
 from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
 from rankscope.nets.fields import BIASES
-from rankscope.nets.fingerprint import digests
-from rankscope.nets.streamed_layers import LayerSource, StreamedLayers
-from rankscope.nets.weights import Layer
+from rankscope.nets.storage import digests
+from rankscope.nets.tensors import assemble_layer, assemble_stored
+from rankscope.nets.weights import Layer, LayerSource, StreamedLayers
 from rankscope.sources.checkpoint import (
     Checkpoint,
     CheckpointLocation,

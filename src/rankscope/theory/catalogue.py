@@ -3,18 +3,12 @@
 from collections.abc import Sequence
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.theory.dobrushin import DOBRUSHIN
-from rankscope.theory.factors import ATTENTION, EXACT, OSCILLATION
-from rankscope.theory.free_directions import UNTOUCHED
-from rankscope.theory.lambda_skip import LAMBDA_SKIP
+from rankscope.theory.dong2021 import GAMMA_ONE, SEVERAL, SINGLE, WITH_MLP, WITH_SKIP
+from rankscope.theory.factors import ATTENTION, DOBRUSHIN, EXACT, OSCILLATION
+from rankscope.theory.lower_bounds import ALIGNED, ELEMENTARY, LAMBDA_SKIP, NEUTRAL, UNTOUCHED
 from rankscope.theory.masked_attention import MASKED
-from rankscope.theory.pure_attention import GAMMA_ONE, SEVERAL, SINGLE
-from rankscope.theory.ranks import NEUTRAL
-from rankscope.theory.skip_lower import ALIGNED, ELEMENTARY
 from rankscope.theory.sphere import COSINES, FULL_RANK, HEMISPHERE
 from rankscope.theory.theorem import Theorem
-from rankscope.theory.with_mlp import WITH_MLP
-from rankscope.theory.with_skip import WITH_SKIP
 
 Chosen = str | Theorem | Sequence[str | Theorem] | None
 """Theorems as a caller names them."""
@@ -35,17 +29,13 @@ def theorems_named(chosen: Chosen) -> list[Theorem]:
         [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
     )
     if not names:
-        raise TheoremError(
-            "certify needs at least one theorem; got none: leave them out for all", subject="theorems"
-        )
+        raise TheoremError("theorems must name at least one; got none: leave it out", subject="theorems")
     theorems_by_name: dict[str, Theorem] = {}
-    for item in names:
-        if not isinstance(item, Theorem) and item not in THEOREMS:
-            raise TheoremError(one_of("theorem", item, THEOREMS), subject="theorem")
-        theorem = item if isinstance(item, Theorem) else THEOREMS[item]
+    for name in names:
+        if not isinstance(name, Theorem) and name not in THEOREMS:
+            raise TheoremError(one_of("theorem", name, THEOREMS), subject="theorem")
+        theorem = name if isinstance(name, Theorem) else THEOREMS[name]
         if theorems_by_name.setdefault(theorem.name, theorem) is not theorem:
-            raise TheoremError(
-                f"theorems must differ in name; two are called {theorem.name!r}: rename one",
-                subject="theorems",
-            )
+            sentence = f"theorems must differ in name; two are called {theorem.name!r}: rename one"
+            raise TheoremError(sentence, subject="theorems")
     return list(theorems_by_name.values())

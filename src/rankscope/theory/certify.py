@@ -1,8 +1,25 @@
-"""`certify`: every theorem on a network and an input, its hypotheses checked, next to what is measured."""
+"""`certify`: theorems on a network and an input, next to what is measured; `Certificates`: the table of them.
+
+One row per theorem, sample and layer:
+
+| column           | meaning                                                                            |
+|------------------|------------------------------------------------------------------------------------|
+| `met`            | every hypothesis of the theorem holds, on this network and input, up to this layer |
+| `log10_bound`    | the guarantee; null where a hypothesis is not met                                  |
+| `log10_measured` | the same quantity as measured, in deviation arithmetic                             |
+| `log10_size`     | the same measure of the tokens themselves                                          |
+| `slack`          | decades between bound and measurement; not negative, or the theorem is wrong       |
+| `below_floor`    | the measured side is rounding: passes that round otherwise differ on it            |
+| `vacuous`        | met, but it says no more than is known anyway                                      |
+| `why`            | the hypotheses that are not met, with their numbers                                |
+| `hypotheses`     | all of them: in words, the number found, the limit, and whether it is met          |
+
+An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
 import torch
@@ -12,16 +29,121 @@ from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
+from rankscope.runs.tables import SavedTable
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
-from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
-from rankscope.theory.hypotheses import Hypothesis, outside
+from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import observe
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
 from rankscope.theory.theorem import Theorem
 from rankscope.theory.weight_norms import WeightNorms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from rankscope.theory.views import BoundView
+
+
+HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
+SCHEMA: dict[str, Any] = {
+    "theorem": pl.String, "sample": pl.Int64, "layer": pl.Int64, "quantity": pl.String, "kind": pl.String,
+    "met": pl.Boolean, "vacuous": pl.Boolean, "log10_bound": pl.Float64, "log10_measured": pl.Float64,
+    "log10_size": pl.Float64, "slack": pl.Float64, "below_floor": pl.Boolean, "why": pl.String,
+    "hypotheses": pl.List(HYPOTHESIS),
+}  # fmt: skip
+
+
+class Certificates(SavedTable):
+    """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
+
+    schema = SCHEMA
+
+    def __repr__(self) -> str:
+        from rankscope.theory.figures import certificates_repr
+
+        return certificates_repr(self.views(), self.table["sample"].n_unique())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: bounds and measurement as a figure and a table."""
+        from rankscope.theory.figures import certificates_card
+
+        return certificates_card(self.views(), self.table, len(self.broken()))
+
+    @property
+    def theorems(self) -> list[str]:
+        """The names of the theorems that were evaluated, in order."""
+        return self.table["theorem"].unique(maintain_order=True).to_list()
+
+    def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
+        """The rows of one theorem, of one sample or all."""
+        if theorem not in self.theorems:
+            raise TheoremError(one_of("theorem", theorem, self.theorems), subject="theorem")
+        samples = self.table["sample"].n_unique()
+        if sample is not None and sample not in range(samples):
+            raise TheoremError(f"sample must lie in 0..{samples - 1}; got {sample!r}", subject="sample")
+        rows = self.table.filter(theorem=theorem)
+        return rows if sample is None else rows.filter(sample=sample)
+
+    def guarantees(self) -> pl.DataFrame:
+        """Rows that say something: hypotheses met, not vacuous, and the measured side above its floor."""
+        return self.table.filter(pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor"))
+
+    def broken(self) -> pl.DataFrame:
+        """Guarantees that the measurement contradicts. There should be none: bounds have been moved outward
+        by more than rounding could make of either side."""
+        return self.table.filter(pl.col("met") & ~pl.col("below_floor") & (pl.col("slack") < 0))
+
+    def summary(self) -> pl.DataFrame:
+        """A row per theorem: up to which layer its hypotheses hold for every sample, up to which it says
+        something, the last such layer's numbers (the loosest sample's), and the first reason why not."""
+        rows = []
+        for name in self.theorems:
+            part = self.of(name)
+            layers = part.group_by("layer", maintain_order=True).agg(
+                pl.col("met").all(),
+                (pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")).all().alias("says"),
+            )
+            held = leading(layers["met"].to_list())
+            says = [layer for layer, yes in layers.select("layer", "says").iter_rows() if yes]
+            last = part.filter(layer=says[-1] if says else max(held, 1))
+            bad = part.filter(pl.col("why").is_not_null())
+            numbers = last.select("log10_bound", "log10_measured", "log10_size", "slack")
+            slacks = [-1.0 if slack is None else slack for slack in numbers["slack"]]
+            worst = numbers.row(slacks.index(max(slacks)), named=True)
+            rows.append({
+                "theorem": name, "kind": part["kind"][0], "quantity": part["quantity"][0], "met_to": held,
+                "says_at": says[-1] if says else None, **(worst if held else dict.fromkeys(worst)),
+                "why": None if bad.is_empty() else bad["why"][0],
+            })  # fmt: skip
+        return pl.DataFrame(rows, schema_overrides={"says_at": pl.Int64, "why": pl.String})
+
+    def views(self) -> "list[BoundView]":
+        """What each theorem says: all that is printed and told of it."""
+        from rankscope.theory.views import bound_views
+
+        return bound_views(self.summary(), self.table)
+
+    def plot(
+        self,
+        sample: int = 0,
+        *,
+        ax: "Axes | Iterable[Axes] | None" = None,
+        figsize: tuple[float, float] | None = None,
+    ) -> "Figure":
+        """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
+        if given, or a new figure of `figsize` inches."""
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import bounds_chart
+
+        return plot(bounds_chart(self.table, sample), ax=ax, figsize=figsize)
+
+
+def leading(met: list[bool]) -> int:
+    """How many layers from the first on are True."""
+    return next((layer for layer, yes in enumerate(met) if not yes), len(met))
 
 
 def certify(
@@ -73,50 +195,39 @@ def certify(
     original_net, X, padding = inputs_of("certify", net, X, padding, attention_mask)
     chosen = theorems_named(theorems)
     if reason := outside(original_net.arch):
-        raise TheoremError(
-            "the theorems are of attention among tokens, linear in them but for its weights; this network "
-            f"has {reason}: measure it instead",
-            subject="architecture",
-        )
+        sentence = f"no theorem covers this network, which has {reason}: measure it instead"
+        raise TheoremError(sentence, subject="architecture")
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
     net = original_net.to(torch.float64, "cpu" if device is None else device)
     if X.ndim != 3 or X.shape[-1] != net.arch.width:
-        raise TokensError(
-            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received "
-            f"{tuple(X.shape)}",
-            subject="X",
+        sentence = (
+            f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
         )
+        raise TokensError(sentence, subject="X")
     X = X.to(dtype=torch.float64, device=net.device)
-    real = valid_tokens(X.shape[:-1], padding, X.device)
-    if not bool(real.any(-1).all()) or not len(X):
-        raise TokensError(
-            "every sample must have at least one real token; one has none: leave it out", subject="padding"
-        )
+    valid = valid_tokens(X.shape[:-1], padding, X.device)
+    if not bool(valid.any(-1).all()) or not len(X):
+        raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
-    arithmetic = ""
-    for sample, (sample_tokens, valid) in enumerate(zip(X, real, strict=True)):
-        copies = [observe(net, sample_tokens[valid], centre, norms, seed) for seed in (None, *range(COPIES))]  # type: ignore[arg-type]
-        arithmetic = copies[0].arithmetic
+    for sample in range(len(X)):
+        kept = X[sample][valid[sample]]
+        copies = [observe(net, kept, centre, norms, seed) for seed in (None, *range(COPIES))]  # type: ignore[arg-type]
         marked = noisy_layers(copies)
         for theorem in chosen:
             rows += _rows(theorem, copies, marked, sample)
         if progress is not None:
             progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
-    table = pl.DataFrame(rows, schema=SCHEMA).with_columns(
-        pl.col("theorem").cast(pl.Enum(names)).alias("order")
-    )
-    table = table.sort("order", "sample", "layer").drop("order")
+    table = pl.DataFrame(rows, schema=SCHEMA)
+    table = table.sort(pl.col("theorem").cast(pl.Enum(names)), "sample", "layer")
     description = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
     checks = {
-        "centre": centre,
-        "samples": len(X),
-        "tokens": real.sum(-1).tolist(),
+        "centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist(),
         "network_device": str(original_net.device),
-    }
-    manifest = manifest_of(description, str(net.device), variant, arithmetic, names, checks)
+    }  # fmt: skip
+    manifest = manifest_of(description, str(net.device), variant, copies[0].arithmetic, names, checks)
     return Certificates(table, manifest)
 
 
@@ -126,41 +237,22 @@ def _rows(
     rows, upper = [], theorem.kind == "upper"
     for layer, layer_bound in enumerate(layer_bounds(theorem, copies, marked), 1):
         unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
-        bound, value = layer_bound.bound / TEN, layer_bound.measured / TEN
+        bound, measured = layer_bound.bound / TEN, layer_bound.measured / TEN
         size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
         met = not unmet
-        rows.append(
-            {
-                "theorem": theorem.name,
-                "sample": sample,
-                "layer": layer,
-                "quantity": theorem.quantity,
-                "kind": theorem.kind,
-                "met": met,
-                "vacuous": met and (bound >= size if upper else bound == -math.inf),
-                "log10_bound": bound if met else None,
-                "log10_measured": None if math.isnan(value) else value,
-                "log10_size": size,
-                "slack": _slack(bound, value, upper) if met else None,
-                "below_floor": layer_bound.noise,
-                "why": "; ".join(unmet) if unmet else None,
-                "hypotheses": [_described(hypothesis) for hypothesis in layer_bound.hypotheses],
-            }
-        )
+        # Two zeros, or two infinities, are equal.
+        slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
+        rows.append({
+            "theorem": theorem.name, "sample": sample, "layer": layer, "quantity": theorem.quantity,
+            "kind": theorem.kind, "met": met,
+            "vacuous": met and (bound >= size if upper else bound == -math.inf),
+            "log10_bound": bound if met else None,
+            "log10_measured": None if math.isnan(measured) else measured,
+            "log10_size": size, "slack": slack if met else None, "below_floor": layer_bound.noise,
+            "why": "; ".join(unmet) if unmet else None,
+            "hypotheses": [
+                {name: getattr(hypothesis, name) for name in ("says", "number", "limit", "met")}
+                for hypothesis in layer_bound.hypotheses
+            ],
+        })  # fmt: skip
     return rows
-
-
-def _described(hypothesis: Hypothesis) -> dict[str, Any]:
-    return {
-        "says": hypothesis.says,
-        "number": hypothesis.number,
-        "limit": hypothesis.limit,
-        "met": hypothesis.met,
-    }
-
-
-def _slack(bound: float, measured: float, upper: bool) -> float:
-    """Decades by which the guarantee is kept; two zeros, or two infinities, are equal."""
-    if bound == measured:
-        return 0.0
-    return bound - measured if upper else measured - bound

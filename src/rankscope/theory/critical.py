@@ -38,9 +38,9 @@ from rankscope.nets import Transformer
 from rankscope.nets.masks import matrix
 from rankscope.nets.order import active_heads
 from rankscope.profiles import measure
-from rankscope.theory.constants import value_matrix
 from rankscope.theory.hypotheses import outside
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
+from rankscope.theory.weight_norms import value_matrix
 
 METRICS = ("mu", "relative_mu")
 DEEP = 24
@@ -126,16 +126,12 @@ def critical_skip(
     bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
     elementary = bare and metric == "mu"
     return CriticalSkip(
-        weight=measured.weight,
-        rate_low=measured.points[0][1],
-        rate_high=measured.points[1][1],
-        why=measured.why,
-        theory=theory.weight,
-        theory_why=theory.why,
+        weight=measured.weight, rate_low=measured.points[0][1], rate_high=measured.points[1][1],
+        why=measured.why, theory=theory.weight, theory_why=theory.why,
         bracket=_bracket(net, X, padding, measured.weight) if elementary else None,
         guaranteed=_guaranteed(net, X, padding) if elementary else None,
         table=pl.DataFrame(measured.points, schema=["weight", "rate"], orient="row"),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,49 +148,35 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise MetricError(one_of("metric", metric, METRICS), subject="metric")
     if not (math.isfinite(high) and 0 <= low < high):
         raise ArchitectureError(
-            f"low and high must be finite skip weights with 0 <= low < high; got {low} and {high}",
-            subject="low",
+            f"0 <= low < high must be finite weights; got {low} and {high}", subject="low"
         )
     if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ArchitectureError(
-            f"tolerance must be a finite number > 0; got {tolerance}", subject="tolerance"
-        )
+        raise ArchitectureError(f"tolerance must be finite and > 0; got {tolerance}", subject="tolerance")
     if reason := outside(net.arch):
         raise ArchitectureError(
-            "a critical skip weighs attention among tokens, linear in them but for its weights, against its "
-            f"skip; this network has {reason}: measure its variants instead",
-            subject="architecture",
+            f"no critical skip is defined with {reason}: measure variants instead", subject="architecture"
         )
     if not applies(net):
         raise ArchitectureError(
-            "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "
-            f"has none for {', '.join(without_rule(net))}: use net.variant(kernel=...), or mlp=False",
+            f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)",
             subject="architecture",
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
-        raise ArchitectureError(
-            "a critical skip weighs attention against its skip; in this network no head is active: keep "
-            "some with net.variant(heads=...)",
-            subject="heads",
-        )
+        raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
 
 
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
     rate = float(slope(profile.curve(metric, "log10") * math.log(10)).mean())
     if math.isnan(rate):
-        raise TokensError(
-            "every sample must have at least one real token; one has none, and so no rate", subject="padding"
-        )
+        raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
     return rate
 
 
 def _checked(X: Tensor, net: Transformer) -> Tensor:
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
-        raise TokensError(
-            f"tokens must be a floating tensor [batch, token, width]; received {got}", subject="X"
-        )
+        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
     return X.to(dtype=torch.float64, device=net.device)
 
 

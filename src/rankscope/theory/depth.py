@@ -11,8 +11,7 @@ from torch import Tensor
 from rankscope.errors import TheoremError
 from rankscope.sources.inputs import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
-from rankscope.theory.certificates import Certificates
-from rankscope.theory.certify import certify
+from rankscope.theory.certify import Certificates, certify, leading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,13 +35,13 @@ class CollapseDepth:
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""
 
     def __repr__(self) -> str:
-        from rankscope.theory.card import depth_repr
+        from rankscope.theory.figures import depth_repr
 
         return depth_repr(self.view())
 
     def _repr_html_(self) -> str:
         """For notebooks: what is measured and what is proved, as a figure and a table."""
-        from rankscope.theory.card import depth_card
+        from rankscope.theory.figures import depth_card
 
         return depth_card(self.view())
 
@@ -102,9 +101,7 @@ def collapse_depth(
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
     """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(
-            f"threshold must be a number > 0, as in 1e-6; got {threshold!r}", subject="threshold"
-        )
+        raise TheoremError(f"threshold must be > 0, as in 1e-6; got {threshold!r}", subject="threshold")
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
     sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(
@@ -125,10 +122,8 @@ def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
             says = "does not prove it" if layer is None else f"uniform to {threshold:g} by layer {layer}"
         else:
             held = part.sort("layer").select(pl.col("met") & (pl.col("bound") >= limit)).to_series().to_list()
-            layer = next((at for at, yes in enumerate(held) if not yes), len(held)) or None
-            says = (
-                "excludes nothing" if layer is None else f"not uniform to {threshold:g} up to layer {layer}"
-            )
+            layer = leading(held) or None
+            says = f"not uniform to {threshold:g} up to layer {layer}" if layer else "excludes nothing"
         rows.append((name, sample, kind, layer, says))
     return CollapseDepth(
         float(threshold),

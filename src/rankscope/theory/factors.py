@@ -1,7 +1,7 @@
-"""Pure attention by measured factors: three bounds of the same form, from loose to exact.
+"""Upper bounds by measured factors: pure attention from loose to exact, and any block after Dobrushin.
 
-A head multiplies the deviation R by `M_h = P_h - 1 q^T` for any row q, since rows of P sum to one:
-`res(SA(X)) <- sum_h M_h R W_h`. In column sums and row sums apart,
+**Pure attention.** A head multiplies the deviation R by `M_h = P_h - 1 q^T` for any row q, since rows of P
+sum to one: `res(SA(X)) <- sum_h M_h R W_h`. In column sums and row sums apart,
 
     ||res(SA(X))|| <= f ||R||,   f = sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf)).
 
@@ -13,15 +13,26 @@ A head multiplies the deviation R by `M_h = P_h - 1 q^T` for any row q, since ro
 
 Bounds at layer l are products of the first l factors (times kappa, where |P - 1 p^T| is about p and the
 residual about the mean).
+
+**Any block** (Dobrushin 1956; LayerNorm, MLP). `D(X)` is the largest distance between two tokens. Averages
+with weights `P_i` and `P_j` differ by at most `tau(P) D`, tau half the largest L1 distance of two rows, in
+any norm. So, with whatever mask and positions,
+
+    D(sum_h P_h X W_h) <= (sum_h tau_h ||W_h||_2) D(X),    D(w X + branch) <= (|w| + its factor) D(X),
+    D(norm X) <= (max|gain| / min sd) D(X),                 sd over these tokens,
+    D(MLP X) <= Lip(act) ||W_1||_2 ||W_2||_2 D(X)           (gated: with the largest gate and value of these).
+
+The product over the parts of a block bounds D at every layer of every architecture whose attention averages.
+Bounds of weights by their norms make it loose: for trained transformers it is vacuous, and called so.
 """
 
 import math
 from collections.abc import Callable
 
+from rankscope.theory.dong2021 import attention_hypotheses
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import Hypothesis, averages, no_mlp, no_norm, no_skip, softmax
 from rankscope.theory.logs import times
-from rankscope.theory.pure_attention import attention_hypotheses
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 CENTRED = {"mean": 0.0, "argmin": 2e-5}
@@ -38,7 +49,7 @@ def product(start: float, factors: list[float]) -> list[float]:
     return products
 
 
-def _evaluate(
+def _by_factors(
     facts: Facts, factor: Callable[[LayerFacts], float], of_attention: list[Hypothesis]
 ) -> Evaluation:
     arch = facts.arch
@@ -50,19 +61,42 @@ def _evaluate(
 OSCILLATION = Theorem(
     "oscillation", "this project", "||res|| <= product of sqrt(sum ||p (e^osc - 1)|| ||W_h||), always",
     "residual", "upper",
-    lambda facts: _evaluate(
+    lambda facts: _by_factors(
         facts, lambda layer: times(layer.log_oscillation_factor, facts.inflation), attention_hypotheses(facts)
     ),
 )  # fmt: skip
 ATTENTION = Theorem(
     "attention-factors", "this project", "||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)",
     "residual", "upper",
-    lambda facts: _evaluate(facts, lambda layer: layer.log_attention_factor, [averages(facts.arch)]),
+    lambda facts: _by_factors(facts, lambda layer: layer.log_attention_factor, [averages(facts.arch)]),
 )  # fmt: skip
 EXACT = Theorem(
     "exact-factors", "this project", "||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||",
     "residual", "upper",
-    lambda facts: _evaluate(
+    lambda facts: _by_factors(
         facts, lambda layer: layer.log_exact_factor + CENTRED[facts.centre], [softmax(facts.arch)]
     ),
+)  # fmt: skip
+
+
+def branches_recorded(facts: Facts) -> list[Hypothesis]:
+    """A kernel without a rule in deviation arithmetic shows its branches only where nothing else is there."""
+    arch = facts.arch
+    return [] if arch.norm == "none" and arch.mlp == "none" else [softmax(arch)]
+
+
+def _dobrushin(facts: Facts) -> Evaluation:
+    factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
+    factors = [math.inf if math.isnan(factor) else factor for factor in factors]
+    fixed, bounds = (
+        [averages(facts.arch), *branches_recorded(facts)],
+        product(facts.sizes[0].diameter, factors),
+    )
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
+
+
+DOBRUSHIN = Theorem(
+    "dobrushin", "Dobrushin 1956, extended to blocks by this project",
+    "largest distance <= product of (|w| + sum tau_h ||W_h||_2), max|gain| / min sd, Lip(MLP)",
+    "diameter", "upper", _dobrushin,
 )  # fmt: skip

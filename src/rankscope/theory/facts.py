@@ -19,9 +19,8 @@ from rankscope.deviation import Scaled, State
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.shapes import Float
-from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.logs import log
-from rankscope.theory.weight_norms import WeightNorms
+from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
 Centre = Literal["mean", "argmin"]
 
@@ -74,7 +73,7 @@ class HalfFacts:
     branch: Scaled
     """res(branch) `[1, token, width]`."""
     log_stretch: float
-    """Differences between tokens grow at most so much, by measured factors of each part (`dobrushin.py`)."""
+    """Differences between tokens grow at most so much, by measured factors of each part (`factors.py`)."""
     ranks: tuple[tuple[int, int, int], ...]
     """Each norm's (affine rank before, after, the most it may take away)."""
     clear: bool

@@ -1,17 +1,24 @@
-"""Figures of certificates: bounds next to what is measured, and the layers where theorems prove collapse.
+"""Figures and cards of certificates: bounds next to what is measured, layers where theorems prove collapse.
 
-`Certificates.plot`, `CollapseDepth.plot`, cards, the report and the explorer draw what is described here.
+`Certificates`, `CollapseDepth`, the report and the explorer show what is described here.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from rankscope.cards import card, counted, lines
 from rankscope.errors import TheoremError
 from rankscope.figures import description as fig
 from rankscope.figures.text import power
-from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
+from rankscope.theory.views import EXACT, RANK, BoundView, DepthView, plotted_quantities, quantity
+
+if TYPE_CHECKING:
+    from rankscope.figures.matplotlib import Figure
+
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
@@ -32,10 +39,7 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
     table = table.filter(sample=sample)
     shown = plotted_quantities(table)
     if not shown:
-        raise TheoremError(
-            "a figure needs a bound of residual, mu or diameter; ranks alone were certified",
-            subject="theorems",
-        )
+        raise TheoremError("a figure needs a size to draw; ranks alone were certified", subject="theorems")
     panels, index = [], 0
     for name in shown:
         rows = table.filter(quantity=name)
@@ -127,3 +131,75 @@ def depth_chart(depth: DepthView) -> fig.Chart:
         "Where each theorem proves tokens uniform or apart.",
         shared=True, size=(6.4, 1.3 + 0.32 * max(len(proved), 1)),
     )  # fmt: skip
+
+
+HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+
+
+def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
+    """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
+    rows = [
+        [view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}",
+         f"{view.measured}{', ' if view.state == 'vacuous' else f' {view.sign} '}{view.proved}"]
+        for view in bounds
+        if view.met_to
+    ]  # fmt: skip
+    return lines(_title(bounds, samples), rows)
+
+
+def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: int) -> str:
+    """Bounds and measurement in a figure, and the theorems whose hypotheses are met from layer 1 on."""
+    rows = [
+        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
+         view.sign, view.proved, view.slack]
+        for view in bounds
+        if view.met_to
+    ]  # fmt: skip
+    drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
+    draw = _drawn(lambda: bounds_chart(table, int(drawable["sample"][0])))
+    notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
+    unmet = [view.theorem for view in bounds if not view.met_to]
+    if unmet:
+        notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
+    if broken:
+        notes.append("A measurement contradicts a theorem: please report this network.")
+    title = _title(bounds, table["sample"].n_unique())
+    return card(title, None if drawable.is_empty() else draw, HEADINGS, rows, notes)
+
+
+def _title(bounds: Sequence[BoundView], samples: int) -> str:
+    """How much was asked and how much of it applies."""
+    met = sum(view.met_to > 0 for view in bounds)
+    return (
+        f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, "
+        f"{counted(samples, 'sample')}"
+    )
+
+
+def depth_repr(depth: DepthView) -> str:
+    """What was measured, and what is proved."""
+    return lines(f"CollapseDepth to {depth.threshold:g}: {depth.uniform}", _proved(depth))
+
+
+def depth_card(depth: DepthView) -> str:
+    """What was measured, and what each theorem proves of every sample."""
+    rows = _proved(depth)
+    notes = [] if rows else ["No theorem proves or excludes it for every sample."]
+    title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
+    return card(title, _drawn(lambda: depth_chart(depth)) if rows else None, headings, rows, notes)
+
+
+def _drawn(chart: Callable[[], fig.Chart]) -> "Callable[[], Figure]":
+    """Draws a chart when a card asks for it: matplotlib is imported then."""
+
+    def draw() -> "Figure":
+        from rankscope.figures.plot import plot
+
+        return plot(chart())
+
+    return draw
+
+
+def _proved(depth: DepthView) -> list[list[str]]:
+    says = {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
+    return [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in depth.proved]

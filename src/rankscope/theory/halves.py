@@ -12,9 +12,9 @@ from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.weights import Layer, Linear
 from rankscope.shapes import Float
-from rankscope.theory.constants import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
+from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 
 VANISHED = 1e-11
 """A token this much shorter than the longest may be what rounding left of zero."""
@@ -99,8 +99,7 @@ def _ratio(state: State, other: State) -> float:
 
 
 def rank_loss(arch: Architecture, weights: NormWeights) -> int:
-    """The most that a norm can take from the affine rank (`ranks.py`), gains that `CLEAR` cannot see through
-    counted as zero."""
+    """The most that a norm can take from the affine rank; gains that `CLEAR` cannot see count as zero."""
     gain = weights.gain
     gone = 0 if gain is None else int((gain.abs() <= 1e-5 * gain.abs().max()).sum())
     norm = norm_of(arch.norm)

@@ -7,13 +7,12 @@ and says how much room it has before the answer would be another (`rounding.py`)
 import math
 from dataclasses import dataclass
 
-from rankscope.nets import Architecture
-from rankscope.nets import kernels as known
+from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
 
 SOFTMAX = ("softmax", "gaussian", "uniform")
 """Kernels that are a softmax of scores, bilinear in tokens but for what is constant down a column."""
-AVERAGES = tuple(kernel.name for kernel in known.KERNELS.values() if kernel.averages)
+AVERAGES = tuple(kernel.name for kernel in kernels.KERNELS.values() if kernel.averages)
 """Kernels that divide every row by its sum."""
 
 
@@ -134,7 +133,7 @@ def averages(arch: Architecture) -> Hypothesis:
     times a large common token is more than what is left of small differences."""
     return equal(
         f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one",
-        not known.kernel_of(arch.kernel).averages,
+        not kernels.kernel_of(arch.kernel).averages,
         0,
     )
 

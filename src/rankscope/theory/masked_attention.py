@@ -17,11 +17,11 @@ import torch
 
 from rankscope.deviation import Scaled
 from rankscope.nets.order import active_heads
-from rankscope.theory.constants import lost, spectral_norm, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
 from rankscope.theory.logs import log, log_of, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
 def log_values(facts: Facts) -> list[float]:

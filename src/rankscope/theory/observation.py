@@ -1,21 +1,26 @@
 """Runs a network on one sample and collects the `Facts` that the theorems need, layer by layer.
 
-Called by `certify`, once for each pass. The pass is `deviation.dissect` (or `float64_pass.float64_records`
-for a network without deviation rules); sizes of tokens come from metrics, facts of a layer from here, and
-facts of each half block from `halves`.
+Called by `certify`, once for each pass. The pass is `deviation.dissect`, with a plain float64 pass beside it
+to check it (`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. Sizes
+of tokens come from metrics, facts of a layer from here, and facts of each half block from `halves`.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, Scaled, State, applies, dissect
-from rankscope.deviation.attention import common_heads, deviation_heads
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, dissect
+from rankscope.deviation.attention import DeviationPattern, common_heads, deviation_heads
+from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.dissect import starting_state
+from rankscope.deviation.perturbation import PerturbedPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
+from rankscope.deviation.second_pass import RESOLVED, WITHIN
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
@@ -24,20 +29,18 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.order import active_heads
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import Block, changed
+from rankscope.nets.traversal import Block, changed, traverse
 from rankscope.nets.weights import Layer
 from rankscope.shapes import Float
-from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, TokenSizes
-from rankscope.theory.float64_pass import Float64Pass, float64_records
 from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
-from rankscope.theory.weight_norms import WeightNorms
+from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
 MANY = 2048
 """From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows."""
-RESOLVED = 1e-3
+NOISE_SHARE = 1e-3
 """The share of rounding in a float64 residual above which it is called noise."""
 
 
@@ -64,17 +67,13 @@ def observe(
     for index, record in enumerate(records):
         before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
         if float64_pass is not None:
-            size = replace(
-                size, float64_difference=float64_pass.follow(net.blocks[index], before, record.state)
-            )
+            difference = float64_pass.follow(net.blocks[index], before, record.state)
+            size = replace(size, float64_difference=difference)
         sizes.append(size)
         layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
-
-
-# Sizes
 
 
 RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
@@ -93,33 +92,22 @@ def _log(name: str, state: State) -> float:
 def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
     R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
     lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
-    unit = all_tokens.log + state.log
-    mu = _read("mu", state)
-    measured = _log(RESIDUAL[centre], state), float(mu.log10[0]) * TEN
-    noise = bool(mu.below_floor[0])
-    if not deviates:
-        noise = measured[1] - log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]) < log(
-            unit_of(torch.float64) / RESOLVED
-        )
-    shortest, longest = log_of(lengths.min(), unit[0]), log_of(lengths.max(), unit[0])
-    return TokenSizes(
-        *measured,
-        diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
-        of_tokens={
-            "residual": log_of(NORMS["composite"](all_tokens.value)[0], unit[0]),
-            "mu": log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]),
-            "diameter": longest,
-        },
-        shortest=shortest,
-        longest=longest,
-        cosine=float(_read("min_cosine", state).value[0]),
-        log_cosine_gap=_log("max_cosine_gap", state),
-        noise=noise,
-        state=state,
+    unit = (all_tokens.log + state.log)[0]
+    reading = _read("mu", state)
+    residual, mu = _log(RESIDUAL[centre], state), float(reading.log10[0]) * TEN
+    composite, frobenius = (
+        log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius")
     )
-
-
-# One layer
+    noise = bool(reading.below_floor[0])
+    if not deviates:
+        noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
+    shortest, longest = log_of(lengths.min(), unit), log_of(lengths.max(), unit)
+    return TokenSizes(
+        residual, mu, diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
+        of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
+        longest=longest, cosine=float(_read("min_cosine", state).value[0]),
+        log_cosine_gap=_log("max_cosine_gap", state), noise=noise, state=state,
+    )  # fmt: skip
 
 
 def _layer(
@@ -265,3 +253,63 @@ def _exact_factor(
     valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
     added, before = (_log(RESIDUAL[centre], State.of(item, valid)) for item in (out, R.value))
     return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
+
+
+class Float64Pass:
+    """A float64 pass beside deviation arithmetic, with which it shares no formula. The pass restarts from the
+    deviation state wherever float64 could not resolve the residual."""
+
+    def __init__(self, net: Transformer, settings: PassSettings) -> None:
+        self.rules = Plain(net.arch, settings)
+        self.X: Tensor | None = None
+
+    def follow(self, block: Block, before: State, after: State) -> float:
+        """The relative difference between the deviation after a block and float64's; 0 where float64 cannot
+        resolve it. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
+        self.X, start = None, self.X
+        if not visible_to_float64(before):
+            return 0.0
+        X = traverse(block, self.rules, before.tokens() if start is None else start).state
+        if not bool(X.isfinite().all()):
+            return 0.0
+        own_state = State.of(X, after.valid.mask)
+        if not (visible_to_float64(own_state) or visible_to_float64(after)):
+            return 0.0
+        self.X = X
+        return float(state_distance(after, own_state)[0])
+
+
+def visible_to_float64(state: State) -> bool:
+    """True if float64 can hold the tokens of a state and resolve what they differ by."""
+    share, size = float((state.R.log_size() - state.log)[0]), float(state.log[0])
+    return share > math.log(RESOLVED) and abs(size) < WITHIN
+
+
+def float64_records(
+    net: Transformer, first: State, settings: PassSettings, seed: int | None
+) -> Iterator[BlockRecord]:
+    """Run the network in float64 and give a record of each block: its attention pattern, and for a layer
+    without norms and MLP the branch that was added to the skip."""
+    rules = Plain(net.arch, settings) if seed is None else PerturbedPlain(net.arch, settings, seed)
+    before, real, weight = first.tokens(), first.valid.mask, net.arch.attention_skip
+    for block in net.blocks:
+        after, P, *_ = traverse(block, rules, before)
+        p = P.mean(-2)
+        deviations = Scaled.plain(P - p[:, :, None])
+        top = p.argmax(-1, keepdim=True)
+        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
+        state, added = State.of(after, real), State.of(after - weight * before, real)
+        half = HalfRecord(State.of(before, real), (), weight, added, state, state)
+        yield BlockRecord(state, _PatternMatrix(p, deviations, top, visible), None, (half,))
+        before = after
+
+
+class _PatternMatrix(DeviationPattern):
+    """An attention pattern kept as a matrix, whose rows need not sum to one."""
+
+    @cached_property
+    def Delta(self) -> Scaled:
+        return self.others
+
+    def matrix(self) -> Tensor:
+        return self.p[:, :, None] + self.others.value

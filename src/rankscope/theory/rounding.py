@@ -5,7 +5,7 @@ measured number several times. A theorem is evaluated on each. Where its bounds 
 it started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they
 differ by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured
 number that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are
-rounded up where they are taken (`constants.py`).
+rounded up where they are taken (`weight_norms.py`).
 
 The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
 which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only

@@ -38,7 +38,6 @@ from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads
 from rankscope.shapes import Bool, Float
-from rankscope.theory.constants import lost, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,
@@ -54,6 +53,7 @@ from rankscope.theory.hypotheses import (
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.weight_norms import lost, value_parts
 
 ORTHOGONAL = 1e-9
 """How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer."""

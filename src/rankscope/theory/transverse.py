@@ -105,9 +105,7 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
     if any(not torch.equal(mask, seen[0]) for mask in seen):
         raise ArchitectureError(
-            "layers must share one mask, or their modes mix; got masks that differ by layer, "
-            f"{arch.mask!r:.60}: use net.variant(mask=...), or measure",
-            subject="mask",
+            f"layers must share one mask; got {arch.mask!r:.40}: use net.variant(mask=...)", subject="mask"
         )
     return _spectrum(seen[0])
 
@@ -117,9 +115,7 @@ def exponent(net: Transformer, x: Tensor, modes: Modes, *, relative: bool = Fals
     _refuse(net.arch)
     if not isinstance(x, Tensor) or x.shape != (net.arch.width,):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise TokensError(
-            f"x must be one token [{net.arch.width}], the mean say; received {got}", subject="x"
-        )
+        raise TokensError(f"x must be one token [{net.arch.width}]; received {got}", subject="x")
     if not bool(x.isfinite().all()):
         raise TokensError("x must be finite; received a token with NaN or infinite entries", subject="x")
     with torch.no_grad():
@@ -146,26 +142,20 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
 def _refuse(arch: Architecture) -> None:
     if arch.parts or not isinstance(arch.kernel, str):
         raise ArchitectureError(
-            "an exponent is known of the parts that the package has; this network has some of its own: "
-            "measure it instead",
-            subject="parts",
+            "no exponent is known of parts of one's own: measure instead", subject="parts"
         )
     if reason := outside(arch):
         raise ArchitectureError(
-            f"an exponent is known of attention among tokens; this network has {reason}: measure it instead",
-            subject="architecture",
+            f"no exponent is known with {reason}: measure instead", subject="architecture"
         )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
         raise ArchitectureError(
-            f"kernel must be softmax, gaussian or uniform; got {arch.kernel!r}, and {KERNELS[kernel]}: "
-            "measure it instead",
-            subject="kernel",
+            f"kernel {arch.kernel!r} has no exponent, {KERNELS[kernel]}: measure instead", subject="kernel"
         )
     if arch.positions not in ("none", "absolute") and kernel != "uniform":
         raise ArchitectureError(
-            "positions must be none or absolute, so that equal tokens have equal scores; got "
-            f"{arch.positions!r}: measure it instead, or take net.variant(kernel='uniform')",
+            f"positions must be none or absolute; got {arch.positions!r}: measure instead",
             subject="positions",
         )
 

@@ -137,7 +137,10 @@ def unread() -> dict[str, Any]:
         ({"probe": None}, "paths are those of a probe; there is none"),
         ({"model": encoder(), "probe": tokens(1)}, "a TransformerEncoder has no config"),
         ({"model": unknown()}, "unheard"),
-        (unread(), "must agree with LlamaForCausalLM on this batch .* input_ids, position_ids otherwise"),
+        (
+            unread(),
+            "must agree with LlamaForCausalLM on this batch .* input_ids, position_ids means something else",
+        ),
         ({"probe": {**padded(1), "attention_mask": torch.zeros(1, TOKENS)}}, "one real token"),
     ],
 )

@@ -11,6 +11,7 @@ measurement make one alarm, which names the first place and lists the rest. The 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -19,8 +20,7 @@ import polars as pl
 from rankscope.errors import MonitorError, TrainingWarning, one_of
 from rankscope.live.monitor.measurement import Alarm
 
-Action = Literal["warn", "stop"] | Callable[[Alarm], object]
-"""What an alarm does: warn, warn and set `monitor.should_stop`, or call a function (on every rank)."""
+Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
 LISTED = 8  # the most places, after the first, that one alarm lists
 
 
@@ -79,19 +79,15 @@ class AlarmRule(ABC):
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:
             raise MonitorError(
-                f"patience must be a number of measurements in a row, 1 or more; got {patience!r}",
-                subject="patience",
+                f"patience must be a number of measurements, 1 or more; got {patience!r}", subject="patience"
             )
         if not callable(action) and action not in ("warn", "stop"):
-            raise MonitorError(
-                one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action"
-            )
+            sentence = one_of("action", action, ("warn", "stop", "a function of the alarm"))
+            raise MonitorError(sentence, subject="action")
         self.patience, self.action = patience, action
-        self.memory: dict[str, dict[str, float]] = {}
-        """Numbers to compare with, such as those of the first measurement; part of a checkpoint."""
+        self.memory: dict[str, dict[str, float]] = {}  # numbers to compare with; part of a checkpoint
+        # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`.
         self._history: dict[str, dict[str, Any]] = {}
-        """By fault: `since` which step, `present` in how many measurements, whether it was `raised`, and
-        in how many measurements it has been `absent`."""
 
     @abstractmethod
     def faults(self, rows: "MeasurementRows") -> dict[str, Fault]:
@@ -115,15 +111,11 @@ class AlarmRule(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The rule's memory as plain numbers, for a checkpoint."""
-        return {
-            "memory": {name: dict(numbers) for name, numbers in self.memory.items()},
-            "history": {name: dict(history) for name, history in self._history.items()},
-        }
+        return deepcopy({"memory": self.memory, "history": self._history})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the memory that `state_dict` gave."""
-        self.memory = {name: dict(numbers) for name, numbers in state["memory"].items()}
-        self._history = {name: dict(history) for name, history in state["history"].items()}
+        self.memory, self._history = deepcopy(state["memory"]), deepcopy(state["history"])
 
     def first_values(self, name: str, numbers: Mapping[Any, float]) -> dict[str, float]:
         """Each value as it was when it first came; `name` tells several such collections apart."""
@@ -213,14 +205,11 @@ class RuleSet:
 
     def notes(self, metrics: Sequence[str]) -> list[str]:
         """A sentence for each rule none of whose metrics is measured."""
-        notes = []
-        for name, rule in zip(self.names, self.rules, strict=True):
-            needed = getattr(rule, "metrics", ())
-            if needed and not {*needed} & {*metrics}:
-                notes.append(
-                    f"the rule {name!r} needs {' or '.join(needed)}, which is not measured: it raises nothing"
-                )
-        return notes
+        return [
+            f"the rule {name!r} needs {' or '.join(needed)}, which is not measured: it raises nothing"
+            for name, rule in zip(self.names, self.rules, strict=True)
+            if (needed := getattr(rule, "metrics", ())) and not {*needed} & {*metrics}
+        ]
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> tuple[Alarm, ...]:
         """The alarms that all rules raise at this measurement."""

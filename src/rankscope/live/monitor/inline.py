@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
-from rankscope.live.block_hooks import is_list_of_parts, modules_around
+from rankscope.live.block_hooks import has_listed_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms
 from rankscope.live.monitor.running_sums import MetricValues
@@ -34,8 +34,8 @@ from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
 from rankscope.live.watch import Watch
 
+# The measurements that operators hand tokens to: an operator's arguments can be no Python object.
 _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
-"""The measurements that operators hand tokens to: an operator's arguments can be no Python object."""
 
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
@@ -73,10 +73,10 @@ class OperatorMeasurement:
         self.plan, blocks, self.recording = plan, plan.blocks, False
         self.recorded = MetricValues()
         self.call: TrainingCall | None = None
-        self.seen = torch.zeros(1)
-        """Written to by the operators, so that the compiler neither removes nor moves them."""
-        self.called_once = len({*map(id, blocks)}) == len(blocks)
-        """True if each block is called once; otherwise layers are numbered in the order of calls."""
+        self.seen = torch.zeros(
+            1
+        )  # operators write to it, so that the compiler neither removes nor moves them
+        self.called_once = len({*map(id, blocks)}) == len(blocks)  # if not, layers are numbered by calls
         _by_id[id(self)] = self
         self._stack = ExitStack()
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
@@ -104,8 +104,8 @@ class OperatorMeasurement:
         values, self.recorded = self.recorded, MetricValues()
         if not values:
             raise MonitorError(
-                "training batches are measured while the model is called in train mode; in this step it was "
-                "not, or past its hooks (model.forward): call model(...) after model.train()",
+                "training batches are measured while the model is called in train mode, with its hooks; in "
+                "this step it was not: call model(...) after model.train()",
                 subject="model",
             )
         return values
@@ -237,7 +237,7 @@ class WatchMeasurement:
 def inline_measurement(model: nn.Module, plan: WatchPlan) -> OperatorMeasurement | WatchMeasurement:
     """The way in which training batches of this model can be read: through operators if possible."""
     plan = replace(plan, training_only=True)
-    if any(metric.of != "tokens" for metric in plan.metrics) or any(map(is_list_of_parts, plan.blocks)):
+    if any(metric.of != "tokens" for metric in plan.metrics) or has_listed_parts(plan.blocks):
         return WatchMeasurement(model, plan)
     return OperatorMeasurement(model, plan)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.block_hooks import is_list_of_parts
+from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
@@ -40,8 +40,7 @@ from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 
-Writer = Callable[[Measurement], None]
-"""Receives every measurement; see `rankscope.live.writers` for its optional methods."""
+Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
 class Monitor:
@@ -133,8 +132,8 @@ class Monitor:
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._run_writer = self._open_run(names)
         last = None if self._run_writer is None else self._run_writer.last
+        # The last step of an earlier part of this run, until it is said from where it continues.
         self._earlier: int | None = distributed.from_writer(last)
-        """The last step of an earlier part of this run, until it is said from where it continues."""
         if self._earlier is None:
             self._begin()
         elif step:
@@ -184,9 +183,8 @@ class Monitor:
         """
         if self._earlier is not None:
             raise MonitorError(
-                f"{self.run} holds a run up to step {self._earlier}: say from where it continues "
-                "(monitor.load_state_dict(...) of a checkpoint, or monitor.resume(step)), or give another "
-                "folder",
+                f"{self.run} holds a run up to step {self._earlier}: continue it (monitor.resume(step), or "
+                "monitor.load_state_dict(...) of a checkpoint), or give another folder",
                 subject="run",
             )
         self.schedule.advance(step)
@@ -267,8 +265,7 @@ class Monitor:
     def _resume(self, step: int, rule_states: Mapping[str, Any] | None) -> None:
         """Continue after a step, with the rules in the states of a checkpoint or, if there are none that fit,
         as they were after the measurements that the run folder has."""
-        if not _is_step(step):
-            raise MonitorError(f"step must be a whole number, 0 or more; got {step!r}", subject="step")
+        _check_step(step)
         if self._run_writer is not None:
             kept = step or -1  # step 0 is measured again
             self._run_writer.cut(kept)
@@ -338,11 +335,11 @@ class Monitor:
         metric = next((metric.name for metric in self.plan.metrics if metric.of != "tokens"), None)
         if metric is not None:
             raise MonitorError(
-                f"of training batches a compiled model shows its tokens alone; {metric} was asked for, "
-                f"and this {model} is compiled: give a probe, or metrics of tokens",
+                f"of training batches a compiled model shows its tokens alone; {metric} was asked for of "
+                f"this {model}: give a probe, or metrics of tokens",
                 subject="metrics",
             )
-        if any(map(is_list_of_parts, self.plan.blocks)):
+        if has_listed_parts(self.plan.blocks):
             raise MonitorError(
                 "of training batches a compiled model shows blocks that are called; the layers of this "
                 f"{model} are lists of parts: give a probe",
@@ -366,17 +363,18 @@ def _check_arguments(
         ("run", isinstance(run, str | Path), f"run must be the path of a folder; got a {received['run']}"),
         ("loss", loss is None or (probe is not None and callable(loss)),
          f"loss must be a function of what the model returns for the probe; {no_loss}"),
-        ("step", _is_step(step), f"step must be a whole number, 0 or more; got {step!r}"),
         ("writers", is_list, f"writers must be a list, writers=[...]; received a {received['writers']}"),
         ("writers", not wrong, "a writer must be a function of a Measurement, or one that is made by "
          f"rankscope.live.writers, such as JSONLines(path); got {[*wrong, None][0]!r}"),
     ):  # fmt: skip
         if not fits:
             raise MonitorError(sentence, subject=name)
+    _check_step(step)
 
 
-def _is_step(step: Any) -> bool:
-    return isinstance(step, Integral) and int(step) >= 0
+def _check_step(step: Any) -> None:
+    if not isinstance(step, Integral) or int(step) < 0:
+        raise MonitorError(f"step must be a whole number, 0 or more; got {step!r}", subject="step")
 
 
 def _scalar(value: Any) -> Tensor:

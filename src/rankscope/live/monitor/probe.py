@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rankscope.errors import MonitorError, RankscopeError
-from rankscope.live.block_hooks import is_list_of_parts
+from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import hidden_states_in
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
@@ -49,13 +49,12 @@ class TokenGradients:
         self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(plan.blocks, 1)))}
         self.blocks = list(dict.fromkeys(plan.blocks))
         self.layer, self.shape = 0, None  # type: tuple[int, torch.Size | None]
+        # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
         self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
-        """The tensors of each layer that could be its tokens: of several, the next block takes the right
-        one."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "TokenGradients":
-        if any(map(is_list_of_parts, self.blocks)):
+        if has_listed_parts(self.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
         for block in self.blocks:
             self._stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
@@ -131,8 +130,7 @@ class Probe:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
-    notes: list[str] = field(default_factory=list)
-    """Why gradients are no longer measured, once that has failed."""
+    notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
 
     @classmethod
     def of(cls, batch: object, loss: LossFunction | None = None) -> "Probe":
@@ -150,9 +148,7 @@ class Probe:
                 subject="probe",
             )
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
-            raise MonitorError(
-                "a probe must hold a tensor that the model takes; received none", subject="probe"
-            )
+            raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
 
     @property
@@ -162,11 +158,8 @@ class Probe:
         return not self.notes and (self.loss is not None or labelled)
 
     def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        """Call the model with the probe, and return what was read of it; the training does not notice.
-
-        If gradients cannot be computed on some rank, for want of memory for example, all ranks leave them out
-        from then on.
-        """
+        """Call the model with the probe, and return what was read of it; the training does not notice. If a
+        rank cannot compute gradients, for want of memory for example, all leave them out from then on."""
         if self.has_loss:
             values, failure = MetricValues(), None
             try:

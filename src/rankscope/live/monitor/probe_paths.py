@@ -36,7 +36,7 @@ from rankscope.runs import Manifest
 from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.checkpoint import first_line
 from rankscope.theory import certify
-from rankscope.theory.certificates import Certificates
+from rankscope.theory.certify import Certificates
 
 CPU = torch.device("cpu")
 BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
@@ -52,8 +52,7 @@ class ProbePaths:
     ) -> None:
         if type(paths_every) is not int or paths_every < 1 or paths_every % every:
             raise MonitorError(
-                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}: "
-                "paths are part of a measurement, only not of all of them",
+                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}",
                 subject="paths_every",
             )
         if probe is None:

@@ -143,8 +143,7 @@ class SizeRule(AlarmRule):
         faults = {}
         for layer, samples in broken.items():
             description = f"{words} of layer {layer} are no numbers, in {samples} readings"
-            fault = Fault(layer, None, description, f"{metric} broken", immediate=True)
-            faults[f"{metric} {layer} broken"] = fault
+            faults[f"{metric} {layer} broken"] = Fault(layer, None, description, f"{metric} broken", True)
         logs = {f"{metric} {layer}": math.log10(size) for layer, size in now.items() if size > 0}
         start = self.first_values("start", logs)
         recent = self.memory.setdefault("recent", {})
@@ -182,11 +181,8 @@ class TokenSize(SizeRule):
         mu, relative_mu = rows.layers("mu"), rows.layers("relative_mu")
         if not relative_mu:
             return self.changes("mu", "differences between tokens", mu, rows.broken("mu"))
-        sizes = {
-            layer: mu[layer] / relative
-            for layer, relative in relative_mu.items()
-            if layer in mu and relative > 0
-        }
+        both = {layer: relative for layer, relative in relative_mu.items() if layer in mu and relative > 0}
+        sizes = {layer: mu[layer] / relative for layer, relative in both.items()}
         return self.changes("size", "tokens", sizes, rows.broken("mu"))
 
 
@@ -211,14 +207,9 @@ class GradientSize(SizeRule):
     )
 
     def __init__(
-        self,
-        apart: float = 3.0,
-        starved: float = 4.0,
-        jump: float = 3.0,
-        drift: float = 5.0,
-        patience: int = 3,
-        action: Action = "warn",
-    ) -> None:
+        self, apart: float = 3.0, starved: float = 4.0, jump: float = 3.0, drift: float = 5.0,
+        patience: int = 3, action: Action = "warn",
+    ) -> None:  # fmt: skip
         super().__init__(jump, drift, patience, action)
         self.apart, self.starved = apart, starved
 

@@ -22,8 +22,7 @@ from rankscope.shapes import Float
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
 
-EMPTY = torch.tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf, 0.0, 0.0], dtype=torch.float64)
-"""The sum over no value."""
+EMPTY = torch.tensor([0, 0, 0, torch.inf, -torch.inf, 0, 0], dtype=torch.float64)  # the sum over no value
 
 Sums = Float[Tensor, "key 7"]
 
@@ -78,8 +77,8 @@ class MetricValues:
     reducing each by itself would cost an accelerator more than computing it."""
 
     def __init__(self) -> None:
+        # By (layer, metric, whether by head): values and floors, `[sample]` or `[sample, head]`.
         self.parts: dict[tuple[int | None, str, bool], list[tuple[Tensor, Tensor]]] = {}
-        """By (layer, metric, whether by head): values and floors, `[sample]` or `[sample, head]`."""
 
     def __bool__(self) -> bool:
         return bool(self.parts)

@@ -15,6 +15,7 @@ nothing had happened. `probe.py` and `probe_paths.py` call the model inside `pre
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,76 +28,46 @@ from rankscope.live.isolation import without_dropout
 def preserved_training_state(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode and computes no gradients; afterwards everything is as before."""
     with ExitStack() as stack:
-        stack.enter_context(_generators(model))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        for backend, index in _devices(model):
+            stack.callback(backend.set_rng_state, backend.get_rng_state(index), index)
         stack.enter_context(without_dropout(model))
-        stack.enter_context(_buffers(model))
-        stack.enter_context(_shards(model))
-        stack.enter_context(_autocast_cache())
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                content = None if buffer is None else buffer.detach().clone()
+                stack.callback(_restore_buffer, module, name, buffer, content)
+        stack.callback(_shard_again, model)
+        stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+        torch.set_autocast_cache_enabled(False)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.no_grad())
         yield
 
 
-@contextmanager
-def _generators(model: nn.Module) -> Iterator[None]:
-    """Restore the random generators of Python, numpy, the CPU and every kind of device that is in use."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _devices(model: nn.Module) -> list[tuple[Any, int]]:
+    """(torch's module of a kind of device, index) of every device, beside the CPU, of the kinds in use."""
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} - {"cpu", "meta"}
     kinds |= {"cuda"} if torch.cuda.is_initialized() else set()  # type: ignore[no-untyped-call]
-    devices = [
-        (getattr(torch, kind), index)
-        for kind in sorted(kinds)
-        for index in range(getattr(torch, kind).device_count())
-    ]
-    states = [backend.get_rng_state(index) for backend, index in devices]
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for (backend, index), state in zip(devices, states, strict=True):
-            backend.set_rng_state(state, index)
+    backends = [getattr(torch, kind) for kind in sorted(kinds)]
+    return [(backend, index) for backend in backends for index in range(backend.device_count())]
 
 
-@contextmanager
-def _buffers(model: nn.Module) -> Iterator[None]:
-    before = [
-        (module, name, buffer, None if buffer is None else buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    try:
-        yield
-    finally:
-        for module, name, buffer, content in before:
-            module._buffers[name] = buffer
-            if buffer is not None and content is not None and not _equal(buffer, content):
-                with torch.no_grad():
-                    buffer.copy_(content)
+def _restore_buffer(module: nn.Module, name: str, buffer: Tensor | None, content: Tensor | None) -> None:
+    """Let the name stand for this tensor again, with this content; NaN equals NaN."""
+    module._buffers[name] = buffer
+    if buffer is not None and content is not None:
+        same = torch.equal(buffer, content) or (
+            (buffer == content) | (buffer != buffer) & (content != content)
+        )
+        if not bool(torch.as_tensor(same).all()):
+            with torch.no_grad():
+                buffer.copy_(content)
 
 
-@contextmanager
-def _shards(model: nn.Module) -> Iterator[None]:
+def _shard_again(model: nn.Module) -> None:
     """Shard weights again: after a forward pass FSDP2 keeps the outermost ones whole for a backward pass."""
-    try:
-        yield
-    finally:
-        for module in model.modules():
-            if callable(reshard := getattr(module, "reshard", None)) and hasattr(module, "unshard"):
-                reshard()
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """True if all entries are equal; NaN equals NaN."""
-    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-@contextmanager
-def _autocast_cache() -> Iterator[None]:
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)) and hasattr(module, "unshard"):
+            reshard()

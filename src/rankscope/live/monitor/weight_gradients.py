@@ -187,8 +187,8 @@ class WeightGradients:
             )
         self._slices = {_key(part): part for parts in self.groups.values() for part in parts}
         self._before: dict[SliceKey, Tensor] = {}
+        # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
         self._squares: dict[str, dict[SliceKey, Tensor]] = {}
-        """Of gradients, of weights and of updates: for each weight, a sum of squares for each output."""
         self._rate: Any = None
         self._scale: float | Tensor = 1.0
         self._skipped: bool | Tensor = False

@@ -27,7 +27,7 @@ from rankscope.nets import Transformer
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.lengths import by_length
-from rankscope.paths.walk import Step, own_step, shared_step, terms
+from rankscope.paths.terms import Step, own_step, path_terms, shared_step
 
 PIECE = 2**19
 """Numbers in the tokens that are evaluated together."""
@@ -102,7 +102,7 @@ def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], step: Step) -> d
         for path, times in paths.items():
             users.setdefault(path, []).append((key, times))
     sums = {key: torch.zeros_like(frozen.X) for key in wanted}
-    for path, term in terms(frozen, users, step):
+    for path, term in path_terms(frozen, users, step):
         for key, times in users[path]:
             sums[key].add_(term, alpha=times)
     return sums

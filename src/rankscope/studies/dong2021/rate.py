@@ -24,8 +24,8 @@ from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.theory import certify
+from rankscope.theory.dong2021 import log_base, log_gamma
 from rankscope.theory.observation import observe
-from rankscope.theory.pure_attention import log_base, log_gamma
 
 BOUNDS = ("dong2021-2.3", "oscillation", "dobrushin")
 

@@ -25,7 +25,7 @@ from rankscope.profiles import measure
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.panels import TEX, by_layer, powers_of_ten, title
-from rankscope.theory.equilibria import equilibrium, network, step
+from rankscope.theory.hand_built import equilibrium, equilibrium_network, equilibrium_step
 
 W = 2.0
 LAYERS = 40
@@ -87,7 +87,7 @@ def trajectories() -> pl.DataFrame:
     for name, angles in STARTS.items():
         X = pairs(*(torch.tensor([angle], dtype=torch.float64) for angle in angles))
         for norm in (False, True):
-            net = network(2, W, LAYERS).variant(norm=norm)
+            net = equilibrium_network(2, W, LAYERS).variant(norm=norm)
             profile = measure(net, X, metrics=["mu", "relative_mu"])
             mu, relative = (profile.curve(metric, "log10")[0] for metric in profile.metrics)
             for layer, state in enumerate(net.run(X).states):
@@ -116,7 +116,7 @@ def _largest_gain(w: float) -> float:
 def layer_bounds(X: Pairs, w: float) -> Pairs:
     """Where tokens are after many layers."""
     for _ in range(SETTLED):
-        X = step(X, w)
+        X = equilibrium_step(X, w)
     return X
 
 
@@ -180,7 +180,7 @@ def multiplier(sign: int, w: float) -> float:
     moved = X.clone()
     moved[1] = torch.tensor([1.0, slope + 1e-6], dtype=torch.float64) * X[1, 0].sign()
     moved[1] /= moved[1].norm()
-    after = step(moved, w)
+    after = equilibrium_step(moved, w)
     return (float(after[1, 1] / after[1, 0]) - slope) / 1e-6
 
 
@@ -282,7 +282,7 @@ def _map(axes: Axes) -> None:
     """The direction of token 2 before and after a layer, token 1 at (0, 1): it rests on the diagonal."""
     angle = (torch.arange(720, dtype=torch.float64) + 0.5) / 2
     start = pairs(torch.full_like(angle, 90.0), angle)
-    end = step(start, W)[:, 1]
+    end = equilibrium_step(start, W)[:, 1]
     after = torch.atan2(end[:, 1], end[:, 0]).rad2deg() % 360
     apart = stays_apart(layer_bounds(start, W), W).bool()
     axes.plot([0, 360], [0, 360], color=FAINT, linewidth=1, linestyle="--")

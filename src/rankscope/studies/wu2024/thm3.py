@@ -5,7 +5,7 @@ every rank from one to full. Here each of them is built and stepped, its tokens'
 whether it is stable, and random starts say how often a network ends at a rank above one.
 
 The mask is causal, so the linearised layer is block triangular, with one block per token. At an
-equilibrium `S_i W_V = lambda_i X_i` (`theory/equilibria.py`) a small move of token i alone, along its
+equilibrium `S_i W_V = lambda_i X_i` (`theory/hand_built.py`) a small move of token i alone, along its
 sphere, becomes `x W_V / lambda_i`, projected on the sphere: the eigenvalues of that block are its
 multipliers. Those of token 1 are all 1: it is at rest at e_d, attracted from one side and repelled to
 the other, and they are left out.
@@ -25,7 +25,7 @@ from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024.panels import looks, title
-from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
+from rankscope.theory.hand_built import anisotropy_bound, equilibrium, equilibrium_step
 
 SIZES = range(2, 9)
 LAYERS = 1000
@@ -84,7 +84,7 @@ def equilibria(n: int) -> pl.DataFrame:
                 "rank": rank,
                 "w": w,
                 "signs": "".join("+" if sign > 0 else "-" for sign in signs),
-                "moved": float((step(X, w) - X).abs().max()),
+                "moved": float((equilibrium_step(X, w) - X).abs().max()),
                 "numerical_rank": int(numerical_rank(X)),
                 "stable_rank": float(stable_rank(X)),
                 "largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0),
@@ -108,7 +108,7 @@ def random_starts(n: int, k: int) -> pl.DataFrame:
     X = torch.randn(k, n, n, generator=generator, dtype=torch.float64)
     X = X / X.norm(dim=-1, keepdim=True)
     for _ in range(LAYERS):
-        X = step(X, w)
+        X = equilibrium_step(X, w)
     s = torch.linalg.svdvals(X)
     third = s[:, 2] / s[:, 0] if n > 2 else torch.zeros(k, dtype=torch.float64)
     return pl.DataFrame(
@@ -118,7 +118,7 @@ def random_starts(n: int, k: int) -> pl.DataFrame:
             "second_singular_value": (s[:, 1] / s[:, 0]).numpy(),
             "third_singular_value": third.numpy(),
             "distance": to_construction(X, w).numpy(),
-            "moved": (step(X, w) - X).abs().amax((1, 2)).numpy(),
+            "moved": (equilibrium_step(X, w) - X).abs().amax((1, 2)).numpy(),
             "apart": (s[:, 1] / s[:, 0] > 0.3 / w).numpy(),
         }
     )

@@ -1,0 +1,234 @@
+"""Lower bounds: what skips keep apart, what no branch can write to, what norms leave of the rank.
+
+**When collapse is excluded.** `X' = norm(w X + branch(X))`, R the deviation of X about the mean, F that of
+the branch, in Frobenius norms:
+
+    ||w R + F|| >= (|w| - c) ||R||,    c = ||F|| / ||R||            (elementary: the triangle inequality)
+    ||w R + F|| >= |w + a| ||R||,      a = <F, R> / ||R||^2         (aligned: Cauchy and Schwarz)
+
+c and a are measured. The second is never below the first, since |a| <= c, and needs no small branch: a branch
+that turns tokens without shrinking them costs nothing. A norm after the sum U multiplies by its measured
+`n = ||res(norm U)|| / ||res(U)||`. Attention and MLP halves multiply.
+
+**Untouched directions**, from the weights alone (after Dong et al. 2021, section 3). With skips and no norm
+after them, every branch writes into the row space of its output matrices. Let Q project onto what is
+orthogonal to all of them up to layer L. Then, up to a constant row (biases), for every depth, however the
+heads attend,
+
+    X_L Q = (prod w) X_0 Q,    mu(X_L) >= prod|w| ||res(X_0) Q||_F.
+
+Any matrix Q of norm one will do, less what branches do write to it: what they added, F, is measured, and
+`mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that outputs which all but miss a direction or that
+rounding has turned a little, take off what they are worth. The paper's remark that skips admit infinitely
+many parameterisations which never collapse, at arbitrarily small beta, is the case where Q keeps all of
+res(X_0) (`hand_built.py`).
+
+**lambda-skip**, a lower bound for `Y' = norm(w Y + Z)` (as Joseph et al. 2025). Tokens y_i of one length,
+here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times Y's in the Frobenius norm.
+With `u = w y + z`, whose lengths can differ by the branch alone,
+
+    |y'_i - y'_j|^2 = (|u_i - u_j|^2 - (|u_i| - |u_j|)^2) / (|u_i| |u_j|),
+    ||u_i| - |u_j|| <= (|w| s |y_i - y_j| + (|w| + s) |z_i - z_j|) / (|w| - s).
+
+Summed over pairs (Minkowski), `sum |z_i - z_j|^2 <= c^2 sum |y_i - y_j|^2`, and every |u_i| <= |w| + s:
+
+    mu(Y')^2 >= [(|w| - c)^2 - ((|w| s + (|w| + s) c) / (|w| - s))^2] / (|w| + s)^2  mu(Y)^2.
+
+Gains that change from layer to layer change the length of tokens, and mu with it. LayerNorm centres: Y is
+centred already, and centring Z makes neither s nor c larger. For |w| well above s and c the factor is about
+`1 - (2 s + c) / |w|`: collapse is at most exponential, at a rate that the weight sets. s and c are measured.
+The statement and its constants are this project's.
+
+**Norms are neutral to rank**, but for one or two. A norm multiplies rows by positive numbers, `D X`, which
+keeps the rank of X. The affine rank (of X - 1 mean^T) is the rank or one less, for X as for D X, so a norm
+that only scales moves it by at most one. LayerNorm centres each token first, `X C`, which takes at most one
+more away. A gain that is zero somewhere takes one each; biases move all tokens alike. For every norm in
+a block
+
+    affine rank after >= affine rank before - 1   (scale, rms),   - 2   (layer),   - zero gains.
+
+A norm cannot make tokens that span many directions uniform, however it is scaled; nor can it put many back.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation import Scaled
+from rankscope.nets.order import active_heads, order
+from rankscope.theory.factors import branches_recorded, product
+from rankscope.theory.facts import Facts, HalfFacts
+from rankscope.theory.hypotheses import (
+    Hypothesis,
+    above,
+    at_least,
+    at_most,
+    equal,
+    no_mlp,
+    no_norm_after,
+    skips,
+    softmax,
+)
+from rankscope.theory.logs import log, minus, plus, sized, times
+from rankscope.theory.sphere import of_one_length, one_length
+from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.weight_norms import lost
+
+
+def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
+    fixed = [above("|weight| of the skips", min(skips(facts.arch)), 0), *branches_recorded(facts)]
+    factors = [
+        times(*(log_factor for half in layer.halves for log_factor in (factor(half), half.log_norm)))
+        for layer in facts.layers
+    ]
+    return Evaluation(product(facts.sizes[0].mu, factors), by_layer(facts, fixed))
+
+
+ELEMENTARY = Theorem(
+    "elementary-skip", "this project", "mu >= product of (|w| - c) n, c and n measured",
+    "mu", "lower",
+    lambda facts: _skips(facts, lambda half: minus(log(abs(half.weight)), half.log_gain)),
+)  # fmt: skip
+ALIGNED = Theorem(
+    "aligned-skip", "this project", "mu >= product of |w + a| n, a and n measured",
+    "mu", "lower",
+    lambda facts: _skips(facts, lambda half: log(abs(half.weight + half.alignment))),
+)  # fmt: skip
+
+
+UNREACHED = 1e-14
+"""Directions that rows of length one reach by less than this count as not reached."""
+
+
+def _written(facts: Facts, index: int) -> Tensor:
+    """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are
+    small."""
+    layer = facts.net.weights.layers[index]
+    parts = [layer.attention.output.weight[list(active_heads(facts.arch, index))].flatten(0, 1)]
+    if facts.arch.mlp != "none":
+        parts.append(facts.net.blocks[index].mlp.down.weight)
+    rows = torch.cat(parts).double()
+    rows = rows / rows.abs().amax(-1, keepdim=True).clamp(min=5e-324)
+    return torch.nn.functional.normalize(rows, dim=-1)
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the row space; where that is plainly everything, without decomposing it."""
+    width = rows.shape[-1]
+    eye = torch.eye(width, dtype=rows.dtype, device=rows.device)
+    if len(rows) >= width and int(torch.linalg.cholesky_ex(rows.mT @ rows - 1e-6 * eye).info) == 0:
+        return eye
+    _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
+    return Vh[s > UNREACHED * s.max().clamp(min=1.0)] if len(s) else Vh
+
+
+def _untouched(facts: Facts) -> Evaluation:
+    arch, width = facts.arch, facts.arch.width
+    weight = math.prod(skips(arch))
+    sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
+    fixed = [
+        above("|weight| of the skips", weight, 0),
+        no_norm_after(arch),
+        equal("norms after a branch", sandwich, 0),
+        *branches_recorded(facts),
+    ]
+    if not all(hypothesis.met for hypothesis in fixed):
+        return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
+    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64, device=facts.X.device), [], []
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        left.append(width - len(basis))
+        bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
+    moving = [above("directions that no branch writes to", float(directions), 0) for directions in left]
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
+
+
+def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
+    """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
+    Q = torch.eye(facts.arch.width, dtype=torch.float64, device=basis.device) - basis.mT @ basis
+    kept, written = _log_size(sized(facts.first.centred()[1]), Q, -1), -math.inf
+    for half in (half for layer in facts.layers[:upto] for half in layer.halves):
+        weight = log(abs(half.weight))
+        kept, written = times(kept, weight), plus(times(written, weight), _log_size(half.branch, Q, 1))
+    return times(
+        minus(kept, written), -math.log1p(lost(facts.arch.width))
+    )  # Q's own norm is one but for this
+
+
+def _log_size(R: Scaled, Q: Tensor, side: int) -> float:
+    """log of `||R Q||_F`, with what rounding may have made of it added or taken away."""
+    value = R.value[0]
+    size = float((value @ Q).norm()) + side * lost(len(Q)) * float((value.abs() @ Q.abs()).norm())
+    return times(log(size), float(R.log[0]))
+
+
+UNTOUCHED = Theorem(
+    "untouched", "this project, after Dong et al. 2021, section 3",
+    "mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write", "mu", "lower", _untouched,
+)  # fmt: skip
+
+
+def log_factor(w: float, s: float, c: float) -> float:
+    """log of the factor of mu; -inf where it says nothing.
+
+    >>> math.exp(log_factor(1.0, 0.0, 0.0)), log_factor(1.0, 1.0, 0.5)
+    (1.0, -inf)
+    """
+    if s >= w or c >= w:
+        return -math.inf
+    lengths = (w * s + (w + s) * c) / (w - s)
+    square = (w - c) ** 2 - lengths**2
+    return 0.5 * log(square) - math.log(w + s)
+
+
+def _lambda_skip(facts: Facts) -> Evaluation:
+    arch = facts.arch
+    w = abs(arch.attention_skip)
+    r = facts.sizes[1].mu
+    bounds: list[float] = []
+    largest: list[float] = []
+    for index, layer in enumerate(facts.layers):
+        length = facts.sizes[index].longest
+        half = layer.halves[0]
+        s = math.exp(min(half.log_longest - length, 700.0)) if index else 0.0
+        if index:  # layer 1 is where tokens first are of one length
+            grown = facts.sizes[index + 1].longest - length if length > -math.inf else -math.inf
+            r = times(r, grown, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
+        bounds.append(r)
+        largest.append(max(s, largest[-1] if largest else 0.0))
+    fixed = [softmax(arch), no_mlp(arch), above("|weight of the skip|", w, 0)]
+    fixed += one_length(facts, centring=True)
+
+    def moving(upto: int) -> list[Hypothesis]:
+        return [
+            at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w, measured=True),
+            of_one_length(facts, upto),
+        ]
+
+    return Evaluation(bounds, by_layer(facts, fixed, moving))
+
+
+LAMBDA_SKIP = Theorem(
+    "lambda-skip", "this project, in the setting of Joseph et al. 2025",
+    "mu' >= sqrt((w-c)^2 - ((w s + (w+s) c)/(w-s))^2) / (w+s) mu under a norm", "mu", "lower", _lambda_skip,
+)  # fmt: skip
+
+
+def _norm_ranks(facts: Facts) -> Evaluation:
+    bounds, measured = [], []
+    for layer in facts.layers:
+        norms = [norm for half in layer.halves for norm in half.ranks]
+        before, after, loss = min(norms, key=lambda norm: norm[1] - norm[0] + norm[2], default=(0, 0, 0))
+        bounds.append(log(max(0, before - loss)))
+        measured.append(log(after) if norms else math.nan)
+    fixed = [softmax(facts.arch), at_least("norms in a layer", facts.arch.norm != "none", 1)]
+    return Evaluation(bounds, by_layer(facts, fixed), measured)
+
+
+NEUTRAL = Theorem(
+    "norm-rank", "this project", "affine rank after a norm >= before - 1 (LayerNorm - 2) - zero gains",
+    "affine_rank", "lower", _norm_ranks,
+)  # fmt: skip
