@@ -36,15 +36,9 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
     family = checkpoint.family
     core = family.prepare_for_float64(family.core(checkpoint.model))
     core.requires_grad_(False)
-    arch, blocks = family.architecture(config_of(core)), family.blocks(core)
-    _refuse_other_depth(arch, len(blocks), name)
-    tensors = family.other_tensors(core)
-    layers: dict[int, dict[str, Tensor]] = {}
-    for index, block in enumerate(blocks[:1] if arch.shared else blocks):
-        # A block that comes several times keeps one set of tensors.
-        layer = layers.setdefault(id(block), family.layer(block, arch))
-        tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
-    embedding = family.embedding(core)
+    arch = family.architecture(config_of(core))
+    _refuse_other_depth(arch, len(family.blocks(core)), name)
+    tensors, embedding = family.tensors(core, arch), family.embedding(core)
     _refuse_unfit(checkpoint, [*tensors.values(), *tensors_of(embedding).values()], name)
     arch, shared = _with_biases(arch, tensors), dict[int, Tensor]()
     weights = {name: shared.setdefault(id(tensor), tensor.contiguous()) for name, tensor in tensors.items()}

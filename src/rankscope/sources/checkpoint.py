@@ -126,9 +126,8 @@ def read(
         config = read_config(location, family)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, class_name or kind.loader)
-        model, report = loader.from_pretrained(
-            location.path_or_id, config=config, **SETTINGS, **location.options
-        )
+        options = {"config": config, **SETTINGS, **location.options}
+        model, report = loader.from_pretrained(location.path_or_id, **options)
     return replace(checked(location, kind, model, report), notes=to_be_dequantised(config))
 
 
@@ -142,7 +141,13 @@ SETTINGS: dict[str, Any] = {
 def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict[str, Any]) -> Checkpoint:
     """The checkpoint of a model that was read; refused where transformers reports that files and config do
     not fit each other."""
-    _refuse_mismatched(report["mismatched_keys"], location.name)
+    # transformers would draw weights of another shape anew; by itself it only says that there are some.
+    for key, stored, expected in sorted(report["mismatched_keys"]):
+        raise SourceError(
+            f"the weights of {location.name} must fit its config; {len(report['mismatched_keys'])} do not, "
+            f"{key} among them, of shape {tuple(stored)} where the config asks for {tuple(expected)}",
+            subject="weights",
+        )
     core = kind.core(model)
     for weight in model.parameters():  # some are made in float32 whatever is asked for
         weight.data = weight.data.double()
@@ -180,16 +185,6 @@ def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterab
         raise SourceError(
             f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that the "
             f"config does not ask for, {surplus[0]} among them: config and weights do not belong together",
-            subject="weights",
-        )
-
-
-def _refuse_mismatched(keys: Any, name: str) -> None:
-    """transformers would draw weights of another shape anew; by itself it only says that there are some."""
-    for key, stored, expected in sorted(keys):
-        raise SourceError(
-            f"the weights of {name} must fit its config; {len(keys)} do not, {key} among them, of shape "
-            f"{tuple(stored)} where the config asks for {tuple(expected)}",
             subject="weights",
         )
 

@@ -11,12 +11,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from rankscope.naming import hub_address
 
-SECONDS = 3.0
-"""A hub that has not taken a connection by then does not answer."""
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
-def answers(seconds: float = SECONDS) -> bool:
+def answers(seconds: float = 3.0) -> bool:
     """True if the hub, or the proxy on the way to it, takes a connection within `seconds`; False too if the
     hub's client was told to stay offline."""
     from huggingface_hub import constants

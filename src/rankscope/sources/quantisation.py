@@ -30,43 +30,29 @@ def read_dequantised(
 
 def dequantised(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """A copy with ordinary weights, with notes on what was done; the model itself if nothing is quantised."""
-    quantiser = getattr(model, "hf_quantizer", None)
+    quantiser: Any = getattr(model, "hf_quantizer", None)
     torch_layers = [path for path, part in model.named_modules() if _of_torch(part)]
-    if quantiser is None and not torch_layers:
-        _refuse_others(model, None)
-        return model, ()
-    model, notes = copy.deepcopy(model), []
+    method, notes = "unknown", []
+    if quantiser is not None or torch_layers:
+        model = copy.deepcopy(model)
     if quantiser is not None:
         method = getattr(quantiser.quantization_config, "quant_method", "")
         method = str(getattr(method, "value", method))
-        model = opened(model, method)
+        if not all(_plain(weight) for weight in model.parameters()):  # else transformers did it while reading
+            try:
+                model = model.dequantize()  # type: ignore[operator]
+            except Exception as error:
+                raise _error(method, first_line(error)) from error
         notes.append(f"quantised weights ({method}) dequantised")
     for path in torch_layers:
         parent, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(parent), leaf, _linear(model.get_submodule(path)))
     if torch_layers:
         notes.append(f"{len(torch_layers)} quantised layers dequantised, their activations not rounded")
-    _refuse_others(model, None)
-    return model, tuple(notes)
-
-
-def opened(model: Any, method: str) -> Any:
-    """Dequantise the weights of a model of transformers in place."""
-    if all(_plain(weight) for weight in model.parameters()):
-        return model  # transformers did it while reading
-    try:
-        model = model.dequantize()
-    except Exception as error:
-        raise _error(method, first_line(error)) from error
-    _refuse_others(model, method)
-    return model
-
-
-def _refuse_others(model: nn.Module, method: str | None) -> None:
-    """Refuse weights that are still in a quantised format: reading them as plain numbers would be wrong."""
-    for name, weight in model.named_parameters():
+    for name, weight in model.named_parameters():  # reading what is still quantised as numbers would be wrong
         if not _plain(weight) and not weight.is_meta:
-            raise _error(method or "unknown", f"{name} is a {type(weight).__name__} of {weight.dtype}")
+            raise _error(method, f"{name} is a {type(weight).__name__} of {weight.dtype}")
+    return model, tuple(notes)
 
 
 def _error(method: str, why: str) -> SourceError:

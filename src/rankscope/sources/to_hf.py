@@ -12,6 +12,7 @@ is not of this kind, or a variant that the family has no config for, does not ge
 
 import copy
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,26 +71,11 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     unlike = [name for name in fields if getattr(arch, name) != getattr(theirs, name)]
     if unlike:
         name = unlike[0]
-        raise SourceError(
-            f"{config.model_type} must be able to express the network; this one has {name} "
-            f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: "
-            f"{SAVE}, or pass another config",
-            subject=name,
-        )
+        has, says = (reprlib.repr(getattr(described, name)) for described in (arch, theirs))
+        reason = f"{config.model_type} must be able to express the network; this one has {name} {has}"
+        advice = f"{SAVE}, or pass another config"
+        raise SourceError(f"{reason}, and the config says {says}: {advice}", subject=name)
     return config
-
-
-def _shortened(value: object) -> str:
-    message = repr(value)
-    return message if len(message) <= 60 else message[:59] + "…"
-
-
-def _mapped(core: Any, family: Family, arch: Architecture) -> dict[str, Tensor]:
-    """Every canonical tensor, as the family makes it of the model's parameters."""
-    tensors, blocks = dict(family.other_tensors(core)), family.blocks(core)
-    for index, block in enumerate(blocks[:1] if arch.shared else blocks):
-        tensors |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
-    return tensors
 
 
 @torch.no_grad()
@@ -97,7 +83,7 @@ def _at(core: Any, family: Family, arch: Architecture, value: float) -> dict[str
     """The mapping where every parameter has this value."""
     for parameter in core.parameters():
         parameter.fill_(value)
-    return {name: part.clone() for name, part in _mapped(core, family, arch).items()}
+    return {name: part.clone() for name, part in family.tensors(core, arch).items()}
 
 
 def _fill(core: Any, family: Family, net: Transformer) -> None:
@@ -113,7 +99,7 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
     parameters = list(core.parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)
-    tensors = _mapped(core, family, arch)
+    tensors = family.tensors(core, arch)
     outputs = [tensors[name] for name in state]
 
     def transposed(values: Mapping[str, Tensor]) -> list[Tensor | None]:
@@ -127,7 +113,7 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
             parameter.copy_(kept)
             if above is not None and below is not None:
                 parameter.copy_(torch.where(below == 0, kept, above / below.masked_fill(below == 0, 1.0)))
-        for name, part in _mapped(core, family, arch).items():
+        for name, part in family.tensors(core, arch).items():
             size = float(state[name].abs().max()) if state[name].numel() else 0.0
             if not float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size:
                 reason = f"{family.name} must be able to express the network; {name} does not come back"

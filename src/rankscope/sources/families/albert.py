@@ -19,8 +19,7 @@ SIZES = SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4, "intermediate
 class Albert(Family):
     """ALBERT; with several groups, each repeats its own layers."""
 
-    name = "albert"
-    types = ("albert",)
+    name, types = "albert", ("albert",)
     parts: ClassVar = {
         **projections("attention", "query key value dense"),
         "attention_norm": "attention.LayerNorm",

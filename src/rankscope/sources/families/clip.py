@@ -43,8 +43,7 @@ class Tower(Family):
 class ClipText(Tower):
     """CLIP's text tower, whose attention is causal."""
 
-    name = "clip_text"
-    types = ("clip_text_model",)
+    name, types = "clip_text", ("clip_text_model",)
     inside, final_norm, mask = "text_model", "final_layer_norm", "causal"
     embedding_parts: ClassVar = {
         "words": "embeddings.token_embedding",
@@ -56,8 +55,7 @@ class ClipText(Tower):
 class ClipVision(Tower):
     """CLIP's image tower. Its last norm is of the class token alone, and not the network's."""
 
-    name = "clip_vision"
-    types = ("clip_vision_model",)
+    name, types = "clip_vision", ("clip_vision_model",)
     inside, continuous_inputs = "vision_model", True
     tiny_fields: ClassVar = {"image": ("CLIPVisionConfig", IMAGE)}
 
@@ -79,8 +77,7 @@ class SiglipText(ClipText):
 class SiglipVision(Tower):
     """SigLIP's image tower: no class token."""
 
-    name = "siglip_vision"
-    types = ("siglip_vision_model",)
+    name, types = "siglip_vision", ("siglip_vision_model",)
     inside, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
     tiny_fields: ClassVar = {"image": ("SiglipVisionConfig", IMAGE)}
 

@@ -13,8 +13,7 @@ SIZES = SMALL | {"image_size": 12, "patch_size": 4}
 class DinoV2(ViT):
     """DINOv2 with plain or gated MLPs."""
 
-    name = "dinov2"
-    types = ("dinov2",)
+    name, types = "dinov2", ("dinov2",)
     parts: ClassVar = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
     tiny_fields: ClassVar = {
         "plain": ("Dinov2Config", SIZES),

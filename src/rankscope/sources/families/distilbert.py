@@ -9,8 +9,7 @@ from rankscope.sources.families.family import SMALL_TEXT, Family, activation, ar
 class DistilBert(Family):
     """DistilBERT: a BERT without segments."""
 
-    name = "distilbert"
-    types = ("distilbert",)
+    name, types = "distilbert", ("distilbert",)
     stack = "transformer.layer"
     parts: ClassVar = {
         **projections("attention", "q_lin k_lin v_lin out_lin"),

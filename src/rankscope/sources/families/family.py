@@ -133,6 +133,15 @@ class Family(ABC):
         """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
         return read_block(block, self.parts, arch)
 
+    def tensors(self, model: Any, arch: Architecture) -> Tensors:
+        """Every tensor of the canonical network; a block that comes several times keeps one set of them."""
+        tensors, blocks = dict(self.other_tensors(model)), self.blocks(model)
+        layers: dict[int, Tensors] = {}
+        for index, block in enumerate(blocks[:1] if arch.shared else blocks):
+            layer = layers[id(block)] = layers.get(id(block)) or self.layer(block, arch)
+            tensors |= {f"layers.{index}.{name}": part for name, part in layer.items()}
+        return tensors
+
     def embedding(self, model: Any) -> Embedding:
         """The embedding: what turns the model's inputs into tokens of layer 0."""
         return self.text(model)

@@ -9,8 +9,7 @@ from rankscope.sources.families.gemma3 import SIZES, Gemma3
 class Gemma2(Gemma3):
     """Gemma 2. Every other layer has a window."""
 
-    name = "gemma2"
-    types = ("gemma2",)
+    name, types = "gemma2", ("gemma2",)
     tiny_fields: ClassVar = {
         "text": ("Gemma2Config", SIZES),
         "low cap": ("Gemma2Config", SIZES | {"attn_logit_softcapping": 0.5, "attention_bias": True}),

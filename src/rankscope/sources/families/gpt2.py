@@ -18,8 +18,7 @@ SIZES = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
 class GPT2(Family):
     """GPT-2, with its two scalings of scores folded into the queries."""
 
-    name = "gpt2"
-    types = ("gpt2",)
+    name, types = "gpt2", ("gpt2",)
     stack, final_norm = "h", "ln_f"
     parts: ClassVar = {
         "attention.query, attention.key, attention.value": "attn.c_attn",

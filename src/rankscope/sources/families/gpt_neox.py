@@ -13,8 +13,7 @@ ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 class GPTNeoX(Family):
     """GPT-NeoX with parallel or serial branches."""
 
-    name = "gpt_neox"
-    types = ("gpt_neox",)
+    name, types = "gpt_neox", ("gpt_neox",)
     stack, final_norm = "layers", "final_layer_norm"
     parts: ClassVar = {
         "attention.output": "attention.dense",

@@ -15,8 +15,7 @@ SIZES = SMALL_TEXT | {
 class ModernBert(Family):
     """ModernBERT. Wi is what the activation takes, then the other."""
 
-    name = "modernbert"
-    types = ("modernbert",)
+    name, types = "modernbert", ("modernbert",)
     stack, final_norm = "layers", "final_norm"
     parts: ClassVar = {
         "attention.query, attention.key, attention.value": "attn.Wqkv",

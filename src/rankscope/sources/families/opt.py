@@ -19,8 +19,7 @@ SIZES = SMALL_TEXT | {"ffn_dim": 24}
 class OPT(Family):
     """OPT: causal, with learned positions."""
 
-    name = "opt"
-    types = ("opt",)
+    name, types = "opt", ("opt",)
     stack, final_norm, inside = "layers", "final_layer_norm", "decoder"
     parts = Bart.parts
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}

@@ -14,8 +14,7 @@ FUSED = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp
 class Phi3(Llama):
     """Phi-3, Phi-3.5 and Phi-4 mini: heads rotated in part, one window for all layers, longrope."""
 
-    name = "phi3"
-    types = ("phi3",)
+    name, types = "phi3", ("phi3",)
     parts: ClassVar = {
         **{part: where for part, where in Llama.parts.items() if part not in FUSED},
         "mlp.gate, mlp.up": "mlp.gate_up_proj",

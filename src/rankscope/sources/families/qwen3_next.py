@@ -15,9 +15,7 @@ SIZES = SMALL_GROUPED | {
 
 
 class Qwen3Next(Mixtral):
-    """Qwen3-Next. The query projection holds, head by head, the query and the gate.
-
-    Norms multiply by 1 + weight."""
+    """Qwen3-Next, whose query projection holds, head by head, the query and the gate. Gains are 1 + w."""
 
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)

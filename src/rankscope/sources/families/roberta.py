@@ -9,8 +9,7 @@ from rankscope.sources.families.family import SMALL_TEXT
 class Roberta(Bert):
     """RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions."""
 
-    name = "roberta"
-    types = ("roberta", "xlm-roberta", "camembert")
+    name, types = "roberta", ("roberta", "xlm-roberta", "camembert")
     tiny_fields: ClassVar = {
         "encoder": (
             "RobertaConfig",

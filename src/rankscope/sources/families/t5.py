@@ -26,8 +26,7 @@ SIZES: dict[str, Any] = {
 class T5(Family):
     """T5 and T5 1.1 (gated), the encoder, which has a class of its own."""
 
-    name = "t5"
-    types = ("t5",)
+    name, types = "t5", ("t5",)
     loader, inside = "T5EncoderModel", "encoder"
     stack, final_norm = "block", "final_layer_norm"
     parts: ClassVar = {

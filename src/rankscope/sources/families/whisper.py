@@ -13,8 +13,7 @@ TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder
 class Whisper(Bart):
     """Whisper's encoder of mel spectra."""
 
-    name = "whisper"
-    types = ("whisper",)
+    name, types = "whisper", ("whisper",)
     continuous_inputs, input_name, final_norm = True, "input_features", "layer_norm"
     tiny_fields: ClassVar = {
         "sound": ("WhisperConfig", SIZES | TOKENS | {

@@ -9,8 +9,7 @@ from rankscope.sources.families.family import Family, Tensors, activation, archi
 class XLNet(Family):
     """XLNet reading a whole sequence: one stream, no memory, no segments."""
 
-    name = "xlnet"
-    types = ("xlnet",)
+    name, types = "xlnet", ("xlnet",)
     tokens_first = True
     stack = "layer"
     parts: ClassVar = {
