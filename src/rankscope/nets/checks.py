@@ -206,7 +206,7 @@ def _parts(arch: ArchitectureFields) -> Problems:
     if twice := [name for name in names if name and names.count(name) > 1]:
         yield (
             "parts",
-            f"parts must have different names, by which their tensors are stored; got {twice[0]!r} twice",
+            f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice",
         )
     for part in pieces(arch.parts):
         if not isinstance(part, Part):
