@@ -18,7 +18,7 @@ from rankscope.metrics import (
     residual,
     spectral_residual,
 )
-from rankscope.metrics.centre import minimiser
+from rankscope.metrics.argmin import minimiser
 from tests.strategies import matrices
 
 
