@@ -11,7 +11,7 @@ own way. Colours are names that a renderer looks up: "line 3" of the palette, "o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -216,11 +216,11 @@ class Chart:
     kept: str = ""
     """On a page, what a reader has zoomed into stays when a chart of the same name takes its place."""
 
-    def beside(self, other: "Chart") -> Self:
+    def beside(self, other: "Chart") -> "Chart":
         """Both in one row, under one legend."""
         return replace(self, panels=[*self.panels, *other.panels], columns=None, shared=True)
 
-    def alone(self, panel: int) -> Self:
+    def alone(self, panel: int) -> "Chart":
         """One panel as a chart of its own, without its heading."""
         return replace(self, panels=[replace(self.panels[panel], heading="")], columns=None)
 

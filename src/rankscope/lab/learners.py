@@ -7,7 +7,7 @@ its numbers (a mixture of experts), networks run one after the other.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from rankscope.lab.tasks import Batch
 from rankscope.nets.dropout import Dropout
 
 
+@runtime_checkable
 class Learner(Protocol):
     """What a training needs of its networks."""
 

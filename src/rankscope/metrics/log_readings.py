@@ -8,7 +8,7 @@ is 0 where it underflows, its log10 intact, and there is no floor.
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 
 
+@runtime_checkable
 class ScaledTensor(Protocol):
     """A tensor `e^log value`: one log for each sample, or for each sample and head."""
 
@@ -37,6 +38,7 @@ class ScaledTensor(Protocol):
         """The log of their scale."""
 
 
+@runtime_checkable
 class ScaledTokens(Protocol):
     """What deviation arithmetic offers a rule of a metric of tokens."""
 
@@ -73,6 +75,7 @@ class ScaledTokens(Protocol):
         """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
 
 
+@runtime_checkable
 class ScaledPattern(Protocol):
     """What deviation arithmetic offers a rule of a metric of attention, whether P is held or made by rows."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,7 @@ class KernelContext(NamedTuple):
     gain: Tensor | None = None
 
 
+@runtime_checkable
 class ScoreOperations(Protocol):
     """What deviation arithmetic offers to the deviation rule of a kernel: ways to make scores whose softmax
     is the pattern, split into what rows share and what they do not (`deviation/scores.py`)."""

@@ -12,7 +12,7 @@ A norm of one's own is a `Norm`, made as those in `NORMS` are. To add a built-in
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class NormWeights:
 UNWEIGHTED = NormWeights()
 
 
+@runtime_checkable
 class NormOperations(Protocol):
     """What deviation arithmetic offers to the deviation rule of a norm (`deviation/norms.py`)."""
 

@@ -10,7 +10,7 @@ its neighbours; `attention/__init__.py` lists them.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -57,6 +57,7 @@ class AttentionCall:
 OnAttention = Callable[[AttentionCall], None]
 
 
+@runtime_checkable
 class BlockListener(Protocol):
     """Follows the run of the blocks, for an observer that must know what goes into them."""
 
@@ -79,6 +80,7 @@ class WatchedBlocks(list[nn.Module]):
         self.listeners: list[BlockListener] = []  # an observer's `attach` adds its own, and takes it away
 
 
+@runtime_checkable
 class AttentionObserver(Protocol):
     """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`.
 

@@ -22,7 +22,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
-def _rope(scheme: str, **fields: float) -> dict[str, Any]:
+def _rope(scheme: str, **fields: int | float) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": scheme, "rope_theta": 500000.0, "factor": 8.0, **fields}}
 
 
