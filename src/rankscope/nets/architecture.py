@@ -119,7 +119,7 @@ class Architecture(ArchitectureFields):
         """
         usual = self._usual()
         follow = {
-            name: 0
+            name: self.__dataclass_fields__[name].default
             for name, sources in FOLLOWING.items()
             if changes.keys() & {*sources} and getattr(self, name) == usual[name]
         }
