@@ -39,9 +39,7 @@ def rows(small: bool = False) -> list[Row]:
             start = time.perf_counter()
             _walk(propagate(variant, X, doubled=True))
             taken = time.perf_counter() - start
-            found.append(
-                (f"doubled precision, {name}", f"the same ({taken:.0f} s)", taken / seconds["plain"])
-            )
+            found.append((f"doubled precision, {name}", f"the same ({taken:.0f} s)", taken / seconds["plain"]))
     return found
 
 

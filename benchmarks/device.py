@@ -54,9 +54,7 @@ def _ratios(cases: dict[str, Callable[[], object]], about: str) -> None:
     seconds = least_seconds(cases)
     plain = seconds.pop("plain")
     for name, each in seconds.items():
-        print(
-            f"  {about}, {name:32} / float64 forward, {1e3 * plain:5.1f} ms  {each / plain:6.2f}", flush=True
-        )
+        print(f"  {about}, {name:32} / float64 forward, {1e3 * plain:5.1f} ms  {each / plain:6.2f}", flush=True)
 
 
 def passes() -> None:

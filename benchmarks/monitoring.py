@@ -32,9 +32,7 @@ class Loop:
         torch.manual_seed(0)
         shape = (1, 8) if small or narrow else (16, 512) if device == "cuda" else (4, 128)
         words = 99 if narrow else 50257
-        size = (
-            {"n_embd": 32, "n_head": 2, "vocab_size": words, "n_layer": 2 if small else 12} if narrow else {}
-        )
+        size = {"n_embd": 32, "n_head": 2, "vocab_size": words, "n_layer": 2 if small else 12} if narrow else {}
         self.ids = torch.randint(0, words, shape).to(device)
         self.model = gpt2(small, "GPT2LMHeadModel", **size).train().to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)

@@ -48,11 +48,7 @@ def rise_of_memory(*program: str) -> float:
     command = [sys.executable, *program]
     # Blocks from 64 KiB on go back to the system when freed, so that resident memory is what is held. On ARM
     # torch allocates by mimalloc, which has a word of its own for that.
-    given_back = {
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-        "MIMALLOC_PURGE_DELAY": "0",
-    }
+    given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MIMALLOC_PURGE_DELAY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | given_back)
     return float(done.stdout.strip().splitlines()[-1])
 

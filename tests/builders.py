@@ -21,8 +21,7 @@ def thinned(*axes: Sequence[Any]) -> list[Any]:
             kept.append(places)
     return [
         pytest.param(
-            *(axis[k] for axis, k in zip(axes, places, strict=True)),
-            marks=() if places in kept else pytest.mark.slow,
+            *(axis[k] for axis, k in zip(axes, places, strict=True)), marks=() if places in kept else pytest.mark.slow
         )
         for places in combinations
     ]
@@ -39,9 +38,7 @@ def awake(arch: Architecture, seed: int = 0, size: float = 0.3) -> Transformer:
     tensors = Transformer.random(arch, seed=seed, init="xavier").state()
     for name, tensor in tensors.items():
         if name.endswith(("bias", "gain")):
-            tensors[name] = tensor + size * torch.randn(
-                tensor.shape, generator=generator, dtype=torch.float64
-            )
+            tensors[name] = tensor + size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return Transformer.from_weights(arch, tensors)
 
 

@@ -9,9 +9,7 @@ from rankscope.errors import RankscopeError
 
 
 @contextmanager
-def raises(
-    kind: type[RankscopeError], subject: str | None = None
-) -> Iterator[pytest.ExceptionInfo[RankscopeError]]:
+def raises(kind: type[RankscopeError], subject: str | None = None) -> Iterator[pytest.ExceptionInfo[RankscopeError]]:
     """Expect an error of exactly this class and, if given, with exactly this `subject`.
 
     Args:

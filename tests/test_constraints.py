@@ -50,9 +50,7 @@ def required() -> set[str]:
                 continue
             met.add((asked.name, extra))
             further = [Requirement(line) for line in distribution(asked.name).requires or ()]
-            waiting += [
-                each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})
-            ]
+            waiting += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
     return {canonical(name) for name, _ in met if name != "rankscope"}  # which has extras of extras
 
 
@@ -77,6 +75,4 @@ def test_the_oldest_versions_are_the_lower_bounds_and_the_newest_are_free() -> N
         found = dict(line.split("==") for line in versions.constraints(which, torch)[1:])
         assert {canonical(name) for name in found} == pinned | ({*versions.MOVED} - free)
     oldest = dict(line.split("==") for line in versions.constraints("oldest", "pinned")[1:])
-    assert oldest["torch"] == pins()["torch"] and Version(oldest["transformers"]) <= Version(
-        pins()["transformers"]
-    )
+    assert oldest["torch"] == pins()["torch"] and Version(oldest["transformers"]) <= Version(pins()["transformers"])

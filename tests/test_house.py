@@ -39,9 +39,7 @@ FLOORS = [
 
 
 def test_every_room_has_its_floor() -> None:
-    rooms = {
-        path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert rooms - {"__init__", "__main__", "__pycache__"} == set(FLOORS)
 
 
@@ -78,9 +76,7 @@ def test_the_version_is_that_of_the_package() -> None:
 def test_no_module_imports_one_that_imports_it() -> None:
     """Nor by way of others, nor inside a function, nor for its types alone."""
     files = {
-        ".".join(("rankscope", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        ): path
+        ".".join(("rankscope", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in SOURCE.rglob("*.py")
     }
     imports: dict[str, set[str]] = {}

@@ -13,17 +13,7 @@ from rankscope.extras import EXTRAS, WITHIN, install
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = ("numpy", "scipy", "rustworkx", "safetensors", "polars", "typer", "rich")
-OPTIONAL = (
-    "transformers",
-    "matplotlib",
-    "PIL",
-    "jinja2",
-    "plotly",
-    "fastapi",
-    "uvicorn",
-    "jaxtyping",
-    "beartype",
-)
+OPTIONAL = ("transformers", "matplotlib", "PIL", "jinja2", "plotly", "fastapi", "uvicorn", "jaxtyping", "beartype")
 HIDE = """
 import sys
 from importlib.machinery import PathFinder
@@ -84,13 +74,7 @@ def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["measure", "someone/model"],
-        ["report", "nowhere"],
-        ["explore"],
-        ["demo"],
-        ["measure", "bert-tiny", "-o", "run"],
-    ],
+    [["measure", "someone/model"], ["report", "nowhere"], ["explore"], ["demo"], ["measure", "bert-tiny", "-o", "run"]],
 )
 def test_commands_say_what_is_missing_in_a_sentence(command: list[str]) -> None:
     code = f"from rankscope.cli import main\nsys.argv[1:] = {command}\nmain()\n"
@@ -102,9 +86,7 @@ def test_commands_say_what_is_missing_in_a_sentence(command: list[str]) -> None:
 
 
 def test_without_extras_a_network_is_measured_in_the_terminal() -> None:
-    code = (
-        "from rankscope.cli import main\nsys.argv[1:] = ['measure', 'bert-tiny', '--tokens', '8']\nmain()\n"
-    )
+    code = "from rankscope.cli import main\nsys.argv[1:] = ['measure', 'bert-tiny', '--tokens', '8']\nmain()\n"
     done = without(OPTIONAL, code)
     assert done.returncode == 0 and "relative_residual" in done.stdout, done.stderr
 

@@ -76,9 +76,7 @@ def test_what_stands_last_in_a_cell_is_shown(live: Any) -> None:
     for cell in codes(live):
         last = ast.parse(cell.source).body[-1]
         assert len(kinds(cell)) == isinstance(last, ast.Expr)
-    cards = [
-        output for cell in codes(live) for output in cell.outputs if "text/html" in output.get("data", {})
-    ]
+    cards = [output for cell in codes(live) for output in cell.outputs if "text/html" in output.get("data", {})]
     assert len(cards) >= 7 and all("data:image/png;base64," in card.data["text/html"] for card in cards)
 
 

@@ -30,9 +30,7 @@ def test_every_public_name_is_described() -> None:
     assert described == {*api.rooms(), *api.DEEPER}
     for room in ["", *described - set(api.LOOPS)]:  # those are imported where the site is built
         shown = api.page(room)
-        entries = set(
-            re.findall(r"^:{5,6}\{py:(?:class|function|data|exception)\} (\w+)", shown, re.MULTILINE)
-        )
+        entries = set(re.findall(r"^:{5,6}\{py:(?:class|function|data|exception)\} (\w+)", shown, re.MULTILINE))
         named = set(re.findall(r"\{py:obj\}`rankscope\.(\w+)`", shown))
         assert entries | named == set(api.public(room)), room
     assert set(rankscope.__all__) == set(api.public(""))
@@ -68,9 +66,7 @@ def test_every_option_remedy_and_column_has_its_row() -> None:
 
 
 def test_every_error_has_a_cause_and_a_cure() -> None:
-    known = [
-        name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)
-    ]
+    known = [name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)]
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
     assert [name for name in known if f"`{name}`" not in page and f".{name}`" not in page] == []
 
@@ -97,9 +93,7 @@ def test_every_page_can_be_reached() -> None:
         for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             names = [line for line in tree.splitlines() if line and not line.startswith(":")]
             listed |= {str((page.parent / name).resolve().relative_to(DOCS)) for name in names}
-    pages = {
-        str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if "reproduction" not in page.parts
-    }
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if "reproduction" not in page.parts}
     assert pages | {"notebook"} == listed | {"index"}
 
 
@@ -146,12 +140,8 @@ def test_every_formula_can_be_drawn() -> None:
     half = "".join(drawn(str(tex("½ max_ij |x| = 1"))).split())
     assert re.search(r"<mfrac[^>]*><mn>1</mn><mn>2</mn></mfrac>", half)
     shown = [metrics.page(), theorems.page(), api.page("metrics"), api.page("theory")]
-    shown += [
-        page_formulas((DOCS / f"{name}.md").read_text(encoding="utf-8")) for name in ("deviation", "theory")
-    ]
-    found = [
-        each for page in shown for each in re.findall(r"\{math\}`([^`]+)`|```\{math\}\n(.*?)\n```", page)
-    ]
+    shown += [page_formulas((DOCS / f"{name}.md").read_text(encoding="utf-8")) for name in ("deviation", "theory")]
+    found = [each for page in shown for each in re.findall(r"\{math\}`([^`]+)`|```\{math\}\n(.*?)\n```", page)]
     assert len(found) > 200 and all(drawn(inline or block).startswith("<math") for inline, block in found)
 
 
@@ -178,18 +168,7 @@ class Links(HTMLParser):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-b",
-        "html",
-        "-W",
-        "--keep-going",
-        "-q",
-        str(DOCS),
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", str(DOCS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     pages = {path: Links() for path in tmp_path.glob("**/*.html") if "_static" not in path.parts}
@@ -212,7 +191,5 @@ def test_the_page_about_the_code_names_files_that_exist() -> None:
     named = set(re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text))
     assert len(named) > 60
     assert not [
-        path
-        for path in named
-        if not (ROOT / "src" / "rankscope" / path).exists() and not (ROOT / path).exists()
+        path for path in named if not (ROOT / "src" / "rankscope" / path).exists() and not (ROOT / path).exists()
     ]

@@ -19,9 +19,7 @@ def falling(step: int, layer: int) -> float:
     return 0.5 ** (layer + step / 10)
 
 
-def opened(
-    folder: Path, metrics: Sequence[str] = ("relative_residual",), name: str = "SmallGPT"
-) -> RunWriter:
+def opened(folder: Path, metrics: Sequence[str] = ("relative_residual",), name: str = "SmallGPT") -> RunWriter:
     described = {"fingerprint": None, "architecture": None, "model": {"class": f"a.{name}", "parameters": 7}}
     return RunWriter(folder, manifest_of(described, "cpu", "as given", "as trained", metrics, {}))
 
@@ -32,11 +30,7 @@ def row(step: int, layer: int | None, metric: str, value: float | None, **more: 
 
 
 def measurement(
-    step: int,
-    layers: int = 3,
-    values: Values = falling,
-    alarms: Sequence[Alarm] = (),
-    more: Sequence[Any] = (),
+    step: int, layers: int = 3, values: Values = falling, alarms: Sequence[Alarm] = (), more: Sequence[Any] = ()
 ) -> Measurement:
     rows = [row(step, layer, "relative_residual", values(step, layer)) for layer in range(layers + 1)]
     rows += [row(step, None, "loss", 4.0 - step / 100), row(step, None, "lr", 1e-3), *more]

@@ -23,10 +23,7 @@ ROOMS = ("tests/sources", "tests/nets", "tests/live")
 def lowest(name: str) -> str:
     """The lower bound of a package's range in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = [
-        *project["dependencies"],
-        *(line for each in project["optional-dependencies"].values() for line in each),
-    ]
+    told = [*project["dependencies"], *(line for each in project["optional-dependencies"].values() for line in each)]
     (asked,) = (line for line in told if re.match(rf"{name}\W", line))
     found = re.search(r">=([\d.]+)", asked)
     assert found is not None, f"{name} must have a lower bound; pyproject.toml says {asked!r}"
@@ -49,15 +46,7 @@ def environment(which: str, torch: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install: list[str | Path] = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--upgrade",
-    ]
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
     subprocess.run([*install, "-c", pins, "pip"], cwd=ROOT, check=True)  # one that knows groups
     subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]", "--group", "test"], cwd=ROOT, check=True)
     return python

@@ -54,9 +54,7 @@ def _outdated(app: Any, env: Any, *_: Any) -> list[str]:
     """Pages with parts that are written from the code are read anew each time: it may have changed."""
     pages = {name: env.doc2path(name) for name in env.found_docs}
     return [
-        name
-        for name, path in pages.items()
-        if path.suffix == ".md" and FENCE.search(path.read_text(encoding="utf-8"))
+        name for name, path in pages.items() if path.suffix == ".md" and FENCE.search(path.read_text(encoding="utf-8"))
     ]
 
 

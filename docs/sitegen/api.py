@@ -50,11 +50,7 @@ def public(name: str) -> list[str]:
 def homes() -> dict[int, str]:
     """Where each class is described, by its id."""
     found: dict[int, str] = {}
-    for name in [
-        *rooms(),
-        *(each for each in DEEPER if each not in LOOPS),
-        "",
-    ]:  # the top comes last, and counts
+    for name in [*rooms(), *(each for each in DEEPER if each not in LOOPS), ""]:  # the top comes last, and counts
         here = module(name)
         found |= {id(getattr(here, each)): f"{here.__name__}.{each}" for each in public(name)}
     return found
@@ -236,10 +232,7 @@ def imported(home: str) -> dict[str, str]:
 def _defaults(written: ast.arguments) -> dict[str, str]:
     plain = [*written.posonlyargs, *written.args]
     last = plain[len(plain) - len(written.defaults) :]
-    pairs = [
-        *zip(last, written.defaults, strict=True),
-        *zip(written.kwonlyargs, written.kw_defaults, strict=True),
-    ]
+    pairs = [*zip(last, written.defaults, strict=True), *zip(written.kwonlyargs, written.kw_defaults, strict=True)]
     return {name.arg: ast.unparse(value) for name, value in pairs if value is not None}
 
 

@@ -31,9 +31,7 @@ def section(name: str, command: Any) -> str:
         panel = getattr(each, "rich_help_panel", None)
         what = "Arguments" if each in arguments else panel if isinstance(panel, str) else "Options"
         groups.setdefault(what, []).append(each)
-    rows = [
-        [_spelt(each), prose(each.help or ""), _default(each)] for group in groups.values() for each in group
-    ]
+    rows = [[_spelt(each), prose(each.help or ""), _default(each)] for group in groups.values() for each in group]
     if rows:
         parts.append(table(["", "meaning", "if left out"], rows))
     return "\n\n".join(parts)
@@ -58,9 +56,7 @@ def _spelt(each: Any) -> str:
     if not names[0].startswith("-"):
         return f"`{each.metavar or names[0].upper()}`"
     value = (each.metavar or "").strip()
-    return ", ".join(f"`{name}`" for name in sorted(names, key=len, reverse=True)) + (
-        f" `{value}`" if value else ""
-    )
+    return ", ".join(f"`{name}`" for name in sorted(names, key=len, reverse=True)) + (f" `{value}`" if value else "")
 
 
 def _default(each: Any) -> str:

@@ -30,9 +30,7 @@ def _example(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    text = re.sub(
-        r"(?<=\n)\n((?: {4,}.*[─│├└].*\n?)+)", lambda tree: f"\n```text\n{tree[1]}```\n", "\n" + text
-    )
+    text = re.sub(r"(?<=\n)\n((?: {4,}.*[─│├└].*\n?)+)", lambda tree: f"\n```text\n{tree[1]}```\n", "\n" + text)
     kept = re.split(r"(^```.*?^```$)", blocks(text + "\n"), flags=re.DOTALL | re.MULTILINE)
     return "".join(each if each.startswith("```") else formulas(escaped(each)) for each in kept).strip()
 
@@ -45,9 +43,7 @@ def escaped(text: str) -> str:
             lines.append(line)
             continue
         parts = re.split(r"(`[^`\n]*`)", line)
-        lines.append(
-            "".join(each if each.startswith("`") else re.sub(r"([*_<\[])", r"\\\1", each) for each in parts)
-        )
+        lines.append("".join(each if each.startswith("`") else re.sub(r"([*_<\[])", r"\\\1", each) for each in parts))
     return "".join(lines)
 
 

@@ -48,25 +48,7 @@ TOKEN = re.compile(
 )
 TELLING = re.compile(r" (<=|>=|!=|[=<>≤≥≠+\-−/·×→←]) |\|\||‖|\^|\bsqrt\b|\bsum[ _]|√|Σ|Π|[⁰-⁹²³ᵀˢ]")
 """What makes a line of letters a formula: an operator between spaces, a norm, a power, a root or a sum."""
-ENGLISH = (
-    "or",
-    "of",
-    "is",
-    "at",
-    "by",
-    "to",
-    "if",
-    "no",
-    "in",
-    "on",
-    "as",
-    "an",
-    "it",
-    "we",
-    "so",
-    "be",
-    "do",
-)
+ENGLISH = ("or", "of", "is", "at", "by", "to", "if", "no", "in", "on", "as", "an", "it", "we", "so", "be", "do")
 PYTHON = re.compile(r""""|'\w+'|`|\w=\S|\w\.[A-Za-z]|\w\[["\w]+\]|__|^--?\w|\bfor\b|\bin\b|\bif\b""")
 
 

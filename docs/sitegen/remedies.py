@@ -16,10 +16,7 @@ def page() -> str:
     """A row for each remedy."""
     return table(
         ["name", "what it does", "its numbers, if left out", "changes nothing at", "published by"],
-        [
-            [f"`{each.name}`", each.formula, numbers(each), none(each), each.citation]
-            for each in REMEDIES.values()
-        ],
+        [[f"`{each.name}`", each.formula, numbers(each), none(each), each.citation] for each in REMEDIES.values()],
     )
 
 

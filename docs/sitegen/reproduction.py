@@ -6,10 +6,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent
 PAGES = {"reproduction/REPRODUCTION.md": "", "reproduction/full/REPRODUCTION.md": " --full"}
-PAPERS = {
-    "dong2021": "Dong, Cordonnier, Loukas 2021",
-    "wu2024": "Wu, Ajorlou, Wang, Jegelka, Jadbabaie 2024",
-}
+PAPERS = {"dong2021": "Dong, Cordonnier, Loukas 2021", "wu2024": "Wu, Ajorlou, Wang, Jegelka, Jadbabaie 2024"}
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,7 @@ def page(paper: str) -> str:
         parts += [f"## {each.heading}", f"`{each.command}`", placed(each.body)]
         if each.figure in full:
             larger = full[each.figure]
-            parts.append(
-                f":::::{{dropdown}} At full size: `{larger.command}`\n\n{placed(larger.body)}\n:::::"
-            )
+            parts.append(f":::::{{dropdown}} At full size: `{larger.command}`\n\n{placed(larger.body)}\n:::::")
     return "\n\n".join(parts)
 
 

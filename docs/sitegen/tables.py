@@ -144,8 +144,7 @@ def page() -> str:
         shown = [
             each
             for each in columns
-            if not each.startswith(("log10_q", "log10_m", "log10_l", "log10_s", "log10_c"))
-            or name != "summary"
+            if not each.startswith(("log10_q", "log10_m", "log10_l", "log10_s", "log10_c")) or name != "summary"
         ]
         rows = [[f"`{each}`", kind(columns[each]), meaning(each)] for each in shown]
         if name == "summary":

@@ -70,10 +70,7 @@ def lines(title: str, rows: Sequence[Sequence[str]]) -> str:
     """The plain text for a terminal: a title, and a few aligned lines beneath."""
     shown = [[short(cell) for cell in row] for row in rows[:ROWS]]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     more = [f"... and {len(rows) - ROWS} more"] if len(rows) > ROWS else []
     return "\n  ".join([title, *text, *more])
 
@@ -126,9 +123,7 @@ def _images(figure: "Figure", title: str) -> list[str]:
         data = base64.b64encode(png(part)).decode()
         alt = escape(f"{title}, panel {len(images) + 1}" if images else title)
         width = part.width // SHARPNESS + 2 * EDGE
-        images.append(
-            f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">'
-        )
+        images.append(f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">')
     return images
 
 

@@ -29,11 +29,7 @@ EXTRAS = {
     "trackio": "trackio",
 }
 """The extra that brings each package, by the name it is imported under."""
-WITHIN = {
-    "models": ("demo", "trainer"),
-    "plot": ("report", "explore", "demo"),
-    "report": ("explore", "demo"),
-}
+WITHIN = {"models": ("demo", "trainer"), "plot": ("report", "explore", "demo"), "report": ("explore", "demo")}
 """The extras that bring all of another."""
 
 

@@ -25,8 +25,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
     except OSError as error:
         raise FileError(
-            f"{target} must be a place that can be written; {error.strerror}: choose another",
-            subject=str(target),
+            f"{target} must be a place that can be written; {error.strerror}: choose another", subject=str(target)
         ) from error
     os.close(handle)
     temporary = Path(name)
@@ -39,8 +38,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
             temporary.replace(target)
         except OSError as error:
             raise FileError(
-                f"{target} must be a file that can be written; {error.strerror}: choose another",
-                subject=str(target),
+                f"{target} must be a file that can be written; {error.strerror}: choose another", subject=str(target)
             ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -61,8 +59,7 @@ def writable_folder(path: str | Path) -> None:
             pass
     except OSError as error:
         raise FileError(
-            f"{path} must be a place that can be written; {error.strerror}: choose another",
-            subject=str(path),
+            f"{path} must be a place that can be written; {error.strerror}: choose another", subject=str(path)
         ) from error
 
 
@@ -70,8 +67,7 @@ def must_be_text(path: str) -> None:
     """That something is there to be read as a text: said before a model is loaded for it."""
     if path != "-" and not Path(path).exists():
         raise FileError(
-            f"a text is read from a file, a folder, or - for stdin; there is none at {path}",
-            subject=str(path),
+            f"a text is read from a file, a folder, or - for stdin; there is none at {path}", subject=str(path)
         )
 
 

@@ -36,9 +36,7 @@ def main() -> None:
 
 def told(lines: list[dict[str, Any]]) -> str:
     """The table of what was found, by kind, and every wrong reading."""
-    said = [
-        f"{'kind':<18}{'networks':>9}{'readings':>10}{'marked':>8}{'needless':>9}{'beyond':>8}{'WRONG':>7}"
-    ]
+    said = [f"{'kind':<18}{'networks':>9}{'readings':>10}{'marked':>8}{'needless':>9}{'beyond':>8}{'WRONG':>7}"]
     for kind in [*KINDS, "all"]:
         mine = [line for line in lines if kind in (line["kind"], "all")]
         counts: Counter[str] = sum((Counter(line["counts"]) for line in mine), Counter())

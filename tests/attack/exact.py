@@ -40,9 +40,7 @@ def readings(net: Transformer, X: Tensor) -> dict[tuple[int, int | None, str], A
         if not layer:
             continue
         for head, P in enumerate(recorded.seen[layer - 1]):
-            found[layer, head, "entropy"] = _log10(
-                mp.fsum(-u * mp.log(u) for row in P for u in row if u) / len(P)
-            )
+            found[layer, head, "entropy"] = _log10(mp.fsum(-u * mp.log(u) for row in P for u in row if u) / len(P))
             gaps = [mp.fsum(abs(u - v) for u, v in zip(a, b, strict=True)) / 2 for a in P for b in P]
             found[layer, head, "dobrushin"] = _log10(max(gaps))
             found[layer, head, "head_mu"] = _log10(_frobenius(_residual(recorded.added[layer - 1][head])))

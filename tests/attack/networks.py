@@ -186,9 +186,7 @@ def _projected(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X:
     for name in [each for each in tensors if each.endswith(f"{into}.weight")]:
         W, after = tensors[name], name.replace(into, out)
         u = torch.randn(W.flatten(1).shape[1], generator=generator, dtype=W.dtype)
-        tensors[name] = (
-            torch.outer(torch.randn(len(W), generator=generator, dtype=W.dtype), u).view(W.shape) + 1e-9 * W
-        )
+        tensors[name] = torch.outer(torch.randn(len(W), generator=generator, dtype=W.dtype), u).view(W.shape) + 1e-9 * W
         V = tensors[after].reshape(len(u), -1) if tensors[after].numel() % len(u) == 0 else None
         if V is not None:
             tensors[after] = (V - torch.outer(u, u @ V) / (u @ u)).view(tensors[after].shape)

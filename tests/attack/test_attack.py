@@ -87,9 +87,7 @@ def test_a_token_a_million_times_longer_is_read_as_float64_reads_it() -> None:
             arch = Architecture(layers=3, width=8, heads=2, attention_skip=0.0, mlp="none", norm_place="post")
             net, X = Transformer.random(arch, seed=seed, init="xavier"), normal(1, 6, 8, seed=seed)
             X[0, 2] *= long
-            ours, plain = (
-                measure(net, X, metrics="relative_mu", arithmetic=each) for each in ("deviation", "float64")
-            )
+            ours, plain = (measure(net, X, metrics="relative_mu", arithmetic=each) for each in ("deviation", "float64"))
             apart = ours.curve("relative_mu", "log10") - plain.curve("relative_mu", "log10")
             sure = (plain.curve("relative_mu") > 1e-6) & (ours.curve("relative_mu", "below_floor") == 0)
             assert bool((apart[sure].abs() < 1e-6).all())
@@ -113,9 +111,7 @@ def test_a_matrix_that_takes_out_the_main_direction_is_marked_and_confirmed() ->
 
 def test_columns_of_attention_and_ranks_are_marked_with_what_they_are_read_off() -> None:
     """Scores of 1e12 whose ties rounding decides: the tokens, and whom they look at."""
-    arch = Architecture(
-        layers=2, width=8, heads=2, divisor=1e-12, norm="none", mlp="none", attention_skip=0.0
-    )
+    arch = Architecture(layers=2, width=8, heads=2, divisor=1e-12, norm="none", mlp="none", attention_skip=0.0)
     marks = []
     for seed in range(8):
         net, X = Transformer.random(arch, seed=seed, init="xavier"), normal(1, 6, 8, seed=seed)
@@ -137,14 +133,7 @@ def test_positions_beside_large_tokens_keep_their_digits() -> None:
 
 def test_a_saturated_tanh_without_its_skip_has_a_residual() -> None:
     arch = Architecture(
-        layers=1,
-        width=4,
-        heads=1,
-        activation="tanh",
-        mlp_skip=0.0,
-        norm="none",
-        attention_skip=1.0,
-        mlp_width=4,
+        layers=1, width=4, heads=1, activation="tanh", mlp_skip=0.0, norm="none", attention_skip=1.0, mlp_width=4
     )
     tensors = Transformer.random(arch, seed=0, init="xavier").state()
     tensors["layers.0.mlp.up.bias"] = torch.full_like(tensors["layers.0.mlp.up.bias"], 25.0)

@@ -62,9 +62,7 @@ def judged(case: Case) -> Verdict:
     while True:
         with mp.workdps(digits):
             exact = readings(case.net, X)
-        open_ = [
-            key for key, (log, marked) in ours.items() if not marked and not _same(log, exact[key], digits)
-        ]
+        open_ = [key for key, (log, marked) in ours.items() if not marked and not _same(log, exact[key], digits)]
         wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
         settled = before is not None and all(_close(before[key], exact[key]) for key in wrong)
         deeper = [key for key in open_ if key not in wrong and abs(ours[key][0]) < DIGITS / 2]

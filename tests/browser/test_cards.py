@@ -77,12 +77,8 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize(("ground", "ink"), [("#111", "#ddd"), ("#fff", "#222"), ("#1e1e1e", "#ccc")])
-def test_text_is_readable_in_any_theme(
-    browser: "Browser", page_of_cards: Path, ground: str, ink: str
-) -> None:
+def test_text_is_readable_in_any_theme(browser: "Browser", page_of_cards: Path, ground: str, ink: str) -> None:
     with opened(browser, page_of_cards, 1000) as found:
-        found.page.evaluate(
-            "c => Object.assign(document.body.style, {background: c[0], color: c[1]})", [ground, ink]
-        )
+        found.page.evaluate("c => Object.assign(document.body.style, {background: c[0], color: c[1]})", [ground, ink])
         contrasts = found.page.evaluate(CONTRAST)
         assert len(contrasts) > 40 and min(contrasts) > 4.5

@@ -60,9 +60,7 @@ def turned(page: "Page", act: Any, whole: bool = False) -> str:
 
 def slide(page: "Page", control: str, value: float) -> None:
     page.eval_on_selector(
-        f"#{control}",
-        "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }",
-        str(value),
+        f"#{control}", "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }", str(value)
     )
 
 
@@ -142,9 +140,7 @@ def test_remedies_go_on_with_their_numbers_and_come_off_again(page: "Page", expl
     bare = page.evaluate(curve)
     turned(page, lambda: page.select_option("#remedies", "attnscale"))
     assert page.evaluate(curve) == bare  # as published it starts at nothing
-    assert (
-        "C + (1 + w) (P - C)" in page.inner_text("#remedied") and page.input_value("#remedied input") == "0"
-    )
+    assert "C + (1 + w) (P - C)" in page.inner_text("#remedied") and page.input_value("#remedied input") == "0"
     said = turned(page, lambda: page.fill("#remedied input", "0.5"))
     assert page.evaluate(curve) != bare and "with attnscale:w=0.5 " in said
     said = turned(page, lambda: page.select_option("#remedies", "neutreno"), whole=True)
@@ -264,9 +260,7 @@ def test_whatever_a_link_says_the_next_turn_is_answered(page: "Page", explorer: 
         assert page.is_hidden("#error"), fragment
 
 
-def test_a_link_names_its_model_for_it_may_be_opened_on_another_explorer(
-    page: "Page", explorer: Served
-) -> None:
+def test_a_link_names_its_model_for_it_may_be_opened_on_another_explorer(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.click("#pinA"))
     turned(page, lambda: slide(page, "skip", 0.5))

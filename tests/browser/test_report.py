@@ -89,9 +89,7 @@ def brightness(colour: str) -> str:
     return f"{colour}.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765"
 
 
-def test_figures_are_drawn_as_they_come_near_and_the_page_stays_in_place(
-    browser: "Browser", report: Path
-) -> None:
+def test_figures_are_drawn_as_they_come_near_and_the_page_stays_in_place(browser: "Browser", report: Path) -> None:
     with opening(browser, report) as found:
         page = found.page
         far = page.evaluate("""[...document.querySelectorAll('.plot')]
@@ -220,9 +218,7 @@ def test_a_phone_shows_it_without_scrolling_aside_nor_motion(browser: "Browser",
         assert page.evaluate(ANIMATIONS) == 0
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        widths = page.evaluate(
-            "[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().right)"
-        )
+        widths = page.evaluate("[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().right)")
         assert max(widths) <= 390
 
 
@@ -244,9 +240,7 @@ def of_many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of twelve steps of a training, of a network of 24 layers."""
     net = Transformer.random(Architecture(layers=24, width=8, heads=2))
     X = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    steps = [
-        measure(net, X, metrics="relative_mu", variant=f"step {1000 * k:,}", check=False) for k in range(12)
-    ]
+    steps = [measure(net, X, metrics="relative_mu", variant=f"step {1000 * k:,}", check=False) for k in range(12)]
     return write_run_directory(Profile.join(steps), tmp_path_factory.mktemp("steps"), "a training")
 
 

@@ -13,12 +13,7 @@ from rankscope import load, measure
 from rankscope.runs.training import read_training
 from tests.cli.running import answered, printed, rankscope
 
-SMALL: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 GIVEN = ("--tokens", "8", "--samples", "2", "--metrics", "relative_mu,entropy")
 
 
@@ -44,9 +39,7 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
-def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = printed("checkpoints", "trained", *GIVEN, "-o", "run", cwd=tmp_path)
     assert "3 checkpoints in trained." in said and "step 100 · 2 measurements" in said

@@ -29,10 +29,7 @@ def test_depths_and_widths_may_differ_and_the_numbers_are_those_of_measure() -> 
         assert len(found["log10"]) == net.arch.layers + 1
     assert tiny["uniform_from"] is None and mini["uniform_from"] is not None
     below = f"bert-mini:san (random weights) (below 0.001 from layer {mini['uniform_from']}, "
-    assert (
-        "tokens stay apart in bert-tiny (random weights) (" in answer["verdict"]
-        and below in answer["verdict"]
-    )
+    assert "tokens stay apart in bert-tiny (random weights) (" in answer["verdict"] and below in answer["verdict"]
 
 
 def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Path) -> None:
@@ -51,9 +48,7 @@ def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Pat
         written = Path("runs/a/report.html").read_text()
         assert "bert-tiny, random weights (seed 0, init bert)" in written
         alone = Profile.read("runs/a/profile.parquet")
-        assert torch.equal(
-            joined.curve("mu", "log10", variant="a:san"), alone.curve("mu", "log10", variant="san")
-        )
+        assert torch.equal(joined.curve("mu", "log10", variant="a:san"), alone.curve("mu", "log10", variant="san"))
         again = rankscope("compare", "runs/b", "--metrics", "mu")
         assert "bert-mini: random weights (seed 0, init bert)." in again.out
         assert again.code == 0 and "b:a:san" in again.out and "At the last layer mu is largest" in again.out
@@ -74,9 +69,7 @@ def test_metrics_that_rank_them_differently_are_said_to() -> None:
     }  # fmt: skip
     whole, bare = ends["mu"]
     orders = {values[whole] > values[bare] for values in ends.values()}
-    assert len(orders) == 2 and answer["disagreement"].startswith(
-        "Metrics rank them differently: by relative_mu"
-    )
+    assert len(orders) == 2 and answer["disagreement"].startswith("Metrics rank them differently: by relative_mu")
     assert json.loads(rankscope(*asked, "--metrics", "mu", "--json").out)["disagreement"] is None
 
 

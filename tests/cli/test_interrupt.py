@@ -85,9 +85,7 @@ def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 130 and "paths by length" in out and "heads, mean over samples" in out
     assert said == "stopped after lengths and heads; these are written to out"
-    assert {"lengths.parquet", "heads.parquet", "manifest.json"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
+    assert {"lengths.parquet", "heads.parquet", "manifest.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.slow

@@ -118,12 +118,7 @@ class Network:
             centred = [u - mean for u in row]
             square = dot(centred, centred) / (1 if arch.norm == "scale" else len(row))
             scale = 1 / mp.sqrt(square + mp.mpf(arch.norm_eps))
-            out.append(
-                [
-                    u * scale * (gain[j] if gain else 1) + (bias[j] if bias else 0)
-                    for j, u in enumerate(centred)
-                ]
-            )
+            out.append([u * scale * (gain[j] if gain else 1) + (bias[j] if bias else 0) for j, u in enumerate(centred)])
         return out
 
     def mlp(self, here: int, X: Rows) -> Rows:
@@ -138,9 +133,7 @@ class Network:
         hidden = linear("up", X)
         if self.arch.mlp != "plain":
             gate = linear("gate", X)
-            hidden = [
-                [act(g) * u for g, u in zip(a, b, strict=True)] for a, b in zip(gate, hidden, strict=True)
-            ]
+            hidden = [[act(g) * u for g, u in zip(a, b, strict=True)] for a, b in zip(gate, hidden, strict=True)]
         else:
             hidden = [[act(u) for u in row] for row in hidden]
         return linear("down", hidden)
@@ -263,10 +256,7 @@ class Network:
         """Every query or key divided by its root mean square, times a gain."""
         gain, eps = self.tensors[f"{name}.gain"], mp.mpf(self.arch.norm_eps)
         return [
-            [
-                [u * g / mp.sqrt(dot(row, row) / len(row) + eps) for u, g in zip(row, gain, strict=True)]
-                for row in part
-            ]
+            [[u * g / mp.sqrt(dot(row, row) / len(row) + eps) for u, g in zip(row, gain, strict=True)] for row in part]
             for part in parts
         ]
 

@@ -109,9 +109,7 @@ def test_random_networks(fields: dict[str, Any], seed: int) -> None:
     compare(Architecture(**SMALL, **fields), seed, sure=False)
 
 
-@pytest.mark.parametrize(
-    ("positions", "kernel", "skip"), thinned(POSITIONS, ("softmax", "gaussian"), (0.0, 1.0))
-)
+@pytest.mark.parametrize(("positions", "kernel", "skip"), thinned(POSITIONS, ("softmax", "gaussian"), (0.0, 1.0)))
 def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, skip: float) -> None:
     """A norm on queries and keys, angles by layer, and a first layer that reads its input as it is."""
     for seed, mask in enumerate(MASKS):

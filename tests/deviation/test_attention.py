@@ -39,16 +39,13 @@ def test_a_sigmoids_change_at_every_size() -> None:
                     true = 1 / (1 + mp.exp(-(z + step))) - 1 / (1 + mp.exp(-mp.mpf(z)))
                     log = float(mp.log(abs(true)))
                 assert float(found.value.sign()) == sign
-                assert float(found.value.abs().log() + found.log[0]) == pytest.approx(
-                    log, rel=1e-12, abs=1e-12
-                )
+                assert float(found.value.abs().log() + found.log[0]) == pytest.approx(log, rel=1e-12, abs=1e-12)
 
 
 def test_doubled_precision_confirms_gated_heads() -> None:
     arch = Architecture(**SMALL, norm="rms", norm_place="pre", head_gate=True, attention_skip=0.0)
     once, twice = (
-        measure(awake(arch), normal(1, 4, 4), metrics=["mu", "head_mu"], confirm=sure).table
-        for sure in (False, True)
+        measure(awake(arch), normal(1, 4, 4), metrics=["mu", "head_mu"], confirm=sure).table for sure in (False, True)
     )
     assert twice["log10"].to_list() == pytest.approx(once["log10"].to_list(), abs=1e-12)
     assert not twice["below_floor"].any()

@@ -39,11 +39,7 @@ def names_asked(path: Path) -> list[str]:
 
 
 def test_every_call_asks_by_a_name_of_its_own() -> None:
-    files = [
-        path
-        for path in Path(rankscope.__file__).parent.rglob("*.py")
-        if "decisions import" in path.read_text()
-    ]
+    files = [path for path in Path(rankscope.__file__).parent.rglob("*.py") if "decisions import" in path.read_text()]
     names = Counter(name for path in files for name in names_asked(path))
     assert len(names) > 30 and max(names.values()) == 1
 

@@ -32,9 +32,7 @@ def by_hand(net: Transformer, X: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["largest", "layer"])
-def test_a_norm_with_a_length_of_its_own_is_measured_in_float64(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_norm_with_a_length_of_its_own_is_measured_in_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an object, under the name of a built-in norm, and where it is found by its name."""
     own, X = Norm(name, length=largest), 3 * normal(1, 5, 8, seed=2)
     expected = by_hand(networks(own), X)

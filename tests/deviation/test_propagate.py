@@ -174,9 +174,7 @@ def test_metrics_agree_with_float64s_where_it_can_see(scale: float, seed: int) -
     """Every metric but those of routing, on a transformer that does not collapse."""
     from rankscope.metrics import METRICS
 
-    net = Transformer.random(
-        Architecture(layers=2, width=8, heads=2, mask="causal"), seed=seed, init="xavier"
-    )
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"), seed=seed, init="xavier")
     X = scale * tokens(6, 8, batch=2, seed=seed)
     names = [name for name, each in METRICS.items() if each.of != "routing"]
     padding = torch.arange(6)[None] >= torch.tensor([[6], [4]])
@@ -220,14 +218,7 @@ def test_zero_tokens_stay_zero_under_a_norm_without_eps(norm: Any) -> None:
 
 def test_no_token_at_all_has_no_value() -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    names = [
-        "mu",
-        "relative_residual",
-        "max_cosine_gap",
-        "residual_effective_rank",
-        "dobrushin",
-        "stable_rank",
-    ]
+    names = ["mu", "relative_residual", "max_cosine_gap", "residual_effective_rank", "dobrushin", "stable_rank"]
     profile = measure(net, torch.randn(2, 0, 8), metrics=names)
     for name in names:
         assert bool(profile.curve(name).isnan().all())
@@ -248,9 +239,7 @@ def test_attention_is_never_negative_and_has_its_entropy() -> None:
     for seed in range(20):
         net = Transformer.random(arch, seed=seed, init="xavier")
         entropy = measure(net, tokens(5, 8, seed=seed), metrics="entropy").curve("entropy")[:, 1:]
-        plain = measure(net, tokens(5, 8, seed=seed), metrics="entropy", arithmetic="float64").curve(
-            "entropy"
-        )
+        plain = measure(net, tokens(5, 8, seed=seed), metrics="entropy", arithmetic="float64").curve("entropy")
         assert torch.allclose(entropy, plain[:, 1:], atol=1e-10)
 
 
@@ -305,9 +294,7 @@ def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activat
 @pytest.mark.parametrize("query_norm", [False, True])
 def test_padding_casts_no_doubt_on_real_tokens(norm: Any, place: Any, query_norm: bool) -> None:
     """A padded token has no length, and a norm of a small epsilon would draw out its rounding without end."""
-    arch = Architecture(
-        layers=4, width=16, heads=2, norm=norm, norm_place=place, query_norm=query_norm, norm_eps=1e-12
-    )
+    arch = Architecture(layers=4, width=16, heads=2, norm=norm, norm_place=place, query_norm=query_norm, norm_eps=1e-12)
     net = Transformer.random(arch, init="xavier")
     X = tokens(9, 16)
     padding = (torch.arange(9) >= 5)[None]

@@ -13,12 +13,7 @@ from rankscope.deviation.decisions import Presuming, answering
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, run_block
 from rankscope.deviation.replay import LayerCompiler, PassCache, can_replay, run_layers
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.second_pass import (
-    SecondPass,
-    SecondPassLayer,
-    SecondPassTensors,
-    second_pass_of_layers,
-)
+from rankscope.deviation.second_pass import SecondPass, SecondPassLayer, SecondPassTensors, second_pass_of_layers
 from rankscope.deviation.state import State
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.traversal import traverse
@@ -72,9 +67,7 @@ def test_what_is_replayed_is_what_the_rules_give(
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * shared
         start = PassInputs.of(net, X, padding)
         assume(can_replay(net, start.state))
-        for found, expected in zip(
-            cached_states(cache, net, X, padding), states(net, X, padding), strict=True
-        ):
+        for found, expected in zip(cached_states(cache, net, X, padding), states(net, X, padding), strict=True):
             assert_same(found, expected, 1e-9)
 
 
@@ -109,9 +102,7 @@ def test_a_traced_layer_gives_the_same_bits(variant: str, activation: str) -> No
     cache = PassCache(compiler)
     for _ in range(5):
         X = normal(2, 6, 16, seed=3)
-        for state, expected in zip(
-            cached_states(cache, net, X, padding), states(net, X, padding), strict=True
-        ):
+        for state, expected in zip(cached_states(cache, net, X, padding), states(net, X, padding), strict=True):
             assert torch.equal(state.R.value, expected.R.value) and torch.equal(state.R.log, expected.R.log)
             assert torch.equal(state.x.value, expected.x.value) and torch.equal(state.x.log, expected.x.log)
     assert 1 <= len(compiler.functions) <= 2
@@ -126,15 +117,11 @@ def test_changed_weights_are_seen() -> None:
     for change in (lambda t: None, lambda t: t.mul_(1.5), lambda t: setattr(t, "data", t * 0.5)):
         change(net.weights.layers[1].attention.value.weight)
         for _ in range(3):
-            for found, expected in zip(
-                cached_states(cache, net, X, padding), states(net, X, padding), strict=True
-            ):
+            for found, expected in zip(cached_states(cache, net, X, padding), states(net, X, padding), strict=True):
                 assert_same(found, expected, 1e-12)
 
 
-def cached_second_pass(
-    cache: PassCache, net: Transformer, X: Tensor, padding: Tensor
-) -> list[SecondPassTensors]:
+def cached_second_pass(cache: PassCache, net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassTensors]:
     start = PassInputs.of(net, X, padding)
     found: list[SecondPassTensors] = list(
         cache.run(start.net, start.settings, start.state, second_pass_of_layers).second_pass
@@ -160,22 +147,16 @@ def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, be
     net, padding = Transformer.random(arch, seed=seed, init="xavier"), padded(n, before, 1)
     cache = PassCache()
     for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
-        X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * normal(
-            1, 1, 8, seed=seed + 7
-        )
+        X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * normal(1, 1, 8, seed=seed + 7)
         start = PassInputs.of(net, X, padding)
         assume(can_replay(net, start.state, passes=2))
-        pairs = zip(
-            cached_second_pass(cache, net, X, padding), second_pass_layers(net, X, padding), strict=True
-        )
+        pairs = zip(cached_second_pass(cache, net, X, padding), second_pass_layers(net, X, padding), strict=True)
         for found, expected in pairs:
             assert_same(found.before, expected.before, 1e-9)
             assert torch.equal(found.resolved, expected.resolved) and torch.equal(found.lost, expected.lost)
             assert (found.plain_step is None) <= (expected.plain_step is None)
             if found.plain_step is not None and expected.plain_step is not None:
-                torch.testing.assert_close(
-                    found.plain_step.state, expected.plain_step.state, rtol=1e-9, atol=1e-9
-                )
+                torch.testing.assert_close(found.plain_step.state, expected.plain_step.state, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp", "san+norm+skip"])
@@ -184,11 +165,7 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
     reaches the host, nothing comes from it. A CUDA graph allows neither."""
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
     arch = arch.replace(kept_heads=((0,),) * 3) if variant == "transformer" else arch
-    net, padding, X = (
-        Transformer.random(arch, seed=1).variant(variant),
-        padded(6, 0, 2),
-        normal(2, 8, 16),
-    )
+    net, padding, X = (Transformer.random(arch, seed=1).variant(variant), padded(6, 0, 2), normal(2, 8, 16))
     cache = PassCache()
     expected = cached_second_pass(cache, net, X, padding)
     (cached,) = cache.passes.values()
@@ -200,9 +177,7 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
     meta_net = replace(start.net, weights=converted(start.net.weights, on_meta))
     settings, state = converted((start.settings, start.state), on_meta)
     given = replay.ReplayInputs(tuple(block.weights for block in meta_net.blocks), settings, state)
-    monkeypatch.setattr(
-        perturbation, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
-    )
+    monkeypatch.setattr(perturbation, "_row", lambda seed, length, device: torch.empty(length, device=device).double())
     with answering(Presuming(cached.answers)) as asking:
         result = run_layers(meta_net, given, second_pass_of_layers)
     violations = asking.violations(state.x.log)
@@ -220,9 +195,7 @@ class Refusing(PassCache):
     def captures(self, given: replay.ReplayInputs) -> bool:
         return True
 
-    def _captured(
-        self, whole: replay.PassFunction, given: replay.ReplayInputs
-    ) -> tuple[replay.PassFunction, int]:
+    def _captured(self, whole: replay.PassFunction, given: replay.ReplayInputs) -> tuple[replay.PassFunction, int]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 

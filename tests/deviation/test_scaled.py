@@ -35,9 +35,7 @@ def test_sums_are_right_at_any_scale(a: float, s: float, b: float, t: float) -> 
 @given(st.floats(1e-200, 1e200), logs)
 def test_normalising_changes_nothing_but_the_split(a: float, s: float) -> None:
     tidy = scaled(a, s).normalised()
-    assert float(tidy.log) + math.log(float(tidy.value)) == pytest.approx(
-        s + math.log(a), rel=1e-14, abs=1e-10
-    )
+    assert float(tidy.log) + math.log(float(tidy.value)) == pytest.approx(s + math.log(a), rel=1e-14, abs=1e-10)
     assert 1e-14 < float(tidy.value) < 1e14
 
 

@@ -22,9 +22,7 @@ def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Any:
 def exactly(x: Tensor) -> list[Fraction]:
     """Every entry as a fraction."""
     hi, lo = (x.hi, x.lo) if isinstance(x, Doubled) else (x, torch.zeros_like(x))
-    return [
-        Fraction(a) + Fraction(b) for a, b in zip(hi.flatten().tolist(), lo.flatten().tolist(), strict=True)
-    ]
+    return [Fraction(a) + Fraction(b) for a, b in zip(hi.flatten().tolist(), lo.flatten().tolist(), strict=True)]
 
 
 def numbers(x: Tensor) -> Iterator[mp.mpf]:

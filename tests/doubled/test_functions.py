@@ -63,16 +63,7 @@ def test_tails(mine: Any, true: Any, furthest: float) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [
-        torch.exp,
-        torch.expm1,
-        torch.log,
-        torch.log1p,
-        torch.sigmoid,
-        torch.tanh,
-        torch.special.erfc,
-        torch.sqrt,
-    ],
+    [torch.exp, torch.expm1, torch.log, torch.log1p, torch.sigmoid, torch.tanh, torch.special.erfc, torch.sqrt],
 )
 def test_ends_of_the_range_are_those_of_float64(function: Any) -> None:
     x = torch.tensor(

@@ -39,9 +39,7 @@ def compare(net: Transformer, X: Tensor, digits: int = 60) -> list[tuple[float, 
     """Of every layer."""
     with mp.workdps(digits):
         states = Network(net).states(X[0])
-        return [
-            off(step.state, true) for step, true in zip(propagate(net, X, doubled=True), states, strict=True)
-        ]
+        return [off(step.state, true) for step, true in zip(propagate(net, X, doubled=True), states, strict=True)]
 
 
 CHOICES: dict[str, list[Any]] = {
@@ -93,14 +91,7 @@ def test_pure_attention_far_below_floating_point() -> None:
 
 @pytest.mark.parametrize(
     ("activation", "apart"),
-    [
-        ("gelu", 1e-3),
-        ("gelu", 1e-20),
-        ("gelu_tanh", 1e-3),
-        ("quick_gelu", 1e-3),
-        ("silu", 1e-3),
-        ("tanh", 1e-3),
-    ],
+    [("gelu", 1e-3), ("gelu", 1e-20), ("gelu_tanh", 1e-3), ("quick_gelu", 1e-3), ("silu", 1e-3), ("tanh", 1e-3)],
 )
 def test_tokens_that_hardly_differ(activation: str, apart: float) -> None:
     """Where a series takes the place of a difference."""

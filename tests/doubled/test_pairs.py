@@ -10,18 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.doubled.pairs import (
-    BLOCK,
-    Pair,
-    add,
-    divide,
-    halves,
-    multiply,
-    sqrt,
-    subtract,
-    two_prod,
-    two_sum,
-)
+from rankscope.doubled.pairs import BLOCK, Pair, add, divide, halves, multiply, sqrt, subtract, two_prod, two_sum
 from tests.doubled.numbers import drawn, exactly
 
 Within = st.floats(min_value=-1e140, max_value=1e140).filter(lambda x: x == 0 or abs(x) > 1e-130)
@@ -95,8 +84,7 @@ def test_large_tensors_go_by_blocks_and_are_broadcast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "plain"),
-    [(add, torch.add), (subtract, torch.sub), (multiply, torch.mul), (divide, torch.div)],
+    ("operation", "plain"), [(add, torch.add), (subtract, torch.sub), (multiply, torch.mul), (divide, torch.div)]
 )
 def test_infinities_and_nan_are_those_of_float64(operation: Any, plain: Any) -> None:
     values = tensor(0.0, 1.0, -2.0, math.inf, -math.inf, math.nan, 1e308)

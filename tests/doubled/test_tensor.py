@@ -43,13 +43,7 @@ def test_what_moves_entries_keeps_every_digit(move: Any) -> None:
 def test_comparisons_see_the_low_part() -> None:
     one = Doubled.of(torch.ones(1, dtype=torch.float64))
     more = one + 2.0**-80
-    assert (
-        bool(more > 1)
-        and bool(one < more)
-        and bool(more != 1)
-        and bool(more >= one)
-        and not bool(more == one)
-    )
+    assert bool(more > 1) and bool(one < more) and bool(more != 1) and bool(more >= one) and not bool(more == one)
     assert bool(torch.maximum(one, more) == more) and bool(torch.minimum(one, more) == one)
     assert int(torch.cat([one, more, one]).argmax()) == 1 and int(torch.cat([more, one]).argmin()) == 1
     assert bool(torch.cat([one, more]).amax() == more)

@@ -32,9 +32,7 @@ def swept(folder: Path, **options: Any) -> Sweep:
 def same(one: Path, other: Path) -> None:
     """Bit for bit, but for how long cells took."""
     for name in TABLES:
-        assert_frame_equal(
-            rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True
-        )
+        assert_frame_equal(rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True)
     cells = [rankscope.read(each).table("cells").drop("seconds") for each in (one, other)]
     assert_frame_equal(*cells)
 

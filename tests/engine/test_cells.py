@@ -39,9 +39,7 @@ def test_cells_are_chosen_by_number_or_by_factors(study: Sweep) -> None:
     assert alone.curve("mu").flatten().tolist() == rows["value"].to_list()
 
 
-@pytest.mark.parametrize(
-    ("choice", "subject"), [("9", "choice"), ("two", "choice"), ("dept=2", "dept"), ("4", "cell")]
-)
+@pytest.mark.parametrize(("choice", "subject"), [("9", "choice"), ("two", "choice"), ("dept=2", "dept"), ("4", "cell")])
 def test_a_choice_of_no_measured_cell_is_refused(choice: str, subject: str, study: Sweep) -> None:
     with raises(SweepError, subject=subject):
         profile_of(study.run, choice)
@@ -57,9 +55,7 @@ def test_a_choice_of_no_measured_cell_is_refused(choice: str, subject: str, stud
         ("remedy=differential2:peak=0.5,norm=rms", []),
     ],
 )
-def test_colons_and_commas_within_values_do_not_split_them(
-    choice: str, cells: list[int], tmp_path: Path
-) -> None:
+def test_colons_and_commas_within_values_do_not_split_them(choice: str, cells: list[int], tmp_path: Path) -> None:
     """`norm` is a factor and an option of `differential2` as well: what some cell has decides."""
     spec = spec_of(
         {

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.parametrize("excerpts", [200, 10_000])
 def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, tmp_path: Path) -> None:
     words = " ".join(bundled_excerpts(20)).split()
-    texts = [
-        " ".join(words[7 * n % 4000 :][: 1 + n % 9]) + (f" {n}" if n % 11 else "") for n in range(excerpts)
-    ]
+    texts = [" ".join(words[7 * n % 4000 :][: 1 + n % 9]) + (f" {n}" if n % 11 else "") for n in range(excerpts)]
     net = fresh("bert-tiny")
     nets = {"transformer": net, "san": net.variant(skip=0.0)}
     options: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
@@ -40,18 +38,7 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
 def test_measure_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(bundled_excerpts(12)[:6]))
-    arguments = [
-        "measure",
-        "minilm",
-        "--text",
-        str(text),
-        "--tokens",
-        "8",
-        "--variants",
-        "san",
-        "--batch",
-        "2",
-    ]
+    arguments = ["measure", "minilm", "--text", str(text), "--tokens", "8", "--variants", "san", "--batch", "2"]
     assert answered(*arguments, "--on", "ray")["table"] == answered(*arguments)["table"]
 
 

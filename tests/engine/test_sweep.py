@@ -151,9 +151,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
         ({"gpus_per_cell": 1000.0}, "gpus_per_cell"),
     ],
 )  # fmt: skip
-def test_a_sweep_that_has_nowhere_to_run_writes_nothing(
-    options: dict[str, Any], subject: str, tmp_path: Path
-) -> None:
+def test_a_sweep_that_has_nowhere_to_run_writes_nothing(options: dict[str, Any], subject: str, tmp_path: Path) -> None:
     with raises(SweepError, subject=subject):
         sweep({"grid": {"skip": 1.0}}, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
@@ -180,9 +178,5 @@ def test_a_factor_of_several_kinds_is_a_word(tmp_path: Path) -> None:
         {"model": "bert-tiny", "skip": 0.5},
     ]
     found = sweep({"metrics": "mu", "all": {"samples": 1, "tokens": 4}, "list": cells}, tmp_path, workers=1)
-    assert found.cells["skip"].to_list() == [None, 1.0, 0.5] and found.cells["mask"].to_list() == [
-        "causal",
-        None,
-        None,
-    ]
+    assert found.cells["skip"].to_list() == [None, 1.0, 0.5] and found.cells["mask"].to_list() == ["causal", None, None]
     assert found.table.filter(pl.col("skip") == 0.5)["cell"].unique().to_list() == [2]

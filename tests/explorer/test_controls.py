@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import ArchitectureError, RankscopeError, SettingError
-from rankscope.explorer.controls import (
-    CONTROL_NAMES,
-    MOST_TEXT,
-    Controls,
-    PageRequest,
-    RandomShape,
-    read_request,
-)
+from rankscope.explorer.controls import CONTROL_NAMES, MOST_TEXT, Controls, PageRequest, RandomShape, read_request
 from tests.raising import raises
 
 
@@ -55,9 +48,7 @@ def test_bytes_that_are_no_request_are_refused(body: bytes, subject: str | None)
 
 
 NAMES = st.sampled_from(["setting", "A", "skip", "shape", "text"])
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(NAMES, inner)
-)
+VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(NAMES, inner))
 
 
 @given(st.binary(max_size=200) | VALUES)

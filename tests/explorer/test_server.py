@@ -51,12 +51,7 @@ def test_every_answer_has_its_headers(served: Served) -> None:
     ]  # fmt: skip
     for answer in answers:
         policy = answer.headers["content-security-policy"]
-        for part in (
-            "script-src 'self'",
-            "default-src 'none'",
-            "frame-ancestors 'none'",
-            "connect-src 'self'",
-        ):
+        for part in ("script-src 'self'", "default-src 'none'", "frame-ancestors 'none'", "connect-src 'self'"):
             assert part in policy
         assert "unsafe-eval" not in policy
         assert "'unsafe-inline'" not in policy.split("style-src")[0]
@@ -64,9 +59,7 @@ def test_every_answer_has_its_headers(served: Served) -> None:
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize(
-    "host", ["example.com", "127.0.0.1", "localhost:1", "127.0.0.1.example.com:{port}", ""]
-)
+@pytest.mark.parametrize("host", ["example.com", "127.0.0.1", "localhost:1", "127.0.0.1.example.com:{port}", ""])
 def test_another_host_is_refused(served: Served, host: str) -> None:
     name = host.format(port=served.port)
     assert httpx.get(served.url, headers={"Host": name}).status_code == 421
@@ -87,9 +80,7 @@ def test_two_hosts_or_none_are_refused(served: Served) -> None:
     assert status(raw(served, b"GET / HTTP/1.0\r\n\r\n")) == 421
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://example.com", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("origin", ["http://example.com", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
 def test_another_origin_is_refused(served: Served, origin: str) -> None:
     answer = served.ask(QUICK, Origin=origin.format(port=served.port))
     assert answer.status_code == 403 and "another" in answer.json()["error"]
@@ -132,9 +123,7 @@ def test_a_connection_without_a_request_is_closed() -> None:
         assert slow.ask(QUICK).status_code == 200
 
 
-def test_a_request_that_breaks_off_is_no_error_of_the_server(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_breaks_off_is_no_error_of_the_server(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as line:
         line.sendall(posted(served, 90, b'{"setting'))
     assert served.ask(QUICK).status_code == 200
@@ -159,15 +148,9 @@ def test_nothing_else_is_to_be_had(served: Served, path: str) -> None:
         ({"mask": "edges:0>1&edges:5>6"}, "edges must join tokens"),
         ({"model": "/etc/passwd"}, "Model must be one of tiny, sigmoid, random"),
         ({"text": "   "}, "write a few words"),
-        (
-            {"shape": {"width": 10, "heads": 3}},
-            "must be a multiple of their number; got width 10 and 3 heads",
-        ),
+        ({"shape": {"width": 10, "heads": 3}}, "must be a multiple of their number; got width 10 and 3 heads"),
         ({"shape": {"layers": 24, "width": 512, "heads": 8}}, "million weights"),
-        (
-            {"shape": {"width": 6, "heads": 2, "positions": "rotary"}},
-            "width / heads must be even; got 6 / 2 = 3",
-        ),
+        ({"shape": {"width": 6, "heads": 2, "positions": "rotary"}}, "width / heads must be even; got 6 / 2 = 3"),
     ],
 )
 def test_a_bad_setting_is_a_sentence_for_the_page(served: Served, setting: dict[str, Any], said: str) -> None:
@@ -215,9 +198,7 @@ FIELDS = st.fixed_dictionaries(
 
 @settings(max_examples=30)
 @given(setting=FIELDS | SCALAR, pin=st.none() | FIELDS)
-def test_any_setting_is_answered_or_refused_and_the_server_goes_on(
-    served: Served, setting: Any, pin: Any
-) -> None:
+def test_any_setting_is_answered_or_refused_and_the_server_goes_on(served: Served, setting: Any, pin: Any) -> None:
     request = {"setting": setting} if pin is None else {"setting": setting, "A": pin}
     answer = served.ask(request)
     assert answer.status_code in (200, 413, 422), answer.text
@@ -236,9 +217,7 @@ PATHS = st.sampled_from(["/", "/api/answer", "/api/networks", "/static/x", "/fig
     path=PATHS | st.text(max_size=9),
     body=st.binary(max_size=99),
 )
-def test_any_request_is_answered_without_falling_over(
-    served: Served, method: str, path: str, body: bytes
-) -> None:
+def test_any_request_is_answered_without_falling_over(served: Served, method: str, path: str, body: bytes) -> None:
     try:
         url = httpx.URL(served.url).copy_with(path="/" + path.removeprefix("/"))
         answer = httpx.request(method, url, content=body, headers={"Content-Type": JSON})

@@ -60,9 +60,7 @@ def test_a_line_is_solid_above_its_floor_and_hollow_at_it() -> None:
     figure = page_figure(curves_chart([curve], True))
     json.dumps(figure, allow_nan=False)
     solid = next(trace for trace in figure["data"] if trace.get("name") == "san")
-    hollow = next(
-        trace for trace in figure["data"] if str(trace.get("marker", {}).get("symbol")).endswith("-open")
-    )
+    hollow = next(trace for trace in figure["data"] if str(trace.get("marker", {}).get("symbol")).endswith("-open"))
     assert curve.noise.any() and not curve.noise.all()
     assert [value is None for value in solid["y"]] == curve.noise.tolist()
     assert [size > 0 for size in hollow["marker"]["size"]] == curve.noise.tolist()

@@ -15,9 +15,7 @@ from rankscope.profiles.figures import arithmetics_chart
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 X = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-BOTH = Profile.join(
-    [measure(NET.variant(v), X, variant=v, arithmetic="float64") for v in ("san", "transformer")]
-)
+BOTH = Profile.join([measure(NET.variant(v), X, variant=v, arithmetic="float64") for v in ("san", "transformer")])
 
 
 def labels(axes: Axes) -> list[str]:
@@ -93,9 +91,7 @@ def test_arithmetics_side_by_side_show_the_law() -> None:
     figure.savefig("/dev/null", format="png")
 
 
-@pytest.mark.parametrize(
-    "name", ["_mine", "$", "a $b$", r"$\frac{$", "--><x>", "a\x1b[31m\nb", "x" * 400, ""]
-)
+@pytest.mark.parametrize("name", ["_mine", "$", "a $b$", r"$\frac{$", "--><x>", "a\x1b[31m\nb", "x" * 400, ""])
 def test_a_variant_of_any_name_is_drawn_and_stands_in_the_legend(name: str, tmp_path: Path) -> None:
     both = Profile.join([measure(NET, X, variant=each) for each in (name, "plain")])
     figure = both.plot("relative_residual")

@@ -145,9 +145,7 @@ def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
 )
 def test_where_they_cannot_learn_at_once_they_do_one_after_the_other(task: Task, more: Any) -> None:
     initialisation = more.get("initialisation", Initialisation())
-    arch = task.architecture(
-        2, 8, 2, **{name: each for name, each in more.items() if name != "initialisation"}
-    )
+    arch = task.architecture(2, 8, 2, **{name: each for name, each in more.items() if name != "initialisation"})
     kwargs: Any = {"initialisation": initialisation, "dtype": WIDE}
     together = Training(task, arch, RECIPE, seeds=[3, 0], **kwargs).finish()
     for place, seed in enumerate(together.seeds):
@@ -159,10 +157,7 @@ def test_where_they_cannot_learn_at_once_they_do_one_after_the_other(task: Task,
 
 def fitting(name: str) -> Architecture:
     """A network that takes the remedy: some are for norms before a branch, some for norms after it."""
-    before, after = (
-        TASK.architecture(2, 8, 2),
-        TASK.architecture(2, 8, 2, norm_place="post", final_norm=False),
-    )
+    before, after = (TASK.architecture(2, 8, 2), TASK.architecture(2, 8, 2, norm_place="post", final_norm=False))
     try:
         net = Transformer.random(before).with_remedy(name)
     except ArchitectureError:
@@ -205,9 +200,7 @@ def test_what_was_learnt_is_measured_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "task", [Copying(8, 8), Induction(16, 4, 8, 20), Digits()], ids=lambda task: task.name
-)
+@pytest.mark.parametrize("task", [Copying(8, 8), Induction(16, 4, 8, 20), Digits()], ids=lambda task: task.name)
 def test_small_networks_learn(task: Task) -> None:
     training = Training(task, task.architecture(2, 32, 4), Recipe(steps=400, batch=32, lr=3e-3)).finish()
     (tried,) = training.evaluate()

@@ -37,9 +37,7 @@ def test_it_says_all_that_it_should(setting: str) -> None:
         assert 0 < value(table, "entropy", seed) < math.log(16 if setting == "images" else 6)
         assert value(table, "diverged", seed) == 0 == value(table, "parameters_added", seed)
         assert 0 <= value(table, "accuracy", seed) <= 1
-    assert value(table, "loss") == pytest.approx(
-        trial(setting=setting).training().finish().evaluate(4)[1].loss
-    )
+    assert value(table, "loss") == pytest.approx(trial(setting=setting).training().finish().evaluate(4)[1].loss)
     assert value(table, "loss_start") == trial(setting=setting).training().evaluate(4)[1].loss
 
 

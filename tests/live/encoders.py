@@ -6,9 +6,7 @@ from torch import Tensor, nn
 from tests.live.families import HEADS, LAYERS, WIDTH
 
 
-def encoder(
-    *, batch_first: bool = True, norm_first: bool = False, nested: bool = False
-) -> nn.TransformerEncoder:
+def encoder(*, batch_first: bool = True, norm_first: bool = False, nested: bool = False) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(
         WIDTH, HEADS, 24, dropout=0.1, batch_first=batch_first, norm_first=norm_first, dtype=torch.float64
     )

@@ -39,9 +39,7 @@ def test_cross_attention_that_an_observer_knows_is_left_out(known: bool | None) 
         def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
             def both(call: AttentionCall) -> None:
                 if known:
-                    on_attention(
-                        AttentionCall(pattern=call.pattern, self_attention=False, remark="cross-attention")
-                    )
+                    on_attention(AttentionCall(pattern=call.pattern, self_attention=False, remark="cross-attention"))
                 on_attention(AttentionCall(pattern=call.pattern, self_attention=known))
                 if known is None:
                     on_attention(AttentionCall(pattern=call.pattern))

@@ -85,9 +85,7 @@ def test_the_state_is_what_the_next_block_takes(first: str) -> None:
 
 def test_one_block_alone_cannot_say_which_tensor_is_its_state() -> None:
     w = seen(Model([Wordy("noise")]).double().eval(), "mu", tokens())
-    assert any(
-        "return several tensors like tokens: 1; nothing says which is the state" in note for note in w.notes
-    )
+    assert any("return several tensors like tokens: 1; nothing says which is the state" in note for note in w.notes)
     w = seen(Model([Wordy("weights")]).double().eval(), "mu", tokens())  # its shape says it
     assert not any("several tensors" in note for note in w.notes)
 
@@ -125,10 +123,7 @@ def test_branches_are_no_layers() -> None:
     with raises(WatchError, subject="blocks"):
         seen(model, "mu", tokens())
     named = [f"{kind}.{k}" for k in range(3) for kind in ("attentions", "mlps")]
-    with (
-        raises(WatchError, subject="blocks"),
-        rankscope.watch(model, "mu", blocks=named),
-    ):
+    with raises(WatchError, subject="blocks"), rankscope.watch(model, "mu", blocks=named):
         model(tokens())
     gpt2, batch = FAMILIES["gpt2"].model(), FAMILIES["gpt2"].batch()
     with (

@@ -37,9 +37,7 @@ class TestXTransformers:
         library = pytest.importorskip("x_transformers")
         torch.manual_seed(0)
         layers = library.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=4, **options)
-        return (
-            library.TransformerWrapper(num_tokens=WORDS, max_seq_len=16, attn_layers=layers).double().eval()
-        )
+        return library.TransformerWrapper(num_tokens=WORDS, max_seq_len=16, attn_layers=layers).double().eval()
 
     @pytest.mark.parametrize(("flash", "pre_norm"), [(True, True), (True, False), (False, True)])
     def test_layers_and_attention(self, flash: bool, pre_norm: bool) -> None:
@@ -59,10 +57,7 @@ class TestXTransformers:
         assert "Layers without attention of their tokens to themselves: 2, 4." in w.notes
         causal = torch.ones(6, 6, dtype=torch.bool).tril() & REAL[:, None, None]
         for layer in (1, 3):
-            norm, attention = (
-                model.attn_layers.layers[layer - 1][0][0],
-                model.attn_layers.layers[layer - 1][1],
-            )
+            norm, attention = (model.attn_layers.layers[layer - 1][0][0], model.attn_layers.layers[layer - 1][1])
             with torch.no_grad():
                 x = norm(states[layer - 1]) if pre_norm else states[layer - 1]
                 P = by_hand(attention.to_q(x), attention.to_k(x), causal)
@@ -158,10 +153,7 @@ class TestTimm:
         for part in model.modules():
             if hasattr(part, "fused_attn"):
                 part.fused_attn = True  # off as it comes: then its softmax is written out
-        with (
-            raises(WatchError, subject="attention"),
-            rankscope.watch(model, "entropy", blocks="layers.0.blocks"),
-        ):
+        with raises(WatchError, subject="attention"), rankscope.watch(model, "entropy", blocks="layers.0.blocks"):
             model(X)
 
 
@@ -200,11 +192,7 @@ class TestAccelerate:
         found = seen(model, list(metrics), IDS, attention_mask=REAL.long())
         for each in metrics:
             torch.testing.assert_close(
-                found.profile().curve(each),
-                expected.profile().curve(each),
-                rtol=1e-12,
-                atol=1e-12,
-                equal_nan=True,
+                found.profile().curve(each), expected.profile().curve(each), rtol=1e-12, atol=1e-12, equal_nan=True
             )
 
     def test_by_a_device_map(self, tmp_path: Path) -> None:
@@ -282,9 +270,7 @@ class TestPeft:
         adapted = seen(model, metrics, input_ids=IDS).profile()
         merged = seen(model.merge_and_unload(), metrics, input_ids=IDS).profile()
         for each in metrics:
-            torch.testing.assert_close(
-                adapted.curve(each), merged.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True
-            )
+            torch.testing.assert_close(adapted.curve(each), merged.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True)
 
     def test_an_adapted_output_projection_has_no_heads(self) -> None:
         with raises(WatchError, subject="heads"):
@@ -342,9 +328,7 @@ def test_tokens_in_rows_and_columns_are_tokens() -> None:
 def test_a_monitor_sees_rows_and_columns_too(probed: bool, tmp_path: Path) -> None:
     model, X = nn.Sequential(Rows(), Rows()), torch.randn(2, 3, 4, WIDTH)
     expected = seen(model, "mu", X).profile().curve("mu").mean(0)
-    with Monitor(
-        model, "mu", every=1, probe=X if probed else None, run=tmp_path / "run", alarms=()
-    ) as monitor:
+    with Monitor(model, "mu", every=1, probe=X if probed else None, run=tmp_path / "run", alarms=()) as monitor:
         model(X).sum().backward()
         monitor.step()
     rows = rankscope.read(monitor.run).table("training").filter(metric="mu", step=1).sort("layer")

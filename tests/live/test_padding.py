@@ -38,9 +38,7 @@ class Wrapper(nn.Module):
 @pytest.mark.parametrize("by_name", [True, False])
 def test_positional_and_named_masks_are_found_also_behind_wrappers(model: nn.Module, by_name: bool) -> None:
     x = torch.zeros(2, 3, 4)
-    found = (
-        arguments_of(model, (x,), {"attention_mask": REAL}) if by_name else arguments_of(model, (x, REAL), {})
-    )
+    found = arguments_of(model, (x,), {"attention_mask": REAL}) if by_name else arguments_of(model, (x, REAL), {})
     padding = padding_in(found)
     assert padding is not None and torch.equal(padding, REAL == 0)
 
@@ -172,11 +170,7 @@ def test_where_no_mask_is_found_it_is_said() -> None:
     with torch.no_grad(), rankscope.watch(model, "mu") as w:
         model(x)
     assert "No mask was found: every token counts as real; padding= says which are not." in w.notes
-    with (
-        raises(WatchError, subject="padding"),
-        torch.no_grad(),
-        rankscope.watch(model, "mu"),
-    ):
+    with raises(WatchError, subject="padding"), torch.no_grad(), rankscope.watch(model, "mu"):
         model(x, REAL == 0)
     with torch.no_grad(), rankscope.watch(model, "mu", padding=REAL == 0) as w:
         model(x, REAL == 0)
@@ -217,8 +211,6 @@ def test_a_cache_with_something_in_it_is_gone_on_from() -> None:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    assert not continues_from_cache({"past_key_values": cache}) and not continues_from_cache(
-        {"past_key_values": None}
-    )
+    assert not continues_from_cache({"past_key_values": cache}) and not continues_from_cache({"past_key_values": None})
     cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
     assert continues_from_cache({"past_key_values": cache})

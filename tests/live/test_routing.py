@@ -24,12 +24,7 @@ REAL[1, 5:] = False
 REAL[2, :3] = False
 TWO: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
 FEW: dict[str, Any] = {**TWO, "moe_intermediate_size": 12}
-SHARED: dict[str, Any] = {
-    **FEW,
-    "num_experts": 5,
-    "shared_expert_intermediate_size": 8,
-    "mlp_only_layers": [1],
-}
+SHARED: dict[str, Any] = {**FEW, "num_experts": 5, "shared_expert_intermediate_size": 8, "mlp_only_layers": [1]}
 LATENT: dict[str, Any] = {
     **FEW, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,

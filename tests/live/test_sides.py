@@ -25,12 +25,7 @@ ALL = torch.ones(2, 6, dtype=torch.bool)
 def bart() -> Any:
     sizes: dict[str, Any] = {f"{side}_{name}": size for side in ("encoder", "decoder")
              for name, size in {"layers": 2, "attention_heads": HEADS, "ffn_dim": 24}.items()}  # fmt: skip
-    special: dict[str, Any] = {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-    }
+    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     config = hf.BartConfig(vocab_size=WORDS, d_model=WIDTH, max_position_embeddings=32, **sizes, **special)
     return hf.BartForConditionalGeneration(config)
 

@@ -54,9 +54,7 @@ SHAPES = [(1, 3, 1), (3, 5, 4), (2, 128, 600), (40, 60, 64)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("padded", [False, True])
-def test_norms_say_what_the_metrics_say(
-    shape: tuple[int, int, int], dtype: torch.dtype, padded: bool
-) -> None:
+def test_norms_say_what_the_metrics_say(shape: tuple[int, int, int], dtype: torch.dtype, padded: bool) -> None:
     """Of states of any size; of zeros, of NaN and infinity, and of what leaves the range of float64."""
     torch.manual_seed(0)
     X = torch.randn(shape, dtype=torch.float64)

@@ -45,8 +45,7 @@ def test_json_lines(tmp_path: Path) -> None:
     written(JSONLines(path))
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert found == [
-        {"step": step, **{n: value(n, step) for n in NAMES}, "alarms": [SENTENCE] * (step == 20)}
-        for step in STEPS
+        {"step": step, **{n: value(n, step) for n in NAMES}, "alarms": [SENTENCE] * (step == 20)} for step in STEPS
     ]
 
 
@@ -124,9 +123,7 @@ def test_wandb(tmp_path: Path, offline: dict[str, Any]) -> None:
     rows = history(tmp_path)
     assert [row["monitor/step"] for row in rows] == list(STEPS)
     for row in rows:
-        assert {name: row[name] for name in NAMES} == {
-            name: value(name, row["monitor/step"]) for name in NAMES
-        }
+        assert {name: row[name] for name in NAMES} == {name: value(name, row["monitor/step"]) for name in NAMES}
     axes = {r.metric.name: r.metric.step_metric for r in records(tmp_path) if r.HasField("metric")}
     assert {name: axes[name] for name in NAMES} == dict.fromkeys(NAMES, "monitor/step")
     (alert,) = (record.alert for record in records(tmp_path) if record.HasField("alert"))

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics import (
-    dobrushin,
-    entropy,
-    first_token_mass,
-    row_sum_defect,
-    second_singular_value,
-    spectral_gap,
-)
+from rankscope.metrics import dobrushin, entropy, first_token_mass, row_sum_defect, second_singular_value, spectral_gap
 from tests.raising import raises
 from tests.strategies import stochastic
 

@@ -45,9 +45,7 @@ def test_a_padded_batch_gives_what_each_sequence_gives_alone(
 
 @pytest.mark.parametrize("name", ATTENTION)
 @given(n=st.integers(1, 5), after=st.integers(0, 3), seed=st.integers(0, 999))
-def test_padded_attention_gives_what_each_sequence_gives_alone(
-    name: str, n: int, after: int, seed: int
-) -> None:
+def test_padded_attention_gives_what_each_sequence_gives_alone(name: str, n: int, after: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     P = torch.randn(2, n, n, generator=generator, dtype=torch.float64).softmax(-1)
     whole = torch.full((1, 2, n + after, n + after), math.inf, dtype=torch.float64)
@@ -177,14 +175,8 @@ def test_a_metric_that_does_not_say_what_it_is_is_a_sentence(change: dict[str, A
     [
         ([Metric("mine", lambda x, _: x.X)], r"value of metric 'mine' .* shape \(\),.*received \(3, 2\)"),
         ([Metric("mine", lambda x, _: x.unit)], "value of metric 'mine' must be a tensor.*received float"),
-        (
-            [Metric("mine", energy, degree=2, scale=lambda x, _: x.X)],
-            r"scale of metric 'mine' must be .* shape \(\)",
-        ),
-        (
-            [Metric("mine", energy), Metric("mine", metric("mu").compute)],
-            "'mine' is also another in the same",
-        ),
+        ([Metric("mine", energy, degree=2, scale=lambda x, _: x.X)], r"scale of metric 'mine' must be .* shape \(\)"),
+        ([Metric("mine", energy), Metric("mine", metric("mu").compute)], "'mine' is also another in the same"),
         (["mu", Metric("mu", energy)], "name of its own; 'mu' is also a built-in metric"),
         ([], "somebody must be given at least one metric; received none"),
     ],

@@ -109,9 +109,7 @@ def test_no_random_or_local_search_beats_the_argmin(X: Tensor, seed: int) -> Non
     scale = float(np.abs(A - A.mean(0)).max())
     for _ in range(3):
         start = A[random.integers(len(A))] + scale * random.normal(size=A.shape[1])
-        rival = minimize(
-            lambda x: slow_composite(A - x), start, method="Nelder-Mead", options={"maxiter": 400}
-        )
+        rival = minimize(lambda x: slow_composite(A - x), start, method="Nelder-Mead", options={"maxiter": 400})
         assert found <= rival.fun * (1 + 2e-5) + 1e-9 * scale
 
 
@@ -165,9 +163,7 @@ def test_residuals_ignore_a_common_shift_and_follow_the_scale(X: Tensor, scale: 
         # Equal tokens have a residual of rounding errors, which do not follow the scale.
         scaled = pytest.approx(scale * measure(X).item(), rel=1e-9, abs=1e-12 * scale * size)
         assert measure(scale * X).item() == scaled
-    assert relative_residual(scale * X).item() == pytest.approx(
-        relative_residual(X).item(), rel=1e-9, abs=1e-12
-    )
+    assert relative_residual(scale * X).item() == pytest.approx(relative_residual(X).item(), rel=1e-9, abs=1e-12)
 
 
 def test_relative_forms_divide_by_the_same_norm() -> None:

@@ -35,8 +35,6 @@ def test_samples_that_are_not_finite_are_told_from_those_that_are(dtype: torch.d
 
 
 def test_large_numbers_are_finite() -> None:
-    ready, broken = tokens_of(
-        torch.full((1, 2, 2), 1e200, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
-    )
+    ready, broken = tokens_of(torch.full((1, 2, 2), 1e200, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool))
     assert not broken.any()
     assert float(metric("relative_mu").read(ready).value) == 0.0

@@ -48,9 +48,7 @@ def test_ranks_are_in_order(X: Tensor) -> None:
     """stable <= participation <= effective <= numerical rank, up to rounding, unless X is zero."""
     if not X.abs().max():
         return
-    stable, participation, effective = (
-        f(X).item() for f in (stable_rank, participation_ratio, effective_rank)
-    )
+    stable, participation, effective = (f(X).item() for f in (stable_rank, participation_ratio, effective_rank))
     assert 1 - 1e-9 <= stable <= participation * (1 + 1e-9)
     assert participation <= effective * (1 + 1e-9)
     assert effective <= min(X.shape) + 1e-9

@@ -41,10 +41,7 @@ def test_usual_values_are_filled_in_and_follow_a_replacement() -> None:
 
 
 def test_equal_masks_have_equal_specs() -> None:
-    assert (
-        Architecture(**SMALL, mask="causal & window:01").mask
-        == Architecture(**SMALL, mask="causal&window:1").mask
-    )
+    assert Architecture(**SMALL, mask="causal & window:01").mask == Architecture(**SMALL, mask="causal&window:1").mask
 
 
 def test_masks_may_differ_by_layer() -> None:

@@ -18,9 +18,7 @@ def seeded(p: float, seed: int = 0) -> Dropout:
 @pytest.mark.parametrize("variant", list(networks.VARIANTS))
 @pytest.mark.parametrize("place", ["post", "pre"])
 @pytest.mark.parametrize("padded", [None, "at the end", "anywhere"])
-def test_without_dropout_training_is_the_plain_forward_pass(
-    variant: str, place: str, padded: str | None
-) -> None:
+def test_without_dropout_training_is_the_plain_forward_pass(variant: str, place: str, padded: str | None) -> None:
     arch = Architecture(layers=3, width=12, heads=3, mask="causal", norm_place=place)  # type: ignore[arg-type]
     net = Transformer.random(arch, seed=1).variant(networks.VARIANTS[variant])
     X = torch.randn(2, 7, 12, dtype=torch.float64)
@@ -62,9 +60,7 @@ def test_dropout_is_on_the_embedding_the_attention_and_what_heads_add() -> None:
              ("query", "key", "value", "output")}  # fmt: skip
         q, k, v = (torch.einsum("bnd,dhe->bhne", Y, w[name]) for name in ("query", "key", "value"))
         P = dropped((q @ k.mT / 2).softmax(-1))  # the root of the width of a head, 4
-        Y = F.layer_norm(
-            Y + dropped(torch.einsum("bhne,hed->bnd", P @ v, w["output"])), (8,), eps=arch.norm_eps
-        )
+        Y = F.layer_norm(Y + dropped(torch.einsum("bhne,hed->bnd", P @ v, w["output"])), (8,), eps=arch.norm_eps)
         expected.append(Y)
     for ours, theirs in zip(training_states(net, X, seeded(0.3, 6)), expected, strict=True):
         torch.testing.assert_close(ours, theirs)

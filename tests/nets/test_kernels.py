@@ -21,9 +21,7 @@ def project(X: Tensor, linear: Linear) -> Tensor:
 
 
 def attention_of(kernel: str, mask: str) -> tuple[Tensor, np.ndarray, np.ndarray, Transformer, Tensor]:
-    arch = Architecture(
-        layers=1, width=WIDTH, heads=HEADS, kernel=kernel, mask=mask, divisor=1.7, length=N, mlp="none"
-    )
+    arch = Architecture(layers=1, width=WIDTH, heads=HEADS, kernel=kernel, mask=mask, divisor=1.7, length=N, mlp="none")
     net = Transformer.random(arch, seed=3, init="xavier")
     X = torch.randn(1, N, WIDTH, dtype=torch.float64)
     w = net.weights.layers[0].attention
@@ -66,9 +64,7 @@ def test_sigmoid(mask: str) -> None:
     for h in range(HEADS):
         for i in range(N):
             seen = sum(M[i])
-            row = [
-                1 / (1 + seen * math.exp(-(q[h, i] @ k[h, j]) / 1.7)) if M[i][j] else 0.0 for j in range(N)
-            ]
+            row = [1 / (1 + seen * math.exp(-(q[h, i] @ k[h, j]) / 1.7)) if M[i][j] else 0.0 for j in range(N)]
             assert P[h, i].tolist() == pytest.approx(row, rel=1e-12)
 
 
@@ -87,7 +83,6 @@ def test_a_smaller_divisor_sharpens() -> None:
     net = Transformer.random(Architecture(layers=1, width=WIDTH, heads=HEADS), init="xavier")
     X = torch.randn(2, N, WIDTH, dtype=torch.float64)
     largest = [
-        net.variant(divisor=divisor).run(X, attention=True).attention[0].amax(-1).mean()
-        for divisor in (0.1, 1.0, 10.0)
+        net.variant(divisor=divisor).run(X, attention=True).attention[0].amax(-1).mean() for divisor in (0.1, 1.0, 10.0)
     ]
     assert largest[0] > largest[1] > largest[2]

@@ -70,9 +70,7 @@ def spelled(
 def network(layers: list[dict[str, Tensor]], others: dict[str, Tensor], **fields: Any) -> Transformer:
     """Ours, of these weights."""
     arch = Architecture(**{"layers": LAYERS, "width": WIDTH, "heads": HEADS, "mlp_width": INNER, **fields})
-    tensors = {
-        f"layers.{index}.{name}": each for index, layer in enumerate(layers) for name, each in layer.items()
-    }
+    tensors = {f"layers.{index}.{name}": each for index, layer in enumerate(layers) for name, each in layer.items()}
     return Transformer.from_weights(arch, {name: each.detach() for name, each in (tensors | others).items()})
 
 
@@ -155,9 +153,7 @@ def test_gpt_neox_parallel_branches_partial_rotary() -> None:
         # Fused per head: [head, (query, key, value), head_width].
         fused = block.attention.query_key_value
         weight, bias = fused.weight.view(HEADS, 3, 2 * HEAD, 2 * WIDTH), fused.bias.view(HEADS, 3, 2 * HEAD)
-        q, k, v = (
-            SimpleNamespace(weight=weight[:, i].flatten(0, 1), bias=bias[:, i].flatten()) for i in range(3)
-        )
+        q, k, v = (SimpleNamespace(weight=weight[:, i].flatten(0, 1), bias=bias[:, i].flatten()) for i in range(3))
         layers.append(
             spelled(
                 {"query": q, "key": k, "value": v, "output": block.attention.dense},

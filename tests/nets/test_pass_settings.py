@@ -52,17 +52,11 @@ def test_the_third_half_has_norms_of_its_own_kind() -> None:
     for place, expected in (
         ("post", ["attention_norm", "cross_norm", "mlp_norm"]),
         ("pre", ["attention_norm", "cross_norm", "mlp_norm"]),
-        (
-            "sandwich",
-            [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")],
-        ),
+        ("sandwich", [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")]),
     ):
         assert norms(Architecture(**{**CROSS, "norm_place": place})) == expected
     bare = Architecture(**CROSS, mlp="none", attention_skip=0.5)
-    assert [(half.skip, half.branches[0].part) for half in order(bare)] == [
-        (0.5, "attention"),
-        (0.5, "cross"),
-    ]
+    assert [(half.skip, half.branches[0].part) for half in order(bare)] == [(0.5, "attention"), (0.5, "cross")]
 
 
 def test_variants_dtypes_and_samples_keep_the_memory() -> None:
@@ -73,13 +67,9 @@ def test_variants_dtypes_and_samples_keep_the_memory() -> None:
     X = normal(3, 5, 8, seed=1)
     whole = read.run(X).output
     assert torch.equal(read.for_samples(1, 3).run(X[1:]).output, whole[1:])
-    torch.testing.assert_close(
-        read.to(torch.float32).run(X.float()).output.double(), whole, rtol=0, atol=1e-4
-    )
+    torch.testing.assert_close(read.to(torch.float32).run(X.float()).output.double(), whole, rtol=0, atol=1e-4)
     one = net.with_memory(M[:1])
-    torch.testing.assert_close(
-        one.run(X).output[0], net.with_memory(M).run(X).output[0], rtol=1e-13, atol=1e-14
-    )
+    torch.testing.assert_close(one.run(X).output[0], net.with_memory(M).run(X).output[0], rtol=1e-13, atol=1e-14)
     *_, last = training_states(read, X, Dropout.seeded(0.0, 0, "cpu"))
     assert torch.equal(last, whole)
     silent = read.variant(heads=[])  # of attention among tokens; cross-attention speaks on

@@ -52,18 +52,13 @@ def test_complete_uniform_attention_is_uniform_after_one_layer() -> None:
 
 def test_the_uniform_kernel_is_the_same_as_zero_queries() -> None:
     net = Transformer.random(Architecture(**BASE, mask="causal", biases=False), init="xavier")
-    zero = {
-        name: torch.zeros_like(tensor) if ".query." in name else tensor
-        for name, tensor in net.state().items()
-    }
+    zero = {name: torch.zeros_like(tensor) if ".query." in name else tensor for name, tensor in net.state().items()}
     other = Transformer.from_weights(net.arch, zero)
     assert torch.allclose(net.variant(kernel="uniform").run(tokens()).output, other.run(tokens()).output)
 
 
 @given(architectures(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 99))
-def test_a_padded_batch_runs_as_each_sequence_alone(
-    arch: Architecture, n: int, after: int, seed: int
-) -> None:
+def test_a_padded_batch_runs_as_each_sequence_alone(arch: Architecture, n: int, after: int, seed: int) -> None:
     """Whatever the block: junk in padded tokens reaches no real one."""
     net = Transformer.random(arch, seed=seed, init="xavier")
     full, short = tokens(n + after, batch=1, seed=seed), tokens(n, batch=1, seed=seed + 1)

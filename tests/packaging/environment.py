@@ -82,9 +82,7 @@ class Environment:
         the numbers of docs/install.md. `python -X importtime` has the same imports by module."""
         sizes = self.packages()
         found = {"packages": float(len(sizes)), "MB": sum(sizes.values()) / 1e6}
-        torch = sum(
-            size for name, size in sizes.items() if re.fullmatch(r"torch|triton|nvidia-.*|cuda-.*", name)
-        )
+        torch = sum(size for name, size in sizes.items() if re.fullmatch(r"torch|triton|nvidia-.*|cuda-.*", name))
         return {**found, "MB without torch": found["MB"] - torch / 1e6} | {
             name: min(self._seconds(words) for _ in range(5)) for name, words in TIMED.items()
         }

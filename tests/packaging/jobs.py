@@ -48,9 +48,7 @@ def command(*words: str, code: int = 0) -> str:
     """`rankscope` with these words: what it says."""
     program = Path(sys.executable).with_name("rankscope")
     done = subprocess.run([program, *words], text=True, capture_output=True)
-    assert done.returncode == code, (
-        f"rankscope {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
-    )
+    assert done.returncode == code, f"rankscope {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -124,9 +122,7 @@ def core() -> None:
         said = command(*words.split(), code=2).strip()
         found = re.search(r"not installed: pip install 'rankscope\[(.*)\]'$", said)
         assert found and "\n" not in said and found[1].split(",") == extras, f"{words}: {said}"
-    assert not Path("out").exists() and not Path("runs").exists(), (
-        "a command that could not run wrote a folder"
-    )
+    assert not Path("out").exists() and not Path("runs").exists(), "a command that could not run wrote a folder"
 
 
 def models() -> None:
@@ -273,9 +269,7 @@ def lightning() -> None:
 
     X = torch.randn(4, 6, 16)
     callback = LightningMonitor(probe=X, part="model", every=2, run="run")
-    fit = Trainer(
-        max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False
-    )
+    fit = Trainer(max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False)
     rows: Any = list(X)
     fit.fit(Learner(), torch.utils.data.DataLoader(rows, batch_size=2))
     assert 4 in read("run").table("training")["step"]

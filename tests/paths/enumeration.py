@@ -62,9 +62,7 @@ class Enumeration:
         Y = self.X
         for layer in range(self.arch.layers):
             Y = self.through(layer, Y, range(self.arch.heads), past=True)
-        np.testing.assert_allclose(
-            self.onward(self.arch.layers - 1, Y, ()), self.output, rtol=1e-10, atol=1e-12
-        )
+        np.testing.assert_allclose(self.onward(self.arch.layers - 1, Y, ()), self.output, rtol=1e-10, atol=1e-12)
         self.biases = ""
 
     def tensor(self, layer: int, name: str) -> Array | None:
@@ -130,9 +128,7 @@ class Enumeration:
                 best = np.argsort(-scores)[: experts.chosen]
                 total = scores[best].sum() if experts.renormalised else scores.sum()
                 opened = [act(torch.from_numpy(y @ w["gate"][:, e])).numpy() for e in best]
-                self.routed[layer, i] = [
-                    (e, scores[e] / total * gate) for e, gate in zip(best, opened, strict=True)
-                ]
+                self.routed[layer, i] = [(e, scores[e] / total * gate) for e, gate in zip(best, opened, strict=True)]
             for e, gate in self.routed[layer, i]:
                 out[i] += (gate * (y @ w["up"][:, e])) @ w["down"][e]
         if not experts.shared_width:

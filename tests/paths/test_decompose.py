@@ -41,9 +41,7 @@ def test_padding_anywhere_changes_nothing(case: str) -> None:
             columns = (torch.tensor(each[column].to_list()) for each in (table, expected))
             torch.testing.assert_close(*columns, rtol=1e-7, atol=1e-9)
         path = (0, 1, 0)
-        torch.testing.assert_close(
-            d.path(path).P[sample][real][:, real], alone.path(path).P[0], rtol=1e-9, atol=1e-12
-        )
+        torch.testing.assert_close(d.path(path).P[sample][real][:, real], alone.path(path).P[0], rtol=1e-9, atol=1e-12)
     assert not d.output[padding].any()
     # Terms stand where the user had the tokens.
     torch.testing.assert_close((found.embedding + found.bias).sum(0), d.output, rtol=1e-9, atol=1e-11)
@@ -71,9 +69,7 @@ def test_many_samples_have_the_sums_that_each_has_alone(place: Any) -> None:
     assert together.bias[-1].any() and together.bias[0].any()
 
 
-@pytest.mark.parametrize(
-    "case", ["post-norm", "pre-norm with a last norm", "sandwich", "parallel", "no norm"]
-)
+@pytest.mark.parametrize("case", ["post-norm", "pre-norm with a last norm", "sandwich", "parallel", "no norm"])
 def test_a_path_of_its_own_is_the_network_with_one_head(case: str) -> None:
     """Where every layer takes head h, the path with its own attention is the variant without attention skips
     in which only that head speaks."""
@@ -89,9 +85,7 @@ def test_a_path_of_its_own_is_the_network_with_one_head(case: str) -> None:
 
 
 def test_sums_by_length_are_saved_and_read_again(tmp_path: Path) -> None:
-    found = decompose(
-        network(CASES["post-norm"]), tokens(samples=2), variant="mine", device="cpu"
-    ).by_length()
+    found = decompose(network(CASES["post-norm"]), tokens(samples=2), variant="mine", device="cpu").by_length()
     again = ByLength.read(found.save(tmp_path / "lengths.safetensors"))
     assert (again.variant, again.counts, again.closure) == ("mine", found.counts, found.closure)
     assert torch.equal(again.embedding, found.embedding) and again.table.equals(found.table)
@@ -107,9 +101,7 @@ def test_own_sums_share_prefixes_and_are_the_sum() -> None:
     for length in range(4):
         paths = list(all_paths(3, 2, length))
         one_by_one = torch.stack([d.path(path, "own").term for path in paths]).sum(0)
-        torch.testing.assert_close(
-            d.keep(lengths=[length], attention="own"), one_by_one, rtol=1e-10, atol=1e-11
-        )
+        torch.testing.assert_close(d.keep(lengths=[length], attention="own"), one_by_one, rtol=1e-10, atol=1e-11)
     # The first layer has the embedding itself before it: there own and shared attention are one.
     for path in ((1, None, None), (None, None, None)):
         bare = decompose(network(CASES["attention and skips"] | {"biases": False}), X)
@@ -130,9 +122,7 @@ def test_contraction_is_at_most_what_dobrushin_allows() -> None:
     d = decompose(network(CASES["post-norm"]), tokens(samples=3))
     heads = d.by_head()
     assert len(heads) == 3 * 3 * 2
-    assert all(
-        row["averaging"] <= math.sqrt(4 / 2) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
-    )
+    assert all(row["averaging"] <= math.sqrt(4 / 2) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True))
 
 
 def test_silent_heads_say_nothing_and_uniform_tokens_contract_no_more() -> None:
@@ -170,9 +160,7 @@ def test_single_paths_against_400_digits(skip: float) -> None:
                     V = reference.heads(layer, "value", Y)[head]
                     Y = times(times(attention[layer][head], V), output)
             residual, size = log10_residual(Y), mp.log10(composite(Y))
-            assert row["log10"] == pytest.approx(
-                float(residual - size), abs=1e-9 * abs(float(residual)) + 1e-10
-            )
+            assert row["log10"] == pytest.approx(float(residual - size), abs=1e-9 * abs(float(residual)) + 1e-10)
             assert row["arithmetic"] == "deviation" and not row["below_floor"]
     if not skip:
         assert table["log10"].min() < -20  # type: ignore[operator]
@@ -206,9 +194,7 @@ def test_parts_add_up_to_what_the_network_itself_gives() -> None:
         torch.testing.assert_close(decompose(net, X).output, net.run(X).output, rtol=0, atol=0, msg=case)
 
 
-@pytest.mark.parametrize(
-    "activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
-)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_units_at_zero_have_a_gate(activation: str, dtype: torch.dtype) -> None:
     """Tokens of zero and no biases: every unit is act(0) = 0, and its gate the slope there."""
@@ -218,9 +204,7 @@ def test_units_at_zero_have_a_gate(activation: str, dtype: torch.dtype) -> None:
     slope = {"relu": 1.0, "tanh": 1.0, "identity": 1.0}.get(activation, 0.5)
     for layer in d.frozen.layers:
         assert layer.gate is not None
-        torch.testing.assert_close(
-            layer.gate.double(), torch.full((1, 4, 5), slope).double(), rtol=1e-3, atol=0
-        )
+        torch.testing.assert_close(layer.gate.double(), torch.full((1, 4, 5), slope).double(), rtol=1e-3, atol=0)
 
 
 def test_paths_of_their_own_have_attention_of_their_own() -> None:
@@ -291,10 +275,7 @@ def test_paths_of_a_network_deeper_than_python_recurses() -> None:
     torch.testing.assert_close(decompose(net, X).path((None,) * 1100).term, X, rtol=0, atol=0)
 
 
-SILENT: dict[str, dict[int, list[int]]] = {
-    "some heads silent": {0: [0], 2: [1]},
-    "a layer without heads": {1: []},
-}
+SILENT: dict[str, dict[int, list[int]]] = {"some heads silent": {0: [0], 2: [1]}, "a layer without heads": {1: []}}
 
 
 @pytest.mark.parametrize("case", ["post-norm", "attention and skips", "no skip past heads"])
@@ -310,16 +291,11 @@ def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) 
     assert d.by_length().counts == [len(paths) for paths in by_length]
     for k, paths in enumerate(by_length):
         assert set(d.sample(k, len(paths))) == set(paths)
-        torch.testing.assert_close(
-            d.keep(lengths=[k], biases=False), d.keep(paths=paths), rtol=1e-10, atol=1e-12
-        )
+        torch.testing.assert_close(d.keep(lengths=[k], biases=False), d.keep(paths=paths), rtol=1e-10, atol=1e-12)
         own = d.keep(paths=paths, attention="own")
         torch.testing.assert_close(d.keep(lengths=[k], attention="own"), own, rtol=1e-12, atol=1e-13)
     for path in set(product((None, 0, 1), repeat=3)) - exist:
-        for wrong in (
-            lambda path=path: d.path(path),
-            lambda path=path: d.keep(paths=[path], attention="own"),
-        ):
+        for wrong in (lambda path=path: d.path(path), lambda path=path: d.keep(paths=[path], attention="own")):
             with raises(PathError, "path"):
                 wrong()
     if exist:

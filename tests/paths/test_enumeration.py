@@ -75,9 +75,7 @@ def sums(terms: list[Term], lengths: int, like: Any) -> Any:
 
 
 def close(mine: torch.Tensor, theirs: Any, scale: Any) -> None:
-    np.testing.assert_allclose(
-        mine.numpy(), theirs, rtol=1e-10, atol=1e-11 * max(np.abs(scale).max(), 1e-300)
-    )
+    np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-10, atol=1e-11 * max(np.abs(scale).max(), 1e-300))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -148,9 +146,7 @@ def test_keep(case: str) -> None:
         close(d.keep(lengths=lengths)[0], with_bias, reference.output)
         close(d.keep(lengths=lengths, biases=False)[0], alone, reference.output)
     some = [t.choices for t in embedding][1::3]
-    close(
-        d.keep(paths=some)[0], sum((t.value for t in embedding if t.choices in some), zero), reference.output
-    )
+    close(d.keep(paths=some)[0], sum((t.value for t in embedding if t.choices in some), zero), reference.output)
     only = {0: [1], 2: [0]}
     allowed = [{None, *only.get(layer, [0, 1])} for layer in range(3)]
     through = [t for t in embedding if all(c in allowed[k] for k, c in enumerate(t.choices))]
@@ -228,13 +224,7 @@ class WithoutMLP(WholeNetwork):
 
 def test_the_mlp_of_a_layer_carries_what_passes_through_it() -> None:
     """Without its MLP branch, everything else frozen, the output lacks just that term."""
-    for case in (
-        "post-norm",
-        "pre-norm with a last norm",
-        "sandwich",
-        "parallel",
-        "rms, rotary, grouped, causal",
-    ):
+    for case in ("post-norm", "pre-norm with a last norm", "sandwich", "parallel", "rms, rotary, grouped, causal"):
         net, X = network(CASES[case]), tokens()
         d = decompose(net, X)
         rows = d.by_layer()

@@ -45,9 +45,7 @@ def test_no_way_on_is_heavier_than_the_bound(fields: dict[str, Any], seed: int, 
         net = Transformer.from_weights(net.arch, {name: _rank_one(t) for name, t in net.state().items()})
     elif shape == "one unit":
         state = net.state()
-        state |= {
-            name: t * torch.eye(6, dtype=t.dtype)[0] for name, t in state.items() if name.endswith("gain")
-        }
+        state |= {name: t * torch.eye(6, dtype=t.dtype)[0] for name, t in state.items() if name.endswith("gain")}
         net = Transformer.from_weights(net.arch, state)
     elif shape == "one token":
         X[:, 1:] *= 1e-4

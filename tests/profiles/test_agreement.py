@@ -35,7 +35,5 @@ def test_attention_among_two_tokens_is_not_marked(positions: Any, seed: int) -> 
     )  # fmt: skip
     net, X = Transformer.random(arch, seed=seed, init="xavier"), normal(2, 2, 8, seed=seed)
     found, sure = (measure(net, X, metrics=["dobrushin"], confirm=confirm) for confirm in (False, True))
-    torch.testing.assert_close(
-        found.curve("dobrushin"), sure.curve("dobrushin"), rtol=1e-9, atol=0, equal_nan=True
-    )
+    torch.testing.assert_close(found.curve("dobrushin"), sure.curve("dobrushin"), rtol=1e-9, atol=0, equal_nan=True)
     assert not sure.table["below_floor"].any() and not found.table["below_floor"].any()

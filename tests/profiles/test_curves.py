@@ -14,12 +14,7 @@ from tests.raising import raises
 ARCH = Architecture(layers=3, width=8, heads=2)
 X = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 RUNS = [
-    measure(
-        Transformer.random(ARCH, seed=seed).variant(layers=depth),
-        X,
-        variant="whole",
-        metrics=["mu", "entropy"],
-    )
+    measure(Transformer.random(ARCH, seed=seed).variant(layers=depth), X, variant="whole", metrics=["mu", "entropy"])
     for depth in (2, 3)
     for seed in (0, 1)
 ]

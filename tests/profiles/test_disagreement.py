@@ -19,9 +19,7 @@ def test_the_pair_and_both_metrics_are_named() -> None:
 
 def test_a_share_and_a_size_say_why_they_differ() -> None:
     said = disagreement({"relative_mu": {"a": -1.0, "b": -2.0}, "mu": {"a": 0.0, "b": 1.0}})
-    assert said.endswith(
-        "by mu in b (10 against 1): mu grows with the size of the tokens, which a share leaves out."
-    )
+    assert said.endswith("by mu in b (10 against 1): mu grows with the size of the tokens, which a share leaves out.")
 
 
 def test_cosines_count_the_other_way() -> None:

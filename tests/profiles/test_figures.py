@@ -29,11 +29,7 @@ def profile() -> Profile:
 
 def lines_of(chart: Chart, panel: int = 0) -> dict[str, Line]:
     """Lines by name."""
-    return {
-        mark.name: mark
-        for mark in chart.panels[panel].marks
-        if isinstance(mark, Line) and mark.name is not None
-    }
+    return {mark.name: mark for mark in chart.panels[panel].marks if isinstance(mark, Line) and mark.name is not None}
 
 
 def numbers_said(line: Line) -> list[str]:
@@ -74,16 +70,12 @@ def test_proved_bounds_lie_on_their_side_of_the_measurement() -> None:
 
 def test_a_corpus_has_its_median() -> None:
     summary = summary_of(profile_of(("transformer",)))
-    (line,) = [
-        line for line in lines_of(curves_chart(summary.views("relative_residual"))).values() if line.bands
-    ]
+    (line,) = [line for line in lines_of(curves_chart(summary.views("relative_residual"))).values() if line.bands]
     assert numbers_said(line) == list(map(power, summary.curve("relative_residual", "log10_q50").tolist()))
 
 
 def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -> None:
-    deep = measure(
-        NET.variant(layers=260), X[:1, :3], variant="deep", metrics="relative_residual", check=False
-    )
+    deep = measure(NET.variant(layers=260), X[:1, :3], variant="deep", metrics="relative_residual", check=False)
     chart = curves_chart(deep.views("relative_residual"), True)
     layers = list(lines_of(chart)["deep"].x)
     assert len(layers) <= 200 and layers[0] == 0 and layers[-1] == 260
@@ -113,9 +105,7 @@ def steps(number: int) -> Chart:
 
 
 def test_steps_of_a_training_are_coloured_in_their_order() -> None:
-    assert [line.colour for line in lines_of(steps(5)).values()] == [
-        f"order {k / 4:.2f}" for k in range(4, -1, -1)
-    ]
+    assert [line.colour for line in lines_of(steps(5)).values()] == [f"order {k / 4:.2f}" for k in range(4, -1, -1)]
     assert steps(5).colour_bar is None and not lines_of(steps(12))
     bar = steps(12).colour_bar
     assert bar is not None and bar.title == "step" and list(bar.labels) == [str(100 * k) for k in range(12)]
@@ -167,9 +157,7 @@ def test_the_cloud_shows_where_tokens_begin_however_long_they_are_one() -> None:
 def test_every_token_of_the_cloud_is_drawn_and_those_beyond_the_edge_are_counted() -> None:
     tokens = torch.randn(1, 100, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     tokens[0, 7] *= 40.0
-    chart = cloud_chart(
-        cloud({name: NET.variant(name, layers=1) for name in ("transformer", "san+skip")}, tokens)
-    )
+    chart = cloud_chart(cloud({name: NET.variant(name, layers=1) for name in ("transformer", "san+skip")}, tokens))
     assert chart.panels[0].x.range is not None
     for frame in chart.frames:
         for (x, y), heading in zip(frame.points, frame.headings, strict=True):

@@ -24,9 +24,7 @@ NAMES = [name for name, each in METRICS.items() if each.of in ("tokens", "attent
 CHOSEN: list[Any] = [*NAMES, Metric("said_by_heads", mu, of="heads")]
 
 
-def apart_and_together(
-    monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any
-) -> tuple[Profile, Profile]:
+def apart_and_together(monkeypatch: pytest.MonkeyPatch, *given: Any, **options: Any) -> tuple[Profile, Profile]:
     """The same network measured layer by layer, and as it is where all layers are made at once."""
     apart, steps = measure(*given, **options), propagation._layer_steps
 
@@ -42,9 +40,7 @@ def apart_and_together(
 
 def assert_same(apart: Profile, together: Profile) -> None:
     one, other = apart.table, together.table
-    assert one.drop("value", "log10", "floor", "digits").equals(
-        other.drop("value", "log10", "floor", "digits")
-    )
+    assert one.drop("value", "log10", "floor", "digits").equals(other.drop("value", "log10", "floor", "digits"))
     # A sum over one axis may be taken in another order where there are more samples.
     for name in ("value", "log10"):
         a, b = (torch.tensor(each[name].fill_null(torch.nan).to_list()) for each in (one, other))
@@ -52,13 +48,7 @@ def assert_same(apart: Profile, together: Profile) -> None:
 
 
 @settings(max_examples=8)
-@given(
-    architectures(),
-    st.integers(1, 5),
-    st.integers(0, 2),
-    st.integers(0, 999),
-    st.sampled_from((1.0, 1e-3, 1e-12)),
-)
+@given(architectures(), st.integers(1, 5), st.integers(0, 2), st.integers(0, 999), st.sampled_from((1.0, 1e-3, 1e-12)))
 def test_of_any_network(arch: Architecture, n: int, padded: int, seed: int, close: float) -> None:
     arch = arch.replace(kernel="softmax") if arch.kernel == "sigmoid" else arch
     net = Transformer.random(arch, seed=seed, init="xavier")

@@ -99,11 +99,7 @@ def test_an_overflow_is_told_and_costs_nothing_else() -> None:
     [
         ({"metrics": ["mew"]}, MetricError, "metric must be one of"),
         ({"metrics": []}, MetricError, "at least one metric; received none"),
-        (
-            {"arithmetic": "float8"},
-            MetricError,
-            "arithmetic must be one of deviation, float64, float32, bfloat16",
-        ),
+        ({"arithmetic": "float8"}, MetricError, "arithmetic must be one of deviation, float64, float32, bfloat16"),
         ({"X": torch.ones(1, 2, 8, dtype=torch.int64)}, TokensError, "floating tensor.*received torch.int64"),
         ({"X": torch.ones(1, 2, 9)}, TokensError, r"of width 8; received \(1, 2, 9\)"),
         ({"batch": 0}, TokensError, "batch must be at least 1 sample; got 0"),

@@ -79,9 +79,7 @@ def test_a_thousand_tokens(mask: str, positions: Any, monkeypatch: Any) -> None:
 def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None:
     torch.manual_seed(0)
     for mask in ("complete", "causal"):
-        net = Transformer.random(
-            Architecture(layers=3, width=8, heads=2, mask=mask, kept_heads=((0,), (1,), (0, 1)))
-        )
+        net = Transformer.random(Architecture(layers=3, width=8, heads=2, mask=mask, kept_heads=((0,), (1,), (0, 1))))
         X = torch.randn(2, 13, 8, dtype=torch.float64)
         with monkeypatch.context() as patched:
             whole, streamed = both(net, X, None, patched, ["residual", "mu"])

@@ -84,10 +84,7 @@ def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int])
     assert summary.excerpts == 40
 
 
-@given(
-    npst.arrays(float, st.tuples(st.just(2), st.integers(2, 60)), elements=st.floats(-1, 1)),
-    st.floats(-1e8, 1e8),
-)
+@given(npst.arrays(float, st.tuples(st.just(2), st.integers(2, 60)), elements=st.floats(-1, 1)), st.floats(-1e8, 1e8))
 def test_badly_conditioned_numbers_against_exact_fractions(spread: np.ndarray, offset: float) -> None:
     """Error of the deviation within n u kappa, the condition number sqrt(1 + mean^2 / variance); of subnormal
     numbers, within units of the smallest."""

@@ -44,10 +44,7 @@ def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
         (curve(0.0, -4.0), "Tokens become the same: uniform to 1.0e-04 at layer 1."),
         (curve(0.0, -7.0, -8.0), "uniform to 1.0e-07 by layer 1 and to 1.0e-08 at layer 2."),
         (curve(0.0, -math.inf), "uniform to 0 at layer 1."),
-        (
-            curve(0.0, NAN, NAN),
-            "There is no number from layer 1 on: an overflow, or a NaN in what was given.",
-        ),
+        (curve(0.0, NAN, NAN), "There is no number from layer 1 on: an overflow, or a NaN in what was given."),
         (curve(-0.5, -5.0, -15.0, -45.0), "to 1.0e-45 at layer 3: each layer cubes the difference."),
         (
             curve(0.0, -9.0, -9.0, noise=".oo", floor=-7.0, arithmetic="float32"),

@@ -60,11 +60,7 @@ def test_shaping_is_its_formula(spec: str, mask: str) -> None:
     found = net.with_remedy(spec).run(X, PADDING, attention=True).attention[0]
     numbers = {"shaped": (0.3, 1.2, 0.7), "attnscale": (0.0, 1.5, 0.5), "centred": (0.0, 1.0, 1.0)}
     alpha, beta, gamma = numbers[spec.split(":")[0]]
-    sees = {
-        "complete": lambda i, j: True,
-        "causal": lambda i, j: j <= i,
-        "window:1": lambda i, j: abs(i - j) <= 1,
-    }
+    sees = {"complete": lambda i, j: True, "causal": lambda i, j: j <= i, "window:1": lambda i, j: abs(i - j) <= 1}
     for sample in range(2):
         real = [k for k in range(6) if not PADDING[sample, k]]
         for i in real:
@@ -93,8 +89,7 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "mask"),
-    thinned(["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"], MASKS[1:]),
+    ("spec", "mask"), thinned(["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"], MASKS[1:])
 )
 def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask: str) -> None:
     net, X = network(mask).with_remedy(spec), normal(2, 6, 8, seed=3)

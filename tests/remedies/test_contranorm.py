@@ -11,15 +11,7 @@ from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.streaming import streams
 from tests.builders import normal, thinned
 from tests.deviation.reference import Rows, dot
-from tests.remedies.small_networks import (
-    PADDING,
-    Remedied,
-    check,
-    check_digits,
-    check_paths,
-    small,
-    stirred,
-)
+from tests.remedies.small_networks import PADDING, Remedied, check, check_digits, check_paths, small, stirred
 
 MASKS = ["complete", "causal", "window:1"]
 
@@ -36,9 +28,7 @@ class Scaled(Remedied):
         for i, row in enumerate(Y):
             seen = [Y[j] for j in range(len(Y)) if sees[i][j]]
             mean = [mp.fsum(column) / len(seen) for column in zip(*seen, strict=True)]
-            out.append(
-                [u + s[k] * m + t[k] * (u - m) for k, (u, m) in enumerate(zip(row, mean, strict=True))]
-            )
+            out.append([u + s[k] * m + t[k] * (u - m) for k, (u, m) in enumerate(zip(row, mean, strict=True))])
         return out
 
 
@@ -54,9 +44,7 @@ class Contrasted(Remedied):
         for i, x in enumerate(X):
             seen = [j for j in range(len(X)) if sees[i][j]]
             e = [mp.exp(dot(x, X[j]) / length[i] / length[j]) for j in seen]
-            heard = [
-                mp.fsum(w * X[j][k] for w, j in zip(e, seen, strict=True)) / mp.fsum(e) for k in range(len(x))
-            ]
+            heard = [mp.fsum(w * X[j][k] for w, j in zip(e, seen, strict=True)) / mp.fsum(e) for k in range(len(x))]
             out.append([(1 + s) * u - s * v for u, v in zip(x, heard, strict=True)])
         return out
 

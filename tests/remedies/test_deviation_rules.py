@@ -106,9 +106,7 @@ def test_linear_pure_attention(mask: str, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("positions", "size"), [("absolute", 1e6), ("rotary", 1e-3)])
 def test_linear_blocks(positions: Any, size: float) -> None:
     """With a norm, an MLP and a skip, of small tokens and of large ones."""
-    arch = Architecture(
-        layers=2, width=4, heads=2, mlp_width=8, kernel="linear", positions=positions, length=8
-    )
+    arch = Architecture(layers=2, width=4, heads=2, mlp_width=8, kernel="linear", positions=positions, length=8)
     compare(arch, LinearNetwork, size=size)
 
 
@@ -213,9 +211,7 @@ class DifferentialNetwork(Network):
             for h, P in enumerate(found)
         ]
         parts = [times(each, output[h]) for h, each in enumerate(said)]
-        return [
-            [mp.fsum(part[i][j] for part in parts) for j in range(self.arch.width)] for i in range(len(X))
-        ]
+        return [[mp.fsum(part[i][j] for part in parts) for j in range(self.arch.width)] for i in range(len(X))]
 
 
 class Differential2Network(Network):

@@ -47,9 +47,7 @@ class Heard(Network):
         for h in range(self.arch.heads):
             apart = plus(self.first[h // group], times(-1, self.own[h // group]))
             W = self.tensors[f"layers.{here}.attention.output.weight"][h]
-            drawn = [
-                [mp.fsum(u * W[c][j] for c, u in enumerate(row)) for j in range(len(W[0]))] for row in apart
-            ]
+            drawn = [[mp.fsum(u * W[c][j] for c, u in enumerate(row)) for j in range(len(W[0]))] for row in apart]
             out = plus(out, times(part.weight, drawn))
         return out
 
@@ -105,9 +103,7 @@ def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) 
     net, X = small(norm_place="pre", mlp="none").with_remedy(spec), normal(1, 4, 4)
     assert not measure(net, X, metrics="residual").curve("residual", "below_floor").any()
     for layer, found in enumerate(confirmations(net, X)):
-        torch.testing.assert_close(
-            found.single.state.tokens(), found.doubled.state.tokens(), rtol=0, atol=1e-13
-        )
+        torch.testing.assert_close(found.single.state.tokens(), found.doubled.state.tokens(), rtol=0, atol=1e-13)
         if layer == 2:  # from here on a second doubled pass, shaken, which did not go through layer 1 itself
             torch.testing.assert_close(found.perturbed.state.tokens(), found.doubled.state.tokens())
 

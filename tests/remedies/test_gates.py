@@ -22,9 +22,7 @@ class Gated(Network):
         name = f"layers.{here}.parts.headgate"
         gates = multiplied(X, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
         # P V times a gate of the row is (gate P) V.
-        opened = [
-            [[sigmoid(gates[i][h]) * p for p in row] for i, row in enumerate(P)] for h, P in enumerate(found)
-        ]
+        opened = [[[sigmoid(gates[i][h]) * p for p in row] for i, row in enumerate(P)] for h, P in enumerate(found)]
         return super().spoken(here, X, source, opened, kind)
 
 

@@ -36,9 +36,7 @@ def network(kind: str) -> Transformer:
     return net.with_memory(normal(1, 3, 4, seed=9)) if kind == "decoder" else net
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for kind, names in REFUSED.items() for name in sorted(names)]
-)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in REFUSED.items() for name in sorted(names)])
 def test_networks_that_it_means_nothing_on(name: str, kind: str) -> None:
     with raises(ArchitectureError, subject="norm_place"):
         network(kind).with_remedy(name)
@@ -46,12 +44,7 @@ def test_networks_that_it_means_nothing_on(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        (name, kind)
-        for name in [*PARTS, "deepnorm", "lambda"]
-        for kind in NETWORKS
-        if name not in REFUSED[kind]
-    ],
+    [(name, kind) for name in [*PARTS, "deepnorm", "lambda"] for kind in NETWORKS if name not in REFUSED[kind]],
 )
 def test_on_every_network(name: str, kind: str) -> None:
     net, X = network(kind), normal(2, 5, 4, seed=7)

@@ -87,9 +87,7 @@ def test_sinkhorn_of_no_round_is_softmax(mask: str) -> None:
 def test_scores_grow_with_the_log_of_the_number_of_real_tokens(mask: str) -> None:
     net = network(mask)
     gain = torch.tensor([math.log(6), math.log(4)])[:, None, None, None] * 0.8
-    assert torch.allclose(
-        first(net.with_remedy("logn", gamma=0.8)), softmax(scores(net) * gain, mask), atol=1e-14
-    )
+    assert torch.allclose(first(net.with_remedy("logn", gamma=0.8)), softmax(scores(net) * gain, mask), atol=1e-14)
 
 
 @pytest.mark.parametrize("fields", [{"kernel": "gaussian"}, {"positions": "alibi", "score_cap": 2.0}])
@@ -141,9 +139,7 @@ def test_paths_take_the_second_differential_attention_as_it_came_out() -> None:
     check_paths(small(norm_place="pre", mask="causal").with_remedy("differential2"))
 
 
-@pytest.mark.parametrize(
-    ("spec", "variant", "mask"), thinned(SPECS, ["transformer", "san", "san+norm"], MASKS)
-)
+@pytest.mark.parametrize(("spec", "variant", "mask"), thinned(SPECS, ["transformer", "san", "san+norm"], MASKS))
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
     net = network(mask, variant).with_remedy(spec)
     equal(net)
@@ -204,9 +200,7 @@ def test_weights_of_the_linear_kernel_that_floating_point_cannot_hold() -> None:
     tokens = torch.tensor([[[-500.0, -600.0], [-600.0, -500.0]]], dtype=torch.float64)
     P = net.run(tokens, attention=True).attention[0][0, 0]
     near = 1 / (1 + 2 * math.exp(-100.0))  # e^-1000 of one's own beside 2 e^-1100 of the other's
-    assert torch.allclose(
-        P, torch.tensor([[near, 1 - near], [1 - near, near]], dtype=torch.float64), atol=1e-15
-    )
+    assert torch.allclose(P, torch.tensor([[near, 1 - near], [1 - near, near]], dtype=torch.float64), atol=1e-15)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -268,9 +262,7 @@ def test_differential_attention_is_that_of_diffllama(key_heads: int, spread: flo
         return one.contiguous(), two.contiguous()
 
     for name, linear in (("query", theirs.q_proj), ("key", theirs.k_proj)):
-        state[f"{prefix}.attention.{name}.weight"], state[f"{prefix}.parts.differential.{name}"] = split(
-            linear
-        )
+        state[f"{prefix}.attention.{name}.weight"], state[f"{prefix}.parts.differential.{name}"] = split(linear)
     state[f"{prefix}.attention.value.weight"] = torch.cat(split(theirs.v_proj), -1)
     state[f"{prefix}.attention.output.weight"] = theirs.o_proj.weight.detach().T.reshape(2, 8, 16)
     for ours, name in (("query_1", "q1"), ("key_1", "k1"), ("query_2", "q2"), ("key_2", "k2")):

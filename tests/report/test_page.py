@@ -170,9 +170,7 @@ def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
             assert cell == (power(logs[int(layer)]) if int(layer) < len(logs) else "")
 
 
-def test_a_manifest_of_another_make_is_no_stumbling_block(
-    written: tuple[Profile, Path], tmp_path: Path
-) -> None:
+def test_a_manifest_of_another_make_is_no_stumbling_block(written: tuple[Profile, Path], tmp_path: Path) -> None:
     shutil.copytree(written[1].parent, tmp_path, dirs_exist_ok=True)
     for odd in ({"networks": "none", "origin": "here"}, {"networks": [{"architecture": {"layers": 1}}]}):
         (tmp_path / "manifest.json").write_text(json.dumps(odd))

@@ -70,9 +70,7 @@ def test_alarms_are_said_first_and_stay_text(tmp_path: Path) -> None:
 
 def test_a_value_at_its_floor_is_marked(tmp_path: Path) -> None:
     run_writer = opened(tmp_path, ("mu",))
-    run_writer.write(
-        measurement(0, more=[row(0, 1, "mu", 1e-9, floor=1e-8), row(0, 2, "mu", 1.0, floor=1e-8)])
-    )
+    run_writer.write(measurement(0, more=[row(0, 1, "mu", 1e-9, floor=1e-8), row(0, 2, "mu", 1.0, floor=1e-8)]))
     run_writer.close()
     run = read_run(tmp_path)
     (section,) = chapter(run, 1, run.title).sections

@@ -45,9 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def few(rows: pl.DataFrame) -> pl.DataFrame:
     """One metric of two variants: there are many ways to damage them."""
-    return rows.filter(
-        pl.col("metric") == "relative_residual", pl.col("variant").is_in(["transformer", "san"])
-    )
+    return rows.filter(pl.col("metric") == "relative_residual", pl.col("variant").is_in(["transformer", "san"]))
 
 
 def alone(whole: Path, folder: Path, name: str) -> Path:
@@ -128,9 +126,7 @@ def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, na
     for number, (column, kind) in enumerate(schema.items()):
         values: list[tuple[object, bool]] = [(None, True), (None, False)]
         if kind.is_float():
-            values += [(float("nan"), False), (float("inf"), True), (-1e300, True)][
-                : 2 if name == "summary" else 3
-            ]
+            values += [(float("nan"), False), (float("inf"), True), (-1e300, True)][: 2 if name == "summary" else 3]
         elif kind.is_integer():
             values += [(-1, True), (2**62, True), (1, False)]
         elif kind == pl.String:

@@ -64,8 +64,7 @@ def _section(family: Family, measured: Measured) -> str:
     outcomes = tried(family)
     kept = {field for (field, _), why in outcomes.items() if not why}
     mapped = sorted(
-        {name for config in configs.values() for name in fields(config) if name in VALUES}
-        - (REFUSED.keys() - kept)
+        {name for config in configs.values() for name in fields(config) if name in VALUES} - (REFUSED.keys() - kept)
     )
     lines += ["", f"Mapped: {', '.join(f'`{name}`' for name in mapped)}."]
     refused = [f"- `{field}={value}`: {why}." for (field, value), why in outcomes.items() if why]
@@ -114,9 +113,7 @@ def _common() -> str:
         f"- Rotary positions: {', '.join(f'`{name}`' for name in SCHEMES)}; others are refused.",
         "- Fields that change no state of the network, by where they matter:",
     ]  # fmt: skip
-    lines += [
-        f"  - {where}: {', '.join(f'`{name}`' for name in sorted(names))}." for where, names in INERT.items()
-    ]
+    lines += [f"  - {where}: {', '.join(f'`{name}`' for name in sorted(names))}." for where, names in INERT.items()]
     return "\n".join([*lines, ""])
 
 
@@ -136,9 +133,7 @@ def unmapped() -> dict[str, list[str]]:
 def _unknown() -> str:
     lines = ["## Model types of no family", ""]
     why = unmapped()
-    lines += [
-        f"- {', '.join(f'`{kind}`' for kind in kinds)}: {reason}." for reason, kinds in why.items() if reason
-    ]
+    lines += [f"- {', '.join(f'`{kind}`' for kind in kinds)}: {reason}." for reason, kinds in why.items() if reason]
     lines.append("- Every other that transformers has: nobody has written its family yet.")
     lines += ["", "`watch` measures all of them as they are ([how](watch.md)); a family of your own is"]
     return "\n".join([*lines, "[forty lines](extending.md).", ""])

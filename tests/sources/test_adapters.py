@@ -49,11 +49,7 @@ def difference(net: Any, model: Any) -> float:
     [
         ("llama", "qwen 2", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
         ("llama", "llama", {"target_modules": "all-linear", "use_dora": True}),
-        (
-            "bert",
-            "encoder",
-            {"target_modules": ["query", "word_embeddings"], "modules_to_save": ["LayerNorm"]},
-        ),
+        ("bert", "encoder", {"target_modules": ["query", "word_embeddings"], "modules_to_save": ["LayerNorm"]}),
         ("gpt2", "decoder", {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
     ],
 )

@@ -19,11 +19,7 @@ from rankscope.sources.survey import built
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs
 
-TINY = {
-    (name, label): config
-    for name, family in FAMILIES.items()
-    for label, config in family.tiny_configs().items()
-}
+TINY = {(name, label): config for name, family in FAMILIES.items() for label, config in family.tiny_configs().items()}
 CONFIGS = list(TINY)
 FIRST = list({(type(TINY[case]), FAMILIES[case[0]].side): case for case in reversed(CONFIGS)}.values())[::-1]
 """One config of every class, on each side of an encoder-decoder."""
@@ -92,9 +88,7 @@ def told(case: Any) -> str:
     return "-".join(map(str, case)).replace(" ", "")[:90]
 
 
-ONCE = list(
-    {field: (name, label, field, value) for name, label, field, value in reversed(every(FIRST))}.values()
-)
+ONCE = list({field: (name, label, field, value) for name, label, field, value in reversed(every(FIRST))}.values())
 
 
 @pytest.mark.parametrize("case", ONCE, ids=told)

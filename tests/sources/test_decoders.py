@@ -70,9 +70,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str,
         run = reading(net, inputs).run(X, padding, attention=True)
         for mine, state in zip(run.states[1:-1], theirs.hidden_states[1:-1], strict=True):
             assert off(mine, state, real) <= WITHIN
-        assert (
-            off(X, entered[0], real) <= WITHIN and off(run.output, theirs.last_hidden_state, real) <= WITHIN
-        )
+        assert off(X, entered[0], real) <= WITHIN and off(run.output, theirs.last_hidden_state, real) <= WITHIN
         pairs = [*zip(run.attention, theirs.attentions, strict=True)]
         pairs += [*zip(run.cross, theirs.cross_attentions, strict=True)]
         assert len(pairs) == 2 * net.arch.layers

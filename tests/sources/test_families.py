@@ -225,11 +225,7 @@ def test_models_with_heads_for_tasks_are_their_stack() -> None:
     """A language model, a classifier or a sequence-to-sequence model is loaded as what carries it."""
     from transformers import BertForMaskedLM, GPT2LMHeadModel, T5ForConditionalGeneration
 
-    kinds: dict[str, Any] = {
-        "bert": BertForMaskedLM,
-        "gpt2": GPT2LMHeadModel,
-        "t5": T5ForConditionalGeneration,
-    }
+    kinds: dict[str, Any] = {"bert": BertForMaskedLM, "gpt2": GPT2LMHeadModel, "t5": T5ForConditionalGeneration}
     for name, kind in kinds.items():
         family = FAMILIES[name]
         whole = kind(next(iter(family.tiny_configs().values()))).eval()

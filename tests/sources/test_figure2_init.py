@@ -29,9 +29,7 @@ def curves() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["transformer", "san+skip"])
-def test_curves_with_skips_lie_within_a_tenth_of_the_published(
-    curves: dict[str, torch.Tensor], name: str
-) -> None:
+def test_curves_with_skips_lie_within_a_tenth_of_the_published(curves: dict[str, torch.Tensor], name: str) -> None:
     theirs = torch.tensor(PUBLISHED_VALUES[name], dtype=torch.float64)
     assert curves[name].shape == theirs.shape
     assert float((curves[name] - theirs).abs().max()) < 0.1

@@ -18,9 +18,7 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 @pytest.fixture(scope="module")
 def bert() -> Any:
-    config = BertConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
+    config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
     return BertModel(config)
 
 

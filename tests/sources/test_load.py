@@ -14,14 +14,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from rankscope.errors import (
-    ArchitectureError,
-    FileError,
-    MissingExtraError,
-    RankscopeError,
-    SourceError,
-    TokensError,
-)
+from rankscope.errors import ArchitectureError, FileError, MissingExtraError, RankscopeError, SourceError, TokensError
 from rankscope.extras import EXTRAS
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
@@ -310,12 +303,7 @@ def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> N
     for fields in ({}, {"model_type": "albert"}, {"model_type": "qwen2"}):
         configure(copied, num_hidden_layers=10**9, **fields)
         refused("asks for 1000000000 layers of width 16, at least .* GB, and this machine has", copied)
-    refused(
-        "take .* GB in float64",
-        Architecture(layers=10**6, width=4096, heads=2),
-        by=fresh,
-        kind=ArchitectureError,
-    )
+    refused("take .* GB in float64", Architecture(layers=10**6, width=4096, heads=2), by=fresh, kind=ArchitectureError)
 
 
 def test_ids_come_whole() -> None:
@@ -361,10 +349,7 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
         ("mbart", r"'mbart': watch"),
         ("jamba", r"'jamba': watch"),
         ("llama9", r"'llama9': watch"),
-        (
-            "deberta-v2",
-            r"'deberta-v2', whose scores add products .* \(disentangled attention\): no positions",
-        ),
+        ("deberta-v2", r"'deberta-v2', whose scores add products .* \(disentangled attention\): no positions"),
         ("deepseek_v32", r"'deepseek_v32', whose tokens attend to those alone that an indexer picks"),
         ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
         ("llama4_text", r"'llama4_text', whose layers take turns in rotating"),
@@ -391,9 +376,7 @@ def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Pat
 
     name = kind.lower()
     towers = {part: FAMILIES[f"{name}_{part}"].tiny_configs() for part in ("text", "vision")}
-    configs = {
-        f"{part}_config": next(iter(tiny_configs.values())).to_dict() for part, tiny_configs in towers.items()
-    }
+    configs = {f"{part}_config": next(iter(tiny_configs.values())).to_dict() for part, tiny_configs in towers.items()}
     model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**configs))
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):

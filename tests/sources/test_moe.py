@@ -62,9 +62,7 @@ def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
     assert d.closure < 1e-12 and d.by_length().closure < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2]]
-)
+@pytest.mark.parametrize(("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2]])
 def test_a_checkpoint_on_disk_is_the_model_in_memory(name: str, label: str, tmp_path: Path) -> None:
     model: Any = model_of(name, label)
     model.save_pretrained(tmp_path)

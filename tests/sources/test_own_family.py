@@ -73,9 +73,7 @@ class Own(Family):
 class Handing(Own):
     """Gives the attention as well."""
 
-    def call(
-        self, model: Any, given: Mapping[str, Any], attention: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    def call(self, model: Any, given: Mapping[str, Any], attention: bool) -> tuple[Tensor | None, list[Tensor]]:
         super().call(model, given, attention)
         return None, [block.P for block in model.blocks] if attention else []
 

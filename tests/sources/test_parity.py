@@ -78,9 +78,7 @@ class Windowed(Llama):
 def test_a_window_beyond_any_fixed_probe_is_found(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run whole where that can be afforded, else by the masks that the model's own code builds."""
     monkeypatch.setitem(FAMILIES, "llama", Windowed())
-    with pytest.raises(
-        ParityError, match="4024 tokens layer 1 .* sees other" if window == 4000 else "off by"
-    ):
+    with pytest.raises(ParityError, match="4024 tokens layer 1 .* sees other" if window == 4000 else "off by"):
         load(model(hf.LlamaModel, sliding_window=window))
 
 
@@ -169,15 +167,9 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_an_attention_function_of_ones_own_is_the_model_that_runs() -> None:
-    with (
-        registered("mine", sharper),
-        raises(ParityError, "attn_implementation"),
-    ):
+    with registered("mine", sharper), raises(ParityError, "attn_implementation"):
         load(model(hf.LlamaModel, attn_implementation="mine"))
-    with (
-        registered("mine", broken),
-        raises(ParityError, "attn_implementation"),
-    ):
+    with registered("mine", broken), raises(ParityError, "attn_implementation"):
         load(model(hf.LlamaModel, attn_implementation="mine"))
     with registered("mine", eager_attention_forward):
         assert loaded(model(hf.LlamaModel, attn_implementation="mine"))[1].states < 1e-12
@@ -189,9 +181,7 @@ def test_a_usual_name_with_another_function_behind_it() -> None:
 
     assert loaded(model(hf.LlamaModel, attn_implementation="sdpa"))[1].states < 1e-12
     made = model(hf.LlamaModel, attn_implementation="sdpa")
-    AttentionInterface.register(
-        "sdpa", lambda module, q, *a, **k: sdpa_attention_forward(module, 3 * q, *a, **k)
-    )
+    AttentionInterface.register("sdpa", lambda module, q, *a, **k: sdpa_attention_forward(module, 3 * q, *a, **k))
     try:
         with raises(ParityError, "states"):
             load(made)

@@ -29,11 +29,7 @@ def same(one: Transformer, other: Transformer) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_network_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     net = awake(ARCH).to(dtype)
-    for variant in (
-        net,
-        net.variant(skip=0.5, mask="causal", heads={1: [0]}),
-        net.variant(mlp=False, norm=False),
-    ):
+    for variant in (net, net.variant(skip=0.5, mask="causal", heads={1: [0]}), net.variant(mlp=False, norm=False)):
         assert variant.save(tmp_path) == tmp_path  # over the one before
         again = load(tmp_path)
         same(variant, again)
@@ -53,9 +49,7 @@ def test_layers_that_come_again_are_kept_once(tmp_path: Path) -> None:
     assert again.weights.layers[0].attention.key.weight is again.weights.layers[49].attention.key.weight
 
 
-@pytest.mark.parametrize(
-    ("name", "label"), [("bert", "encoder"), ("opt", "post-norm, narrow"), ("vit", "image")]
-)
+@pytest.mark.parametrize(("name", "label"), [("bert", "encoder"), ("opt", "post-norm, narrow"), ("vit", "image")])
 def test_a_loaded_network_keeps_its_embedding(name: str, label: str, tmp_path: Path) -> None:
     net = load(model_of(name, label))
     net.variant(skip=False).save(tmp_path)

@@ -13,14 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rankscope import certify, decompose, load, measure
-from rankscope.errors import (
-    ArchitectureError,
-    FileError,
-    PathError,
-    RankscopeError,
-    SourceError,
-    TooLargeError,
-)
+from rankscope.errors import ArchitectureError, FileError, PathError, RankscopeError, SourceError, TooLargeError
 from rankscope.nets import Architecture, Transformer, devices
 from rankscope.nets.weights import StreamedLayers
 from rankscope.profiles import measure_together
@@ -167,8 +160,7 @@ def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
     X, padding = inputs(net)
     names = ["san", "san+skip", "transformer"]
     alone = [
-        measure(whole.to(torch.bfloat16).variant(each), X, padding, arithmetic=arithmetic, batch=2)
-        for each in names
+        measure(whole.to(torch.bfloat16).variant(each), X, padding, arithmetic=arithmetic, batch=2) for each in names
     ]
     reads = counted(net)
     heard: list[tuple[int, int]] = []
@@ -257,9 +249,7 @@ def test_what_cannot_be_streamed(llama: Path, tmp_path: Path) -> None:
 
 def test_quantised_weights_are_read_whole(llama: Path, tmp_path: Path) -> None:
     config = json.loads((llama / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "fp8"}})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     for path in llama.glob("*.safetensors*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     refused("has quantised ones: leave stream out", SourceError, tmp_path, stream=True)
@@ -293,9 +283,7 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
     assert torch.equal(net.run(X, padding).output, before) and torch.equal(net.encode(ids).X, embedding_parts)
 
 
-def test_what_does_not_fit_is_streamed_by_itself_or_refused(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_streamed_by_itself_or_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical, "free_memory", lambda device: 10_000)
     assert load(llama).streamed
     refused("takes .* in torch.float32.*are free on cpu: stream=True reads", TooLargeError, llama,

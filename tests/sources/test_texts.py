@@ -90,9 +90,7 @@ def test_an_endless_pipe_is_read_as_far_as_it_is_asked(tmp_path: Path) -> None:
         assert (next(corpus), next(corpus), corpus.bytes_total) == ("one", "two", None)
     code = "from rankscope.sources import excerpts; e = excerpts('-'); print(next(e), next(e))"
     with subprocess.Popen(["yes", "call me"], stdout=subprocess.PIPE) as endless:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdin=endless.stdout, capture_output=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", code], stdin=endless.stdout, capture_output=True, check=True)
         endless.kill()
     assert done.stdout == b"call me call me\n"
 
@@ -124,9 +122,7 @@ def test_lines_come_from_stdin_and_json_if_asked(monkeypatch: pytest.MonkeyPatch
         ("a.py", b"text", r"the folder .* must hold .txt, .jsonl, .md files; it holds none"),
     ],
 )
-def test_a_corpus_that_is_none_is_a_sentence(
-    tmp_path: Path, name: str, content: bytes, sentence: str
-) -> None:
+def test_a_corpus_that_is_none_is_a_sentence(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FileError, match=sentence) as said:
         list(excerpts(tmp_path))

@@ -35,9 +35,7 @@ def test_every_family_goes_back(name: str, label: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "label"), [("bert", "encoder"), ("gpt2", "decoder"), ("llama", "mistral")])
-def test_a_changed_network_is_a_checkpoint_that_transformers_loads(
-    name: str, label: str, tmp_path: Path
-) -> None:
+def test_a_changed_network_is_a_checkpoint_that_transformers_loads(name: str, label: str, tmp_path: Path) -> None:
     """Fewer layers in another order, and weights that were changed."""
     from transformers import AutoModel
 

@@ -24,10 +24,7 @@ REACTIONS = [
     "CCO.CC(=O)O>>CC(=O)OCC",
     "Brc1ccccc1.OB(O)c1ccccc1>>c1ccc(-c2ccccc2)cc1",
 ]
-ANTIBODIES = [
-    "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQER",
-    "DVVMTQTPFSLPVSLGDQASISC",
-]
+ANTIBODIES = ["EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQER", "DVVMTQTPFSLPVSLGDQASISC"]
 MODELS = [
     ("rxnfp/models/transformers/bert_ft", "bert", "vocab.txt", 12),
     ("rxnfp/models/transformers/bert_ft_10k_25s", None, "vocab.txt", 12),

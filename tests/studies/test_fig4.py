@@ -36,9 +36,7 @@ def test_training_resumes_from_a_checkpoint_to_the_same_numbers(tmp_path: Path, 
     assert [next(broken) for _ in range(6)][-1] == 6  # the checkpoint is of step 4, the end of an epoch
     broken.close()
     again = plan.training(1, tmp_path / "broken")
-    assert again.steps == 4 and sorted(path.name for path in (tmp_path / "broken").iterdir()) == [
-        "checkpoint.pt"
-    ]
+    assert again.steps == 4 and sorted(path.name for path in (tmp_path / "broken").iterdir()) == ["checkpoint.pt"]
     again.finish()
     for name, tensor in whole.models[0].state_dict().items():
         assert torch.equal(tensor, again.models[0].state_dict()[name])
@@ -55,9 +53,7 @@ def test_training_learns() -> None:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[PublishedSort(40, 12), Hull(40, 12), Memorization(8, 24)],
-    ids=lambda task: task.name,
+    scope="module", params=[PublishedSort(40, 12), Hull(40, 12), Memorization(8, 24)], ids=lambda task: task.name
 )
 def trained(request: pytest.FixtureRequest) -> tuple[TaskPlan, Model]:
     """Two layers, two heads; memorization with padding."""
@@ -99,14 +95,10 @@ def test_norms_keep_a_gain_of_one_and_positions_are_before_the_first(trained: tu
     assert len(gains) == 2 and all(bool((gain == 1).all()) for gain in gains)
     X = model.tokens(plan.task.data[1].inputs)
     torch.testing.assert_close(X.var(-1, correction=0), torch.ones_like(X[..., 0]))
-    assert model.net.arch.positions == "none" and (plan.task.name == "sort") == hasattr(
-        model.embed, "positions"
-    )
+    assert model.net.arch.positions == "none" and (plan.task.name == "sort") == hasattr(model.embed, "positions")
 
 
-def test_paths_are_evaluated_as_if_one_by_one(
-    trained: tuple[TaskPlan, Model], decomposed: Decomposition
-) -> None:
+def test_paths_are_evaluated_as_if_one_by_one(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     """Every path on its own, by `Decomposition.path`; summed as often as drawn, normalised, classified."""
     plan, model = trained
     data = plan.task.data[1].trimmed()
@@ -133,9 +125,7 @@ def test_paths_are_evaluated_as_if_one_by_one(
     assert len(table) == 1 + 2 * 3 * 2 + 3
 
 
-def test_all_lengths_together_are_the_network(
-    trained: tuple[TaskPlan, Model], decomposed: Decomposition
-) -> None:
+def test_all_lengths_together_are_the_network(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     plan, model = trained
     data = plan.task.data[1].trimmed()
     whole = torch.stack([decomposed.keep(lengths=[k]) for k in range(3)]).sum(0)

@@ -25,15 +25,7 @@ from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds
 from rankscope.studies.remedies.figures import price_figure
 from rankscope.studies.remedies.measurements import RemedyMeasurements, rows
-from rankscope.studies.remedies.study import (
-    Job,
-    RemedyOptions,
-    do_job,
-    do_jobs,
-    plan,
-    remedies_study,
-    result_of,
-)
+from rankscope.studies.remedies.study import Job, RemedyOptions, do_job, do_jobs, plan, remedies_study, result_of
 from rankscope.studies.remedies.tables import page_tables
 from rankscope.studies.remedies.verdicts import (
     AGREES,
@@ -106,9 +98,7 @@ def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: RemedyMeas
     assert "norm_place must be 'pre'" in str(tables.refused("lnscale", "post"))
     assert tables.refused("lnscale", "pre") is None and tables.curves("lnscale", "post") == []
     assert tables.curves("rezero", "no skips") == []
-    assert (
-        at_initialisation.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
-    )
+    assert at_initialisation.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
     for curve in tables.curves("rezero", "post"):
         assert max(curve) - min(curve) < 1e-12  # the identity
     for mine, plain in zip(tables.curves("attnscale", "post"), tables.curves("none", "post"), strict=True):
@@ -124,9 +114,7 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
     assert theory_notes.order_of([0.0, -0.1, -0.2, -0.15]) is None
 
 
-@pytest.mark.parametrize(
-    ("remedy", "order"), [("none", 3), ("sinkhorn", 3), ("valueresidual", 2), ("gate", 1)]
-)
+@pytest.mark.parametrize(("remedy", "order"), [("none", 3), ("sinkhorn", 3), ("valueresidual", 2), ("gate", 1)])
 def test_derived_orders_are_measured(remedy: str, order: int) -> None:
     note = theory_notes.note_of(remedy)
     assert note is not None and note.order == order
@@ -211,14 +199,7 @@ def of_trainings(
 ) -> RemedyMeasurements:
     """By remedy and depth, a number a seed."""
     found = [
-        {
-            "remedy": remedy,
-            "setting": setting,
-            "depth": depth,
-            "seed": seed,
-            "quantity": quantity,
-            "value": x,
-        }
+        {"remedy": remedy, "setting": setting, "depth": depth, "seed": seed, "quantity": quantity, "value": x}
         for remedy, by_depth in values.items()
         for depth, each in by_depth.items()
         for seed, x in enumerate(each)
@@ -236,9 +217,7 @@ def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables
     assert learns(both, "gate", "no skips").word == UNTOLD
 
 
-def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(
-    tables: RemedyMeasurements,
-) -> None:
+def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(tables: RemedyMeasurements) -> None:
     falling, level = {6: (0.0, 0.1), 48: (-5.0, -4.0)}, {6: (0.2, 0.1), 48: (-0.2, 0.1)}
 
     def word(**values: ByDepth) -> str:
@@ -322,9 +301,7 @@ def test_words_for_what_seeds_say() -> None:
     assert said == "loss pre 2: -0.250 (-0.300 to -0.200)"
 
 
-def test_the_page_has_every_part_and_a_damaged_one_is_refused(
-    tables: RemedyMeasurements, tmp_path: Path
-) -> None:
+def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: RemedyMeasurements, tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     options = RemedyOptions(FEW[1:])
     result = result_of(setup, options, tables)

@@ -42,12 +42,7 @@ def run(figure: str, folder: Path) -> StudyResult:
 
 @pytest.mark.parametrize(
     "figure",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fig2", "fig3", "fig6")),
-        "fig4",
-        "fig8",
-        "fig9",
-    ],
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fig2", "fig3", "fig6")), "fig4", "fig8", "fig9"],
 )
 def test_each_figure_is_written_and_a_rerun_gives_the_same(small: None, tmp_path: Path, figure: str) -> None:
     first = run(figure, tmp_path)
@@ -74,9 +69,7 @@ def test_figure_2_holds_every_curve_and_goes_on_when_interrupted(small: None, tm
     assert found["log10"].is_finite().all()
     off = found.filter(~pl.col("dropout"))
     assert set(off["arithmetic"]) == {"deviation"}
-    complete, causal = (
-        networks.last(off, "relative_mu", variant="SAN", mask=m) for m in ("complete", "causal")
-    )
+    complete, causal = (networks.last(off, "relative_mu", variant="SAN", mask=m) for m in ("complete", "causal"))
     assert complete < causal
     parts = sorted((tmp_path / "quick" / "wu2024" / "fig2" / "parts").iterdir())
     gone, changed = parts[0], parts[1]

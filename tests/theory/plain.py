@@ -35,9 +35,7 @@ class Plain:
     norm: bool = False
 
     @classmethod
-    def random(
-        cls, seed: int, n: int = 4, d: int = 3, k: int = 3, heads: int = 2, layers: int = 2
-    ) -> "Plain":
+    def random(cls, seed: int, n: int = 4, d: int = 3, k: int = 3, heads: int = 2, layers: int = 2) -> "Plain":
         g = torch.Generator().manual_seed(seed)
         inward = (layers, heads, d, k)
         shapes = ((n, d), inward, inward, inward, (layers, heads, k, d), (layers, heads, k))
@@ -90,9 +88,7 @@ def run(plain: Plain) -> list[Layer]:
     X, seen = plain.X, mask_matrix(plain.mask, len(plain.X))
     found = []
     for layer in range(len(plain.query)):
-        Q, K, V, Out, b = (
-            getattr(plain, name)[layer] for name in ("query", "key", "value", "output", "bias")
-        )
+        Q, K, V, Out, b = (getattr(plain, name)[layer] for name in ("query", "key", "value", "output", "bias"))
         root = math.sqrt(Q.shape[-1])
         scores = (X @ Q + b[:, None]) @ (X @ K).mT / root
         P = scores.masked_fill(~seen, -torch.inf).softmax(-1)

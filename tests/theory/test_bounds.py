@@ -140,9 +140,7 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
     found = certify(net, X, centre=centre)
     assert found.broken().is_empty()
     one, measured = found.of("dong2021-2.3-gamma1"), found.of("dong2021-2.3")
-    exact, attention, oscillation = (
-        found.of(name) for name in ("exact-factors", "attention-factors", "oscillation")
-    )
+    exact, attention, oscillation = (found.of(name) for name in ("exact-factors", "attention-factors", "oscillation"))
     kappa = math.log10(max(2 * (1 - 1 / X.shape[1]), 1e-300)) if centre == "mean" else math.log10(2)
     for row in range(len(exact)):
         if not exact["met"][row] or exact["below_floor"][row]:
@@ -155,10 +153,7 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
         assert 0 <= gap <= rounding + (centre == "argmin") * 1e-2 * (row + 1)
         if not (attention["met"][row] and oscillation["met"][row]):  # their own inputs are rounding
             continue
-        assert (
-            exact["log10_bound"][row]
-            <= attention["log10_bound"][row] + rounding + (centre == "argmin") * 1e-2
-        )
+        assert exact["log10_bound"][row] <= attention["log10_bound"][row] + rounding + (centre == "argmin") * 1e-2
         # |P - mean row| <= 2 (1 - 1/n) |P - 1p|, which the mean's own kappa pays for.
         assert attention["log10_bound"][row] <= oscillation["log10_bound"][row] + rounding + (
             0 if centre == "mean" else 1e-2 + kappa * (row + 1)
@@ -228,9 +223,7 @@ def test_cubing_equals_the_closed_form_to_a_thousand_layers(base: float, start: 
 def test_cubing_takes_the_largest_base_so_far() -> None:
     by_hand = [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
     found = cubed([-1.0, 2.0, 0.0], -3.0)
-    assert found == pytest.approx(by_hand, rel=1e-13) and all(
-        a >= b for a, b in zip(found, by_hand, strict=True)
-    )
+    assert found == pytest.approx(by_hand, rel=1e-13) and all(a >= b for a, b in zip(found, by_hand, strict=True))
     assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, pytest.approx(1 + 3 * (1 + 15), rel=1e-13)]
     assert cubed([math.inf], -math.inf) == [-math.inf]
 

@@ -143,9 +143,7 @@ def test_where_nothing_crosses() -> None:
 
 def test_where_theory_does_not_apply() -> None:
     arch = Architecture(layers=1, width=8, heads=2, mlp="none", norm="none", positions="alibi")
-    found = critical_skip(
-        Transformer.random(arch), normal(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1
-    )
+    found = critical_skip(Transformer.random(arch), normal(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1)
     assert found.weight == pytest.approx(1.0, abs=0.1) and found.theory is None
     assert found.theory_why.startswith("theory does not apply: positions must be none or absolute")
 
@@ -166,9 +164,7 @@ def test_padding_and_precision_change_nothing() -> None:
 def test_the_share_of_the_tokens() -> None:
     """W = w I, w < 0: tokens shrink by lambda + w, what they differ by at most by lambda + w/n."""
     net = identity_attention(-0.5, 1.0, "complete", 2)
-    found = critical_skip(
-        net, 1 + normal(1, 3, 2), metric="relative_mu", depth=8, low=0.05, high=0.6, tolerance=0.02
-    )
+    found = critical_skip(net, 1 + normal(1, 3, 2), metric="relative_mu", depth=8, low=0.05, high=0.6, tolerance=0.02)
     assert found.theory == pytest.approx(0.25, abs=0.02)  # lambda = |lambda - 0.5|
     assert found.guaranteed is None and found.bracket is None
 

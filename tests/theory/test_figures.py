@@ -17,9 +17,7 @@ SAN = NET.variant("san")
 def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
     table = certify(SAN.variant(layers=40), X[:1, :4], theorems="dong2021-2.3").table
     measured = next(
-        mark
-        for mark in bounds_chart(table).panels[0].marks
-        if isinstance(mark, Line) and mark.name == "measured"
+        mark for mark in bounds_chart(table).panels[0].marks if isinstance(mark, Line) and mark.name == "measured"
     )
     logs = table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")["log10_measured"].to_list()
     assert logs[-1] < -1e12 and np.array_equal(measured.y, logs)

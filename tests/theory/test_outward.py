@@ -131,9 +131,7 @@ def test_exact_factors_of_cancelling_outputs_are_refused() -> None:
     arch = Architecture(layers=1, width=4, heads=2, head_width=4, kernel="softmax", biases=False, **SAN)
     tensors = Transformer.random(arch, 0, "xavier").state()
     for name, tensor in tensors.items():
-        tensor[:, 1] = (
-            tensor[:, 0] if name.endswith(("query.weight", "key.weight", "value.weight")) else tensor[:, 1]
-        )
+        tensor[:, 1] = tensor[:, 0] if name.endswith(("query.weight", "key.weight", "value.weight")) else tensor[:, 1]
         if name.endswith("output.weight"):
             tensor[1] = -tensor[0] * (1 + 1e-16)
     found = certified(Transformer.from_weights(arch, tensors), normal(5, 4))

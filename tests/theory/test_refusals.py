@@ -129,9 +129,7 @@ def test_rows_that_nearly_sum_to_one_do_not_average() -> None:
     """Sigmoid attention tuned so that rows sum to one within 1e-10: a common token of 1e4 then makes more
     difference than the bound would leave."""
     n = d = 4
-    arch = Architecture(
-        layers=1, width=d, heads=1, kernel="sigmoid", divisor=1.0, biases=("query", "key"), **SAN
-    )
+    arch = Architecture(layers=1, width=d, heads=1, kernel="sigmoid", divisor=1.0, biases=("query", "key"), **SAN)
     first = torch.eye(d, dtype=torch.float64)[:1]
     zero, bias = torch.zeros(d, d, dtype=torch.float64), math.log(n / (n - 1)) * first
     net = one_head(arch, query=1e-3 * first.mT @ first, query_bias=bias, key=zero, key_bias=first)
@@ -335,7 +333,5 @@ def test_every_theorem_refuses_something() -> None:
     """Pure attention, a transformer with everything in it, and one whose rows do not sum to one refuse,
     between them, every theorem."""
     X = 0.1 * normal(1, 5, 4)
-    refused = [
-        set(THEOREMS) - met(certify(net_of(**fields), X)) for fields in (SAN, {}, {"kernel": "sigmoid"})
-    ]
+    refused = [set(THEOREMS) - met(certify(net_of(**fields), X)) for fields in (SAN, {}, {"kernel": "sigmoid"})]
     assert set.union(*refused) == set(THEOREMS)

@@ -268,9 +268,7 @@ def test_a_slope_lies_between_its_steps() -> None:
     for seed in range(20):
         logs = normal(3, 2 + seed, seed=seed).cumsum(-1)
         steps = logs.diff(dim=-1)[:, seed // 2 :]
-        assert bool(
-            (slope(logs) >= steps.amin(-1) - 1e-12).all() & (slope(logs) <= steps.amax(-1) + 1e-12).all()
-        )
+        assert bool((slope(logs) >= steps.amin(-1) - 1e-12).all() & (slope(logs) <= steps.amax(-1) + 1e-12).all())
     assert slope(torch.tensor([0.0, -1.0, -math.inf])).item() == -math.inf
 
 

@@ -23,11 +23,7 @@ from rankscope.cli.reproduce import reproduce
 from rankscope.cli.sweep import sweep
 
 app = typer.Typer(
-    name="rankscope",
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
+    name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 for command in (
     demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
@@ -48,8 +44,7 @@ def _version(asked: bool) -> bool:
 @app.callback()
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", metavar=" ", callback=_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", metavar=" ", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """How fast the tokens of a transformer become the same, and what holds them apart."""

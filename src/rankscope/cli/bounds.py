@@ -180,6 +180,4 @@ def reasons_table(certificates: "Certificates") -> "Table":
 def require_positive_threshold(threshold: float) -> None:
     """Refuse a threshold that is not a positive number, before anything is computed."""
     if not (math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(
-            f"threshold must be a number > 0, as in 1e-6; got {threshold:g}", subject="threshold"
-        )
+        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold:g}", subject="threshold")

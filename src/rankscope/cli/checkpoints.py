@@ -39,9 +39,7 @@ def checkpoints(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
     tokenizer: Annotated[
         str | None,
-        opt.option(
-            opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"
-        ),
+        opt.option(opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"),
     ] = None,
     device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(),
@@ -139,13 +137,10 @@ def checkpoints_in(directory: Path) -> list[CheckpointRow]:
     """The `checkpoint-N` folders of a training in the order of N; a folder without any is refused."""
     if not directory.is_dir():
         raise FileError(
-            f"checkpoints are read from the folder of a training; there is none at {directory}",
-            subject=str(directory),
+            f"checkpoints are read from the folder of a training; there is none at {directory}", subject=str(directory)
         )
     matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
-    saved = sorted(
-        CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir()
-    )
+    saved = sorted(CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir())
     if not saved:
         raise FileError(
             f"{directory} must hold folders named checkpoint-N, as transformers' Trainer writes them; it "
@@ -235,10 +230,9 @@ def checkpoint_network(checkpoint: CheckpointRow, directory: Path, tokenizer: st
         tokenizer = str(directory)
     if not tokenizer:
         return load(str(folder))
-    if Path(tokenizer).is_dir():
-        location = CheckpointLocation(tokenizer, tokenizer, {})  # it needs no weights
-    else:
-        location = locate(tokenizer, {})
+    # A folder that holds a tokenizer needs no weights.
+    is_folder = Path(tokenizer).is_dir()
+    location = CheckpointLocation(tokenizer, tokenizer, {}) if is_folder else locate(tokenizer, {})
     return load(str(folder), tokenizer=read_tokenizer(location))
 
 

@@ -86,9 +86,7 @@ def compare(
     profile = measure_all(jobs, task, printing.silent, saved=list(saved.values()))
     shown = {side.model for side, title in zip(sides, titles, strict=True) if title in profile.variants}
     origins = {
-        model: net.origin.described()
-        for model, net in nets.items()
-        if net.origin is not None and model in shown
+        model: net.origin.described() for model, net in nets.items() if net.origin is not None and model in shown
     }
     for folder, run in saved.items():
         origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
@@ -128,8 +126,7 @@ class Side(NamedTuple):
 
         if (Path(thing) / "sweep.parquet").is_file():
             raise FileError(
-                f"of a sweep, cells must be named by number or factors, as {thing}:0 or {thing}:seed=0; got "
-                "all of it",
+                f"of a sweep, cells must be named by number or factors, as {thing}:0 or {thing}:seed=0; got all of it",
                 subject="cells",
             )
         if choice_in(thing) or (Path(thing) / "profile.parquet").is_file() or thing.endswith(".parquet"):
@@ -169,9 +166,7 @@ def require_different(things: list[str], one_is_enough: bool = False) -> None:
         )
     for thing in things:
         if things.count(thing) > 1:
-            raise MetricError(
-                f"things to compare must differ; {thing} comes twice: leave one out", subject="things"
-            )
+            raise MetricError(f"things to compare must differ; {thing} comes twice: leave one out", subject="things")
 
 
 def unique_titles(titles: list[str], things: list[str]) -> list[str]:
@@ -203,7 +198,6 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
     networks = tuple(
-        network.adding(variant=names.get(network.variant, network.variant))
-        for network in profile.manifest.networks
+        network.adding(variant=names.get(network.variant, network.variant)) for network in profile.manifest.networks
     )
     return Profile(table, profile.manifest.adding(networks=networks))

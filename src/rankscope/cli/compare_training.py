@@ -40,16 +40,10 @@ def is_training(thing: str) -> bool:
     from rankscope.runs.training import TRAINING_TABLE
 
     folder = Path(thing)
-    return (
-        folder.is_dir()
-        and not (folder / "profile.parquet").is_file()
-        and TRAINING_TABLE in read(folder).names
-    )
+    return folder.is_dir() and not (folder / "profile.parquet").is_file() and TRAINING_TABLE in read(folder).names
 
 
-def compare_trainings(
-    things: list[str], metrics: str | None, output: Path | None, printing: PrintOptions
-) -> None:
+def compare_trainings(things: list[str], metrics: str | None, output: Path | None, printing: PrintOptions) -> None:
     """Print training runs side by side; folders that are no training runs, and `-o`, are refused."""
     from rankscope.cli.inputs import split_names
     from rankscope.cli.show import console, machine, say
@@ -92,9 +86,7 @@ def compare_runs(runs: "list[TrainingRun]", things: list[str], metric: str | Non
     """Compare a metric, or the first that all runs have, at the steps and layers that all have."""
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     if not shared or metric not in (None, *shared):
-        have = "; ".join(
-            f"{thing} has {', '.join(run.metrics)}" for thing, run in zip(things, runs, strict=True)
-        )
+        have = "; ".join(f"{thing} has {', '.join(run.metrics)}" for thing, run in zip(things, runs, strict=True))
         must = f"all have {metric}" if metric else "have a metric in common"
         raise MetricError(f"training runs to compare must {must}; {have}", subject="metrics")
     metric = metric or shared[0]

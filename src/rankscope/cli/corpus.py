@@ -63,9 +63,7 @@ def measure_text(
     runner = None if on is None else _cluster_job(on, printing.silent)
     gathered, end = _gather(nets, texts, _remember(texts, first), corpus, task, rows, printing.silent, runner)
     if gathered is None or not gathered.excerpts:
-        raise end or TokensError(
-            f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text"
-        )
+        raise end or TokensError(f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text")
     text = Text(
         path=str(corpus.text), split=corpus.split, field=corpus.field, limit=corpus.samples,
         read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},

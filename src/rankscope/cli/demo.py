@@ -32,9 +32,7 @@ def demo(
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[
         Path | None,
-        opt.option(
-            opt.RESULT, "FOLDER", "output", (), "-o", "--output", show_default="runs/demo or runs/demo-train"
-        ),
+        opt.option(opt.RESULT, "FOLDER", "output", (), "-o", "--output", show_default="runs/demo or runs/demo-train"),
     ] = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,

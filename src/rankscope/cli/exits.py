@@ -74,10 +74,7 @@ class Commands(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
                 raise
-            _leave(
-                BAD,
-                "this needs more memory than there is: ask for fewer tokens or samples, or a smaller model",
-            )
+            _leave(BAD, "this needs more memory than there is: ask for fewer tokens or samples, or a smaller model")
 
 
 def complain(sentence: str) -> None:

@@ -29,9 +29,7 @@ def follow(
         opt.option(opt.RESULT, "NAMES", "Comma-separated: what is shown by layer.", show_default="the first"),
     ] = None,
     once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
-    page: Annotated[
-        bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")
-    ] = False,
+    page: Annotated[bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")] = False,
     port: opt.Port = 0,
     no_open: opt.NoOpen = False,
     as_json: opt.Json = False,
@@ -232,10 +230,7 @@ def _paths(training: "TrainingRun", most: int) -> "Table":
     names = list(thinned(training.lengths, most))
     note = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
     table = _curves_table("path shares: what paths of each length carry of the output", "", note)
-    curves = [
-        training.paths.filter(of=name).sort("step")["value"].fill_null(float("nan")).to_list()
-        for name in names
-    ]
+    curves = [training.paths.filter(of=name).sort("step")["value"].fill_null(float("nan")).to_list() for name in names]
     for name, curve, line in zip(names, curves, _lines(curves, log=False), strict=True):
         start, now = (f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1))
         table.add_row(name, start, now, line)

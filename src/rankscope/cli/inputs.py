@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.names import say_hub
 from rankscope.cli.options import NetworkOptions, TextOptions
-from rankscope.errors import (
-    ArchitectureError,
-    FileError,
-    MetricError,
-    RankscopeError,
-    SourceError,
-    TokensError,
-    one_of,
-)
+from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
@@ -30,11 +22,7 @@ BEGINNING = 90
 
 
 def network(
-    model: str,
-    options: NetworkOptions,
-    device: str = "cpu",
-    stream: bool = False,
-    quiet: bool = False,
+    model: str, options: NetworkOptions, device: str = "cpu", stream: bool = False, quiet: bool = False
 ) -> "Transformer":
     """The network of this name, with its mask, depth and remedies as the options say.
 
@@ -93,9 +81,7 @@ def read_excerpts(options: TextOptions) -> list[str]:
     samples = options.samples or 4
     if options.text is None:
         if options.split != "auto" or options.field != "text":
-            raise FileError(
-                "--split and --field must go with --text, which says what is to be read", subject="text"
-            )
+            raise FileError("--split and --field must go with --text, which says what is to be read", subject="text")
         return bundled_text(samples, options.tokens)
     return list(islice(stream_excerpts(options), samples))
 
@@ -148,9 +134,7 @@ class MeasureTask:
     """The arguments `check`, `confirm` and `compile` of `rankscope.measure`, where they are given."""
 
     @classmethod
-    def parse(
-        cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None
-    ) -> "MeasureTask":
+    def parse(cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None) -> "MeasureTask":
         """Read comma-separated names, and refuse unknown ones before a model is loaded for them."""
         from rankscope.metrics import metric
         from rankscope.profiles import ARITHMETICS

@@ -22,9 +22,7 @@ def masks(
         ),
     ] = None,
     tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
-    picture: Annotated[
-        bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
-    ] = False,
+    picture: Annotated[bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")] = False,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Show masks as graphs: edges, centres, connectivity, radius and diameter.

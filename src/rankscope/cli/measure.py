@@ -63,9 +63,7 @@ def measure(
     from rankscope.profiles.verdict import agreement
     from rankscope.report import verdict, write_run_directory
 
-    task = MeasureTask.parse(
-        metrics, arithmetic, checks={"check": check, "confirm": confirm, "compile": compile}
-    )
+    task = MeasureTask.parse(metrics, arithmetic, checks={"check": check, "confirm": confirm, "compile": compile})
     variant_names = split_names("variants", variants)
     if text.text is not None and confirm:
         raise MetricError(
@@ -74,9 +72,7 @@ def measure(
             subject="confirm",
         )
     if text.text is None and on is not None:
-        raise MetricError(
-            f"--on goes with a text of any length; got --on {on} without --text: give one", subject="on"
-        )
+        raise MetricError(f"--on goes with a text of any length; got --on {on} without --text: give one", subject="on")
     # The text is looked at first: a model takes longer to load than a path to be misspelt.
     if text.text is None:
         excerpts = read_excerpts(text)
@@ -161,8 +157,7 @@ def measure_all(
     passes = [(group, arithmetic) for group in _groups(jobs) for arithmetic in task.arithmetics]
     finished: list[str] = []
     expected = [
-        sum(_seconds(*jobs[name][:2], arithmetic, task.checks) for name in group)
-        for group, arithmetic in passes
+        sum(_seconds(*jobs[name][:2], arithmetic, task.checks) for name in group) for group, arithmetic in passes
     ]
     if sum(expected) > ANNOUNCED_SECONDS and not quiet:
         complain(f"this will take {in_words(sum(expected))} by estimate")
@@ -198,9 +193,7 @@ def raise_if_stopped(profile: "Profile", output: Path | None) -> None:
     if stopped is None:
         return
     finished = ", ".join(stopped.finished) or "none"
-    raise Interruption(
-        f"after {len(stopped.finished)} of {stopped.asked} ({finished}); {where_written(output)}"
-    )
+    raise Interruption(f"after {len(stopped.finished)} of {stopped.asked} ({finished}); {where_written(output)}")
 
 
 def where_written(output: Path | None) -> str:

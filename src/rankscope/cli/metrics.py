@@ -32,9 +32,7 @@ def metrics(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="A metric to explain in full.",
-            autocompletion=names.complete_one(names.METRICS),
+            metavar="[NAME]", help="A metric to explain in full.", autocompletion=names.complete_one(names.METRICS)
         ),
     ] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
@@ -78,11 +76,7 @@ def explanation(metric: "Metric") -> list[str]:
         lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
         lines += [f"Where all tokens are equal: {words.equal}."] if words.equal else []
         lines += [words.note] if words.note else []
-    scaled = (
-        "the same"
-        if metric.degree == 0
-        else f"{'c' if metric.degree == 1 else f'c^{metric.degree:g}'} times it"
-    )
+    scaled = "the same" if metric.degree == 0 else f"{'c' if metric.degree == 1 else f'c^{metric.degree:g}'} times it"
     lines += [f"Of tokens c times as large: {scaled}."] if metric.of in ("tokens", "heads") else []
     return [*lines, "", f"rankscope measure --metrics {metric.name}"]
 

@@ -24,12 +24,7 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
         families = survey(start("families")) if there("transformers") else []
     if printing.as_json:
         rows = [
-            {
-                "family": family.family,
-                "config": family.config,
-                "types": family.types,
-                **family.parity.described(),
-            }
+            {"family": family.family, "config": family.config, "types": family.types, **family.parity.described()}
             for family in families
         ]
         machine({"presets": list(PRESETS), "families": rows})

@@ -119,8 +119,7 @@ def model_named(name: str) -> str:
     near = nearest(called, MODELS)
     hint = f"did you mean {near}? " if near else ""
     raise SourceError(
-        f"{called!r} is no model known here, no directory and no id on the hub, which is owner/name: "
-        f"{hint}{LISTED}",
+        f"{called!r} is no model known here, no directory and no id on the hub, which is owner/name: {hint}{LISTED}",
         subject="model",
     )
 

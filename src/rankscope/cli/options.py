@@ -85,8 +85,7 @@ Model = Annotated[
     ),
 ]  # fmt: skip
 Compared = Annotated[
-    list[str],
-    typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared),
+    list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared)
 ]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Variants = Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)]
@@ -128,8 +127,7 @@ class TextOptions:
     """Options that say what a network reads; without `text` it is the bundled prose."""
 
     text: Annotated[
-        str | None,
-        option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=names.text_named),
+        str | None, option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=names.text_named)
     ] = None
     split: Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)] = "auto"
     field: Annotated[str, option(TEXT, "NAME", "field")] = "text"
@@ -141,9 +139,7 @@ class TextOptions:
 class CorpusOptions(TextOptions):
     """The text of `measure`: a few excerpts, or with `text` a corpus of any size."""
 
-    samples: Annotated[
-        int | None, option(TEXT, "N", "samples", min=1, show_default="4, or all of --text")
-    ] = None
+    samples: Annotated[int | None, option(TEXT, "N", "samples", min=1, show_default="4, or all of --text")] = None
     batch: Annotated[int, option(TEXT, "N", "The number of excerpts that run together.", min=1)] = 16
 
 

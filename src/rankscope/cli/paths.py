@@ -144,9 +144,7 @@ def lengths_table(lengths: "list[LengthView]") -> "Table":
     for length in lengths:
         table.add_row(*length.cells.values())
     shares, residuals = [length.share for length in lengths], [length.log10_residual for length in lengths]
-    table.caption = (
-        f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
-    )
+    table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
     table.caption_justify = "left"
     return table
 

@@ -30,19 +30,12 @@ def remedies(
     seeds: Annotated[int, opt.option(opt.NETWORK, "N", "Random networks of each kind.", min=1)] = 3,
     full: opt.Full = False,
     train: Annotated[
-        bool,
-        opt.option(
-            opt.NETWORK, " ", "Train them from scratch too, which takes hours.", (), "--train/--no-train"
-        ),
+        bool, opt.option(opt.NETWORK, " ", "Train them from scratch too, which takes hours.", (), "--train/--no-train")
     ] = False,
     depths: Annotated[
         str | None,
         opt.option(
-            opt.NETWORK,
-            "NUMBERS",
-            "Layers of networks that are trained: 6,12,24,48.",
-            (),
-            show_default="by size",
+            opt.NETWORK, "NUMBERS", "Layers of networks that are trained: 6,12,24,48.", (), show_default="by size"
         ),
     ] = None,
     steps: Annotated[int | None, opt.option(opt.NETWORK, "N", "steps", min=1, show_default="by size")] = None,
@@ -125,9 +118,7 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
         return None
     depths = split_names("depths", text)
     if not all(depth.isdecimal() and int(depth) for depth in depths):
-        raise StudyError(
-            f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}", subject="depths"
-        )
+        raise StudyError(f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}", subject="depths")
     return tuple(map(int, depths))
 
 

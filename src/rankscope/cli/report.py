@@ -11,13 +11,11 @@ from rankscope.cli import options as opt
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN", help="Folders that measure, paths, bounds, checkpoints, a Monitor, ... wrote."
-        ),
+        typer.Argument(metavar="RUN", help="Folders that measure, paths, bounds, checkpoints, a Monitor, ... wrote."),
     ],
-    output: Annotated[
-        Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")
-    ] = Path("report.html"),
+    output: Annotated[Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")] = Path(
+        "report.html"
+    ),
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Make one page of run folders, a chapter for each: interactive figures, tables, manifest.

@@ -28,9 +28,7 @@ def reproduce(
     ] = "all",
     figure: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FIGURE", help="One of it; left out: all.", autocompletion=names.complete_figure
-        ),
+        typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=names.complete_figure),
     ] = None,
     full: opt.Full = False,
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = "",

@@ -290,9 +290,7 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
             cells.append(f"{power(float(curve.log10[layer]))}{quartiles}")
         uniform = None if threshold is None else curve.uniform_from(threshold)
         table.add_row(
-            escape(
-                curve.variant if apart else curve.name
-            ),  # a name may hold brackets, which are not meant as colours
+            escape(curve.variant if apart else curve.name),  # a name may hold brackets, which are not meant as colours
             *([curve.arithmetic] if apart else []),
             sparkline(scaled_for_sparkline(curve.log10[first:].tolist())),
             *cells,

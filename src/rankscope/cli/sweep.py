@@ -62,9 +62,7 @@ def sweep(
                 say=lambda sentence: None if printing.silent else complain(sentence), command=command_line(),
             )  # fmt: skip
     except KeyboardInterrupt as stop:
-        raise Interruption(
-            f"after {done:,} of {total:,} cells; the same command resumes from there"
-        ) from stop
+        raise Interruption(f"after {done:,} of {total:,} cells; the same command resumes from there") from stop
     report = write_figures(result)
     if printing.as_json:
         machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})

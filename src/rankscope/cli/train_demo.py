@@ -69,8 +69,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
             {
                 "report": str(report),
                 "runs": {
-                    name: {"training": tables[name].to_dicts(), "alarms": alarms[name].to_dicts()}
-                    for name in RUNS
+                    name: {"training": tables[name].to_dicts(), "alarms": alarms[name].to_dicts()} for name in RUNS
                 },
             }
         )

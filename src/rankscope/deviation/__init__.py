@@ -1,14 +1,7 @@
 """Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
 
 from rankscope.deviation.dissect import BlockRecord, HalfRecord, dissect
-from rankscope.deviation.propagate import (
-    DeviationStep,
-    applies,
-    finish,
-    propagate,
-    rounded,
-    without_rule,
-)
+from rankscope.deviation.propagate import DeviationStep, applies, finish, propagate, rounded, without_rule
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State

@@ -57,11 +57,7 @@ class Logits:
     def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """log P as an ordinary tensor, over the columns visible to each row; -inf elsewhere."""
         scores = self.ref[:, :, None] + self.D.explicit()
-        return (
-            scores.masked_fill(~visible, -torch.inf)
-            .log_softmax(-1)
-            .nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        )
+        return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
     def restored(self, order: TokenOrder) -> "Logits":
         """Scores with tokens in their original order, padding included."""
@@ -184,9 +180,7 @@ class Mixable(Protocol):
         """The product `P V` as ordinary tensors."""
 
 
-def mixed(
-    arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixable, v: Values
-) -> HeadOutputs:
+def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixable, v: Values) -> HeadOutputs:
     """The outputs of the heads, `P V` with V = 1 x^T + R the values `v`.
 
     With r the row j* of R: P V = 1 (x + r + p^T (R - 1 r^T)) + Delta (R - 1 r^T), if rows of P sum to one.
@@ -197,9 +191,7 @@ def mixed(
     mean plus deviation would be rounding: there `P V` is taken as it stands, without a common part. Heads
     that are not in `active_heads` give zero; `output` is the output projection."""
     dv = v.R
-    top_row = dv.value.gather(
-        2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
-    )  # [batch, head, 1, width]
+    top_row = dv.value.gather(2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1]))  # [batch, head, 1, width]
     from_top = dv.value - top_row
     total: Tensor | None = getattr(P, "total", None)
     shared: Scaled | None = getattr(P, "scaled_p", None)
@@ -250,9 +242,7 @@ def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
     """The tokens' deviations projected to queries, keys or values: `[batch, head, token, head_width]`."""
     count, width = linear.weight.shape[1:]
     flat = linear.weight.flatten(1)
-    return R.mapped(
-        lambda t: _grouped((t @ flat).view(*t.shape[:2], count, width).transpose(1, 2), arch.heads)
-    )
+    return R.mapped(lambda t: _grouped((t @ flat).view(*t.shape[:2], count, width).transpose(1, 2), arch.heads))
 
 
 def _grouped(t: Tensor, count: int) -> Tensor:

@@ -274,18 +274,14 @@ class StreamedDeviation(Deviation):
         """The pattern, of which only the shared row is held: its rows are made as they are used."""
         mask, settings = self.arch.mask_of(block.index), self.settings
         scores = self.score_parts(block, state, self._bias(block))
-        return self.rows(
-            RowMaker(scores, lambda rows: settings.rows(mask, rows.start, rows.stop), state.valid)
-        )
+        return self.rows(RowMaker(scores, lambda rows: settings.rows(mask, rows.start, rows.stop), state.valid))
 
     def cross_pattern(self, cross_block: Block, state: State) -> PatternByRows:  # type: ignore[override]
         """The pattern of the tokens' attention to the memory, of which only the shared row is held."""
         memory, valid = self.settings.memory, state.valid
         assert memory is not None
         scores = self.cross_score_parts(cross_block, state)
-        return self.rows(
-            RowMaker(scores, lambda rows: memory.visible(valid.mask[:, rows]), valid, tokens=False)
-        )
+        return self.rows(RowMaker(scores, lambda rows: memory.visible(valid.mask[:, rows]), valid, tokens=False))
 
     def rows(self, maker: RowMaker) -> PatternByRows:
         """The pattern of these rows of scores."""

@@ -43,11 +43,7 @@ def capped(
     rows."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
-    c = (
-        ref.mapped(lambda t: t[..., :1] * 0.0)
-        if constant is None
-        else constant.c.mapped(lambda t: t[..., None])
-    )
+    c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
     rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
     parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
     top = torch.stack([part.log for part in parts]).amax(0)
@@ -59,9 +55,7 @@ def capped(
     new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
     if must_compute("cap.beyond", (beyond := cut > 0).any()):
         straight = _straight(at, down, across, D.explicit(), cut)
-        new_ref, new_D = (
-            chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)
-        )
+        new_ref, new_D = (chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True))
     return tuple(  # type: ignore[return-value]
         Scaled(value.view(batch, heads, *value.shape[1:]), log.view(batch, heads)) * cap
         for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))

@@ -149,8 +149,7 @@ def pattern_distance(P: PatternByRows, Q: PatternByRows) -> Float[Tensor, "batch
     the log of its norm. The reference row that Delta is written about may be another in each."""
     valid, both = P.maker.valid, (P, Q)
     means = [
-        sum(pattern.Delta(rows).sum(2) for rows in pattern.maker.blocks()) / valid.count[..., None]
-        for pattern in both
+        sum(pattern.Delta(rows).sum(2) for rows in pattern.maker.blocks()) / valid.count[..., None] for pattern in both
     ]
 
     def centred(which: int, rows: slice) -> Tensor:

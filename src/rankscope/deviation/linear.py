@@ -63,9 +63,7 @@ def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
     down = (-Z).clamp(0.0, FAR).exp()
     below = over(torch.expm1(D.clamp(max=FAR)), D)
     inverse = 1 / D.masked_fill(D == 0, 1.0)
-    crossing = torch.where(
-        high, (torch.expm1(W.clamp(max=0.0)) - Z) / up, (W - torch.expm1(Z.clamp(max=0.0))) * down
-    )
+    crossing = torch.where(high, (torch.expm1(W.clamp(max=0.0)) - Z) / up, (W - torch.expm1(Z.clamp(max=0.0))) * down)
     alike = torch.where(high, 1 / up, below)
     slope = torch.where(high == (W >= 0), alike, crossing * inverse)
     return Z, W, Scaled(step.value * slope, step.log)

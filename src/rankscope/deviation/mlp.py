@@ -73,10 +73,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
     if name in FADING and must_compute("mlp.faded", (gone := _faded(name, Z, D)).any()):
-        fine, rest = (
-            faded(name, Z, D, Scaled(d.value, d.log - outside)),
-            _drawn(name, Z, D, d, outside, drawn),
-        )
+        fine, rest = (faded(name, Z, D, Scaled(d.value, d.log - outside)), _drawn(name, Z, D, d, outside, drawn))
         away = [Scaled(part.value, part.log + drawn) for part in fine]
         return chosen(gone, away[0], Scaled(common, drawn)), chosen(gone, away[1], rest)
     return Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)

@@ -78,9 +78,7 @@ class StateNormOperations:
         return _normalised(state, centred, averaged, eps, self.perturb)
 
 
-def _normalised(
-    state: State, centred: bool, averaged: bool, eps: float, perturb: PerturbTensor | None
-) -> State:
+def _normalised(state: State, centred: bool, averaged: bool, eps: float, perturb: PerturbTensor | None) -> State:
     """The state with every token divided by its sd, without gain and bias; by `_small` where tokens are
     close, by `_plain` where they are not."""
     c, r = state.x, state.R
@@ -103,9 +101,7 @@ def _unit(log: Tensor, eps: float) -> Tensor:
     return log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else log
 
 
-def _small(
-    c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None
-) -> State:
+def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None) -> State:
     """Tokens c + r over their sd by the formula of the module's docstring, for deviations r that are small
     beside c; `count` is d, or 1 for scale-only."""
     unit = _unit(c.log, eps)
@@ -154,9 +150,7 @@ def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
         if must_compute("norms.shrunk", (shrunk < 0).any()):
-            scale = (
-                shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
-            )
+            scale = shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
     R = Scaled(valid.zero_padding(left / _positive(square).sqrt()), scale).normalised()
     return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R, valid)

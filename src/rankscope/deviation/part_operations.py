@@ -12,16 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import (
-    DeviationPattern,
-    HeadOutputs,
-    Logits,
-    Values,
-    Visible,
-    gated,
-    mixed,
-    sigmoid,
-)
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits, Values, Visible, gated, mixed, sigmoid
 from rankscope.deviation.decisions import can_skip
 from rankscope.deviation.mlp import affine, product
 from rankscope.deviation.norms import normed
@@ -156,11 +147,7 @@ class PartOperations(Arithmetic):
         return sigmoid(*self._by_head(inside, weight, bias))
 
     def gate_heads(
-        self,
-        outputs: HeadOutputs,
-        inside: State,
-        weight: Float[Tensor, "width head"],
-        bias: Tensor | None = None,
+        self, outputs: HeadOutputs, inside: State, weight: Float[Tensor, "width head"], bias: Tensor | None = None
     ) -> HeadOutputs:
         """Return the outputs of heads times `sigmoid(X weight + bias)`, X what attention reads."""
         return gated(outputs, *self._by_head(inside, weight, bias))
@@ -218,9 +205,7 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     m = (C * E).sum(-1, keepdim=True)
     near = Scaled(C * (E - m) / (1 + size * m), scores.log)
     plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return chosen(
-        scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))
-    ).normalised()
+    return chosen(scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()
 
 
 def _last(valid: Tensor) -> Tensor:

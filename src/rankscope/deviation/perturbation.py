@@ -202,9 +202,7 @@ class PerturbedPlain(_PerturbedTokens, Plain):
 class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
     """The plain arithmetic with attention by rows, every result perturbed; its rows can be made again."""
 
-    def __init__(
-        self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0
-    ) -> None:
+    def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0) -> None:
         super().__init__(net, settings, asked)
         self.noise, self.signs = Perturbation(seed), SignLosses(net.arch)
 

@@ -67,9 +67,7 @@ def without_rule(net: Transformer) -> list[str]:
     missing = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     missing += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return missing + [
-        part.name
-        for part in arch.parts
-        if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
+        part.name for part in arch.parts if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
     ]
 
 
@@ -162,13 +160,7 @@ class PassInputs:
 
     @classmethod
     def of(
-        cls,
-        net: Transformer,
-        X: Tensor,
-        padding: Tensor | None = None,
-        *,
-        doubled: bool = False,
-        by_rows: bool = False,
+        cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False, by_rows: bool = False
     ) -> "PassInputs":
         """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of
         `propagate`."""
@@ -229,9 +221,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
         ),
         step.heads
-        and replace(
-            step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))
-        ),
+        and replace(step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))),
         None if step.routing is None else order.restored(step.routing),
         step.cross and _restored_rows(step.cross, order),
         step.rows,

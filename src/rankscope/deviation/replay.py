@@ -160,11 +160,7 @@ class PassCache:
     pool: Any = None  # memory that all graphs share for their intermediate tensors
 
     def run(
-        self,
-        net: Transformer,
-        settings: PassSettings,
-        state: State,
-        second_pass: SecondPassFunction | None = None,
+        self, net: Transformer, settings: PassSettings, state: State, second_pass: SecondPassFunction | None = None
     ) -> PassResult:
         """A pass through all layers, recorded, presumed or replayed as the module's docstring says."""
         inputs = ReplayInputs(tuple(block.weights for block in net.blocks), settings, state)
@@ -190,11 +186,7 @@ class PassCache:
         return result
 
     def _prepare(
-        self,
-        cached: CachedPass,
-        net: Transformer,
-        inputs: ReplayInputs,
-        second_pass: SecondPassFunction | None,
+        self, cached: CachedPass, net: Transformer, inputs: ReplayInputs, second_pass: SecondPassFunction | None
     ) -> None:
         """Make `cached.run`: the rules with answers presumed, compiled once settled, captured on a GPU."""
         answers, compiled = cached.answers, []

@@ -81,17 +81,13 @@ class Deviation(PartOperations):
         """The scores of the layer, as a row `ref` shared by all queries and the rest D."""
         return self.score_parts(block, state).scores()
 
-    def score_parts(
-        self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None
-    ) -> ScoreParts:
+    def score_parts(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> ScoreParts:
         """The queries, keys and positions that the scores are made of (`scores.py`); `bias` makes rows of
         what positions add, if the settings do not hold all of it."""
         w = block.weights.attention
         queries, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
         perturbations = (self.perturb, self.perturb_tensor)
-        return StateHeads(
-            self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias
-        ).parts()
+        return StateHeads(self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias).parts()
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """The state that queries, or keys and values, are linear in, where attention has latents: the latent
@@ -103,9 +99,7 @@ class Deviation(PartOperations):
         x = self.perturb(affine(state.x, Linear(w.weight, w.bias)))
         R = self.perturb(state.R.mapped(lambda t: t @ w.weight))
         normed_part, rest = (
-            self.tidy(
-                State(x.mapped(lambda t, at=at: t[..., at]), R.mapped(lambda t, at=at: t[..., at]), valid)
-            )
+            self.tidy(State(x.mapped(lambda t, at=at: t[..., at]), R.mapped(lambda t, at=at: t[..., at]), valid))
             for at in (slice(width), slice(width, None))
         )
         normed_part = self.tidy(normed(normed_part, "rms", w.norm, LATENT_EPS, self.perturb_tensor))
@@ -157,9 +151,7 @@ class Deviation(PartOperations):
         """The queries of tokens and keys of the memory that `cross_scores` are made of."""
         w, settings = cross_block.weights.attention, self.settings.bare()
         perturbations = (self.perturb, self.perturb_tensor)
-        return StateHeads(
-            self.arch, cross_block.index, w, state, settings, *perturbations, self.source
-        ).parts()
+        return StateHeads(self.arch, cross_block.index, w, state, settings, *perturbations, self.source).parts()
 
     @cached_property
     def source(self) -> State:

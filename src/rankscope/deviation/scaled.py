@@ -77,9 +77,7 @@ class Scaled:
 
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales; an operand that is zero does not set the scale."""
-        if not saves_a_pass(
-            "scaled.add_near", self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()
-        ):
+        if not saves_a_pass("scaled.add_near", self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()):
             self, other = self.normalised(), other.normalised()
         if saves_a_pass("scaled.add_swapped", self.log, lambda: (other.log > self.log).all()):
             self, other = other, self  # the first needs no rescaling below
@@ -89,9 +87,7 @@ class Scaled:
 
     def __mul__(self, factor: float | Tensor) -> "Scaled":
         """The numbers times a factor; a float below `SMALL` goes into the log."""
-        if (
-            isinstance(factor, float) and 0.0 < abs(factor) < SMALL
-        ):  # subnormal products have lost their digits
+        if isinstance(factor, float) and 0.0 < abs(factor) < SMALL:  # subnormal products have lost their digits
             return Scaled(self.value * math.copysign(1.0, factor), self.log + math.log(abs(factor)))
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 

@@ -170,8 +170,7 @@ class StateHeads:
             for part, of in ((common_heads, state.x), (deviation_heads, state.R))
         )
         k, dk = (
-            perturb(part(of, w.key, arch).by_head())
-            for part, of in ((common_heads, keys.x), (deviation_heads, keys.R))
+            perturb(part(of, w.key, arch).by_head()) for part, of in ((common_heads, keys.x), (deviation_heads, keys.R))
         )
         if arch.query_norm:
             q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
@@ -212,9 +211,7 @@ class StateHeads:
         arch, w, settings, zero, n = self.arch, self.w, self.settings, self.zero, self.rows
         q, dq, k, dk = self.split_heads
         ref = self._zero_ref() if ref is None else ref
-        content = (
-            q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
-        )
+        content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
         share = quotient(1.0, arch.divisor, zero)
         constant = None
         products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
@@ -226,9 +223,7 @@ class StateHeads:
                 )
             ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
         else:
-            asks, moves, answers, differs = (
-                self._rotated(part) for part in (_rows(content, n), dq, _rows(k, n), dk)
-            )
+            asks, moves, answers, differs = (self._rotated(part) for part in (_rows(content, n), dq, _rows(k, n), dk))
             products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
         offset: tuple[Scaled, ...] = ()
         if settings.sinusoids is not None:

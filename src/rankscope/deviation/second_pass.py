@@ -66,19 +66,14 @@ def with_second_pass(
         return
     result = pass_cache(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
     blocks = [None, *inputs.net.blocks]
-    for step, block, tensors in zip(
-        _steps(inputs.state, result.layers), blocks, result.second_pass, strict=True
-    ):
+    for step, block, tensors in zip(_steps(inputs.state, result.layers), blocks, result.second_pass, strict=True):
         layer = SecondPassLayer(second_pass, block, *tensors[:4], perturbed_step=tensors.perturbed_step)
         yield restored(step, inputs.order), layer
 
 
 def _steps(state: State, outputs: Sequence[BlockOutput]) -> list[DeviationStep]:
     """The steps of a pass from its input and what its blocks gave."""
-    return [
-        DeviationStep(0, state, None),
-        *(DeviationStep(n, *output) for n, output in enumerate(outputs, 1)),
-    ]
+    return [DeviationStep(0, state, None), *(DeviationStep(n, *output) for n, output in enumerate(outputs, 1))]
 
 
 def _perturbation_fits(inputs: PassInputs) -> bool:

@@ -57,9 +57,7 @@ class ReferenceRow(NamedTuple):
     def others(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
         """Rows of P - 1 p^T without column j*: those of the given rows of D (in units of e^log), of which
         `visible` says what they see and `valid` which are tokens."""
-        size = spread(
-            self.level.clamp(min=-STEEPEST).exp(), D
-        )  # below, expm1(D) is D and only the log goes on
+        size = spread(self.level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(D) is D and only the log goes on
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
         # D in units of size, zero in column j*
         U = U.mul_(spread((self.log - self.level).clamp(max=STEEPEST).exp(), U))
@@ -88,9 +86,7 @@ def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
     """w: ref minus the log of the sum of e^ref over the columns visible to the reference row."""
     seen_ref = ref.masked_fill(~seen, -torch.inf)
-    most = (
-        seen_ref.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
-    )
+    most = seen_ref.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
     total = (seen_ref - most).exp().sum(-1, keepdim=True)
     return (ref - most) - total.masked_fill(total == 0, 1.0).log()
 
@@ -196,9 +192,7 @@ def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) 
     return Scores(chosen(close, near, plain).normalised(), D)
 
 
-def _balanced_near(
-    ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int
-) -> Tensor:
+def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int) -> Tensor:
     """ref after the rounds of `balanced` in units of `size`, where all rows see the same `columns` and D is
     at most of size one."""
     U = D.value * spread(D.log.clamp(min=0.0).exp(), D.value)

@@ -117,9 +117,7 @@ class State:
     def centred(self) -> tuple[Scaled, Scaled]:
         """(the mean of R over the tokens, R minus that mean): the second is the residual."""
         mean = self.R.value.sum(1) / self.valid.count
-        return Scaled(mean, self.R.log), Scaled(
-            self.valid.zero_padding(self.R.value - mean[:, None]), self.R.log
-        )
+        return Scaled(mean, self.R.log), Scaled(self.valid.zero_padding(self.R.value - mean[:, None]), self.R.log)
 
     @cached_property
     def residual(self) -> Scaled:

@@ -128,9 +128,7 @@ def _ln2_parts() -> tuple[float, float, float]:
 @cache
 def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
     """(e^(j/FINE), e^(j/FINE) - 1) for j = -FINE .. FINE."""
-    tables = [
-        torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)
-    ]
+    tables = [torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)]
     return Pair(*tables[0]), Pair(*tables[1])
 
 
@@ -236,9 +234,7 @@ def log1p(x: Pair) -> Pair:
     near = x.hi.abs() < 0.4
     inside = x.mapped(lambda t: t.masked_fill(~near, 0.0))
     close, far = _log1p_near(inside), _log(plus(_point(1.0, x.hi), x))
-    return _marked(
-        Pair(torch.where(near, close.hi, far.hi), torch.where(near, close.low, far.low)), x.hi.log1p()
-    )
+    return _marked(Pair(torch.where(near, close.hi, far.hi), torch.where(near, close.low, far.low)), x.hi.log1p())
 
 
 def _below_zero(x: Pair) -> Pair:

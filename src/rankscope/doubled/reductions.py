@@ -35,9 +35,7 @@ def total(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
             folded = add(*ends)
             if n % 2:
                 middle = x.mapped(lambda t, a=axis, h=half: t.narrow(a, h, 1))
-                folded = Pair(
-                    torch.cat([folded.hi, middle.hi], axis), torch.cat([folded.low, middle.low], axis)
-                )
+                folded = Pair(torch.cat([folded.hi, middle.hi], axis), torch.cat([folded.low, middle.low], axis))
             x = folded
     return _without(x, axes, keepdim)
 

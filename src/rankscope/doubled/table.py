@@ -10,17 +10,7 @@ from torch import Tensor
 
 from rankscope.doubled import functions, reductions
 from rankscope.doubled.matmul import product
-from rankscope.doubled.pairs import (
-    Pair,
-    add,
-    divide,
-    multiply,
-    negative,
-    no_type_check,
-    scaled,
-    sqrt,
-    subtract,
-)
+from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, no_type_check, scaled, sqrt, subtract
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -45,9 +35,7 @@ def paired(value: Any, like: Pair | None = None) -> Pair:
         return value
     if isinstance(value, Tensor):
         return Pair(value.to(torch.float64))
-    return Pair(
-        torch.tensor(float(value), dtype=torch.float64, device=None if like is None else like.hi.device)
-    )
+    return Pair(torch.tensor(float(value), dtype=torch.float64, device=None if like is None else like.hi.device))
 
 
 @no_type_check
@@ -121,9 +109,7 @@ def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is torch.bool:
         return x.hi != 0
     if dtype not in (None, torch.float64):
-        raise NotImplementedError(
-            f"doubled precision is not rounded to {dtype} by the way: use to_float64() first"
-        )
+        raise NotImplementedError(f"doubled precision is not rounded to {dtype} by the way: use to_float64() first")
     return x.mapped(lambda t: aten._to_copy.default(t, **kwargs))
 
 
@@ -227,9 +213,7 @@ def power(x: Pair, exponent: Number) -> Pair:
     if exponent == 0.5:
         return sqrt(x)
     if exponent != int(exponent) or abs(exponent) > 64:
-        raise NotImplementedError(
-            f"doubled precision has whole powers up to 64 and the root; got the power {exponent}"
-        )
+        raise NotImplementedError(f"doubled precision has whole powers up to 64 and the root; got the power {exponent}")
     if exponent == 0:
         return paired(torch.ones_like(x.hi))
     raised = reduce(multiply, [x] * abs(int(exponent)))

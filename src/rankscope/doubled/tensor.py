@@ -32,9 +32,7 @@ class Doubled(Tensor):
     def __new__(cls, pair: Pair) -> "Doubled":
         """A tensor that torch takes for a float64 one of the shape of hi."""
         hi = pair.hi
-        made = Tensor._make_wrapper_subclass(
-            cls, hi.shape, strides=hi.stride(), dtype=torch.float64, device=hi.device
-        )
+        made = Tensor._make_wrapper_subclass(cls, hi.shape, strides=hi.stride(), dtype=torch.float64, device=hi.device)
         made.pair = pair
         return made
 

@@ -45,9 +45,7 @@ def profile_of(folder: Path, choice: str) -> Profile:
     missing = next((cell for cell in names if cell not in measured), None)
     if missing is not None:
         why = cells.filter(cell=missing)["reason"][0] or "it is not done yet"
-        raise SweepError(
-            f"cell {missing} of {folder} must have been measured; it was not: {why}", subject="cell"
-        )
+        raise SweepError(f"cell {missing} of {folder} must have been measured; it was not: {why}", subject="cell")
     variant = pl.col("cell").replace_strict(names, return_dtype=pl.String).alias("variant")
     table = rows.with_columns(variant).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     metrics = tuple(table["metric"].unique(maintain_order=True))

@@ -253,9 +253,7 @@ class Cluster:
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
                 why = " ".join(str(cause).split())[:200]
-                raise SweepError(
-                    f"every node must have rankscope; {name} has not ({why})", subject="on"
-                ) from error
+                raise SweepError(f"every node must have rankscope; {name} has not ({why})", subject="on") from error
             require_same_software(theirs, name)
 
     def _require_room(self) -> None:
@@ -273,18 +271,12 @@ class Cluster:
 
 
 def cluster(
-    on: str,
-    workers: int | None = None,
-    threads: int = 1,
-    gpus: float = 0.0,
-    stuck_after: float = STUCK_AFTER,
+    on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0, stuck_after: float = STUCK_AFTER
 ) -> Cluster:
     """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
     kind, _, address = on.partition(":")
     if kind != "ray":
-        raise SweepError(
-            f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on"
-        )
+        raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on")
     return Cluster(address or None, workers, threads, gpus, stuck_after=stuck_after)
 
 
@@ -366,17 +358,14 @@ def require_answer(address: str, seconds: float) -> None:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
                 raise SweepError(
-                    f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}",
-                    subject="on",
+                    f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}", subject="on"
                 )
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()
         why = _failed_connection(address, seconds)
     except (OSError, OverflowError) as error:
         why = str(error)
     if why:
-        raise SweepError(
-            f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on"
-        )
+        raise SweepError(f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on")
 
 
 def _failed_connection(address: str, seconds: float) -> str:

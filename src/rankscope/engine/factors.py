@@ -56,9 +56,7 @@ def checked(cell: Mapping[str, Any]) -> Cell:
             raise SweepError(
                 f"{name} must be a number, a word or true/false; got a {type(value).__name__}", subject=name
             )
-    values = {
-        name: float(value) if name in REALS and type(value) is int else value for name, value in cell.items()
-    }
+    values = {name: float(value) if name in REALS and type(value) is int else value for name, value in cell.items()}
     return {**DEFAULTS, **values}
 
 
@@ -111,9 +109,7 @@ def cell_network(net: Transformer, cell: Cell) -> Transformer:
     if "temperature" in changes:
         temperature = changes.pop("temperature")
         if isinstance(temperature, str | bool) or not temperature > 0:
-            raise SweepError(
-                f"temperature must be a number above 0; got {temperature!r}", subject="temperature"
-            )
+            raise SweepError(f"temperature must be a number above 0; got {temperature!r}", subject="temperature")
         changes["divisor"] = net.arch.divisor * temperature
     net = net.variant(**changes) if changes else net
     remedy = cell.get("remedy", "none")
@@ -127,7 +123,5 @@ def described(cell: Cell) -> str:
     'model bert-tiny, skip 0.5'
     """
     unusual = {name: value for name, value in cell.items() if DEFAULTS.get(name) != value}
-    words = [
-        f"{name} {value:g}" if type(value) is float else f"{name} {value}" for name, value in unusual.items()
-    ]
+    words = [f"{name} {value:g}" if type(value) is float else f"{name} {value}" for name, value in unusual.items()]
     return ", ".join(words) or "the usual"

@@ -22,9 +22,7 @@ NOTHING = 0.005
 """Shares of the differences below which a factor does nothing that could be seen."""
 
 
-def sweep_curves_chart(
-    view: SweepView, colour: str | None, panel: str | None, most: int = PANELS
-) -> fig.Chart:
+def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> fig.Chart:
     """A panel for each level of one factor, a line for each of another: the median of cells, and their range.
 
     Args:
@@ -53,9 +51,7 @@ def sweep_curves_chart(
                 f"level {curve.colour}", bands=[(curve.low, curve.high)],
                 strength=min(1.0, 3 / len(lines.labels)), hover=hover,
             ))  # fmt: skip
-        panels.append(
-            fig.Panel(fig.Axis("layer", last=depth), y, marks, _called(places, level) or "all cells")
-        )
+        panels.append(fig.Panel(fig.Axis("layer", last=depth), y, marks, _called(places, level) or "all cells"))
     rows = [
         (places.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
         for curve in curves
@@ -78,8 +74,7 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     y, panels = _value_axis(view), []
     some = evenly(range(len(view.cells)), CELLS)
     hover: list[fig.Hover] = [
-        (f"cell {view.cells['cell'][row]}\n{described(view, row)}\n", _number(view.ends[row], view), "")
-        for row in some
+        (f"cell {view.cells['cell'][row]}\n{described(view, row)}\n", _number(view.ends[row], view), "") for row in some
     ]
     aside = 0.5 * (np.array(some) * 0.618034 % 1 - 0.5)
     for factor in factors:
@@ -137,11 +132,7 @@ def _number(value: Any, view: SweepView) -> str:
 
 
 def _colour(levels: Levels, number: int) -> str:
-    return (
-        fig.ordered_colour(number / max(1, len(levels.labels) - 1))
-        if levels.ordered
-        else fig.line_colour(number)
-    )
+    return fig.ordered_colour(number / max(1, len(levels.labels) - 1)) if levels.ordered else fig.line_colour(number)
 
 
 def _called(levels: Levels, number: int) -> str:

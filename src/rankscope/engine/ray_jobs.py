@@ -47,8 +47,7 @@ class CorpusJob:
             getattr(net.origin, "tokenizer", None)  # read here: a node may not have its files
         # A built-in metric goes by name, so that each worker takes its own; a user's goes as it is.
         metrics = [
-            metric.name if metric.name in METRICS else metric
-            for metric in chosen_metrics("work", batches.metrics)
+            metric.name if metric.name in METRICS else metric for metric in chosen_metrics("work", batches.metrics)
         ]
         job = os.urandom(8).hex()
         stored = self.cluster.ray.put(dump(replace(batches, metrics=metrics)))
@@ -92,9 +91,7 @@ def reproduce_on_cluster(
             raise result
         outcome, parts = pickle.loads(result)
 
-        def finished(
-            local: Setup, outcome: StudyResult = outcome, parts: dict[str, bytes] = parts
-        ) -> StudyResult:
+        def finished(local: Setup, outcome: StudyResult = outcome, parts: dict[str, bytes] = parts) -> StudyResult:
             _write_parts(local.folder, parts)
             return outcome
 

@@ -33,9 +33,7 @@ class FileChecksums:
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._models = {name: _model_checksums(name) for name in {str(cell["model"]) for cell in cells}}
-        self._texts = {
-            name: _text_checksums(name) for name in {str(cell["text"]) for cell in cells if "text" in cell}
-        }
+        self._texts = {name: _text_checksums(name) for name in {str(cell["text"]) for cell in cells if "text" in cell}}
 
     def of(self, cell: Cell) -> dict[str, list[str]]:
         """Checksums of a cell's text, and what identifies its model's files without reading all of them."""

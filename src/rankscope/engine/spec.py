@@ -88,9 +88,7 @@ def read_spec(path: str | Path) -> Spec:
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError(
-            f"a specification must be a TOML file; {path}: {error.strerror}", subject=str(path)
-        ) from error
+        raise FileError(f"a specification must be a TOML file; {path}: {error.strerror}", subject=str(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SweepError(f"{path} must be TOML; {error}", subject=str(path)) from error
     return spec_of(tables)
@@ -114,9 +112,7 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
         options["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
     for name in ("all", "grid", "sample"):
         if not isinstance(tables.get(name, {}), Mapping):
-            raise SweepError(
-                f"{name} must be a table of factors; got a {type(tables[name]).__name__}", subject=name
-            )
+            raise SweepError(f"{name} must be a table of factors; got a {type(tables[name]).__name__}", subject=name)
     cells: dict[str, Cell] = {}
     for factors in _cells(tables):
         cell = checked({**tables.get("all", {}), **factors})
@@ -128,8 +124,7 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
             )
     if not cells:
         raise SweepError(
-            "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]",
-            subject="cells",
+            "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]", subject="cells"
         )
     return Spec(tuple(cells.values()), SweepOptions(**options))
 
@@ -178,13 +173,10 @@ def _levels(factor: str, entry: Any) -> list[Any]:
         if are_bounds and bounds[2:] != [0]:
             if len(levels := range(*bounds)) > MOST_CELLS:
                 raise SweepError(
-                    f"{factor} must have at most {MOST_CELLS:,} levels; its range has {len(levels):,}",
-                    subject=factor,
+                    f"{factor} must have at most {MOST_CELLS:,} levels; its range has {len(levels):,}", subject=factor
                 )
             return list(levels)
-    raise SweepError(
-        f"{factor} of a grid must be a value, a list, or {{range = 5}}; got {dict(entry)}", subject=factor
-    )
+    raise SweepError(f"{factor} of a grid must be a value, a list, or {{range = 5}}; got {dict(entry)}", subject=factor)
 
 
 def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -192,8 +184,7 @@ def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     number, seed = sample.get("number"), sample.get("sample_seed", 0)
     if type(number) is not int or not 1 <= number <= MOST_CELLS:
         raise SweepError(
-            f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {number!r}",
-            subject="number",
+            f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {number!r}", subject="number"
         )
     if type(seed) is not int:
         raise SweepError(f"sample_seed must be a whole number; got {seed!r}", subject="sample_seed")
@@ -211,8 +202,7 @@ def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
         return entry
     if not {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
         raise SweepError(
-            f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}",
-            subject=factor,
+            f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}", subject=factor
         )
     low, high = entry["low"], entry["high"]
     are_numbers = all(type(bound) in (int, float) and math.isfinite(bound) for bound in (low, high))
@@ -222,8 +212,6 @@ def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
     if not entry.get("log"):
         return generator.randint(low, high) if integers else generator.uniform(low, high)
     if not low > 0:
-        raise SweepError(
-            f"{factor} is drawn by its logarithm: low must be above 0; got {low!r}", subject=factor
-        )
+        raise SweepError(f"{factor} is drawn by its logarithm: low must be above 0; got {low!r}", subject=factor)
     value = math.exp(generator.uniform(math.log(low), math.log(high)))
     return round(value) if integers else value

@@ -133,11 +133,7 @@ def sweep(
     """
     if not isinstance(spec, Spec):
         spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
-    for name, value, least in (
-        ("workers", workers, 1),
-        ("threads", threads, 1),
-        ("gpus_per_cell", gpus_per_cell, 0),
-    ):
+    for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("gpus_per_cell", gpus_per_cell, 0)):
         if value is not None and value < least:
             raise SweepError(f"{name} must be {least} or more; got {value:g}", subject=name)
     checksums = FileChecksums(spec.cells)
@@ -173,9 +169,7 @@ def sweep(
 def keys_of(spec: Spec, checksums: FileChecksums, threads: int, device: str) -> list[str]:
     """A key for each cell that is equal, on any machine, if everything that decides its numbers is equal."""
     common = key_of(asked=asdict(spec.options), threads=threads, device=device)
-    return [
-        digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells
-    ]
+    return [digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells]
 
 
 class CellJournal:

@@ -113,9 +113,7 @@ def _is_memory_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and re.search("allocate|out of memory", str(error)) is not None
 
 
-def measured_tables(
-    inputs: CellInputs, cell: Cell, options: SweepOptions, device: str
-) -> dict[str, pl.DataFrame]:
+def measured_tables(inputs: CellInputs, cell: Cell, options: SweepOptions, device: str) -> dict[str, pl.DataFrame]:
     """The tables of a cell: readings, and path shares and certificates where the options ask for them."""
     from rankscope.paths import decompose
     from rankscope.profiles import measure

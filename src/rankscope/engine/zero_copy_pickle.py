@@ -45,9 +45,7 @@ def dump(thing: Any) -> ZeroCopyPickle:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=buffers.append).dump(thing)
-    return ZeroCopyPickle(
-        file.getvalue(), [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers]
-    )
+    return ZeroCopyPickle(file.getvalue(), [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers])
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

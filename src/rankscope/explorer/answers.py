@@ -115,15 +115,11 @@ class Answers:
             certificates = self.certificates(controls, check)
         except RankscopeError as error:
             return {"why": page_sentence(error)}
-        views = sorted(
-            certificates.views(), key=lambda view: ("says", "vacuous", "refused").index(view.state)
-        )
+        views = sorted(certificates.views(), key=lambda view: ("says", "vacuous", "refused").index(view.state))
         lines = [bound_line(view) for view in views]
         return {"figures": bound_figures(certificates, views), "lines": lines, "said": bounds_sentence(views)}
 
-    def _once(
-        self, kind: str, controls: Controls, compute: Callable[[], Result], check: Check | None = None
-    ) -> Result:
+    def _once(self, kind: str, controls: Controls, compute: Callable[[], Result], check: Check | None = None) -> Result:
         """A kept result, or a new one; while it is computed, `check` is called at every torch operation."""
         key = (kind, controls)
         for dropped in [kept for kept in self._results if not self.networks.holds(kept[1])]:
@@ -153,8 +149,7 @@ def curve_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         "log": page_figure(log),
         "linear": page_figure(linear),
         "verdicts": {
-            curve.variant: ONE_TOKEN if len(measured[curve.variant].words) == 1 else sentence(curve)
-            for curve in curves
+            curve.variant: ONE_TOKEN if len(measured[curve.variant].words) == 1 else sentence(curve) for curve in curves
         },
         "about": description,
         "numbers": {name: plain(measurement.curve()) for name, measurement in measured.items()},
@@ -171,9 +166,7 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         first = measured[names[0]]
         positions = torch.arange(len(first.words))
         shapes = [
-            (name, shape._replace(R=shape.R.nan_to_num(0.0)))
-            for name in names
-            for shape in measured[name].shapes
+            (name, shape._replace(R=shape.R.nan_to_num(0.0))) for name in names for shape in measured[name].shapes
         ]
         tables.append(cloud_rows(shapes, 0, positions, first.words))
     table = pl.concat(tables)
@@ -216,10 +209,7 @@ def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[s
     counts = Counter(bound.quantity for bound in drawn)
     names = [bound.theorem for bound in drawn]
     rows = certificates.table.filter(pl.col("theorem").is_in(names))
-    return {
-        quantity: page_figure(bounds_chart(rows.filter(quantity=quantity)))
-        for quantity, _ in counts.most_common()
-    }
+    return {quantity: page_figure(bounds_chart(rows.filter(quantity=quantity))) for quantity, _ in counts.most_common()}
 
 
 def page_sentence(error: RankscopeError) -> str:

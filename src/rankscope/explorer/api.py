@@ -57,8 +57,7 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
     @api.get("/api/networks")
     async def described() -> dict[str, Any]:
         theorems = [
-            {"name": theorem.name, "source": theorem.source, "says": theorem.says}
-            for theorem in THEOREMS.values()
+            {"name": theorem.name, "source": theorem.source, "says": theorem.says} for theorem in THEOREMS.values()
         ]
         return {
             "models": networks.described(), "limits": LIMITS, "remedies": described_remedies(),

@@ -107,8 +107,7 @@ class Jobs:
                 older.cancel()
             if sum(not job.cancelled for job in self._latest.values()) > self.waiting:
                 raise BusyError(
-                    f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again in "
-                    "a moment",
+                    f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again in a moment",
                     subject="waiting",
                 )
             job = self._latest[visitor] = Job(self.seconds)

@@ -58,9 +58,7 @@ class NetworkCache:
         net = self._base(controls)
         if controls.remedies is None:
             return net
-        key = Controls(
-            model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies
-        )
+        key = Controls(model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies)
         if key not in self._with_remedies:
             net = net if controls.layers is None else net.variant(layers=controls.layers)
             for chosen in chosen_remedies(controls):
@@ -81,10 +79,7 @@ class NetworkCache:
 
     def described(self) -> list[dict[str, Any]]:
         """For the page: each network's name, and what is known of it without loading it."""
-        return [
-            {"name": name, "drawn": is_drawn(name), **_description(self._nets.get(name))}
-            for name in self.names
-        ]
+        return [{"name": name, "drawn": is_drawn(name), **_description(self._nets.get(name))} for name in self.names]
 
     def _base(self, controls: Controls) -> Transformer:
         """The network without remedies."""

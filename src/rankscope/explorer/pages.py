@@ -14,9 +14,7 @@ def add_pages(api: FastAPI, first: str) -> None:
 
     @api.exception_handler(StarletteHTTPException)
     async def refused(_: Request, error: StarletteHTTPException) -> Response:
-        return JSONResponse(
-            {"error": str(error.detail)}, status_code=error.status_code, headers=error.headers
-        )
+        return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
 
     @api.get("/")
     async def page() -> Response:
@@ -32,9 +30,7 @@ def add_pages(api: FastAPI, first: str) -> None:
 
     @api.get("/plotly.js")
     async def plotly() -> Response:
-        return FileResponse(
-            str(files("plotly").joinpath("package_data/plotly.min.js")), media_type=KINDS[".js"]
-        )
+        return FileResponse(str(files("plotly").joinpath("package_data/plotly.min.js")), media_type=KINDS[".js"])
 
     @api.get("/favicon.ico")
     async def icon() -> Response:

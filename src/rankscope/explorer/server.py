@@ -38,8 +38,7 @@ def bind_port(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ExplorerError(
-            f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out",
-            subject="port",
+            f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out", subject="port"
         ) from error
     return listening
 
@@ -63,9 +62,7 @@ def serve(networks: NetworkCache, listening: socket.socket, page: str | None = N
     serve_forever(app(networks, listening.getsockname()[1], jobs), listening, page, jobs)
 
 
-def serve_forever(
-    asgi: Guard, listening: socket.socket, page: str | None = None, jobs: Jobs | None = None
-) -> None:
+def serve_forever(asgi: Guard, listening: socket.socket, page: str | None = None, jobs: Jobs | None = None) -> None:
     """Run an app until Ctrl-C, and open a browser at `page`."""
     server = make_server(asgi, jobs or Jobs())
     if page is not None:

@@ -148,8 +148,7 @@ def _given(ax: AxesLike, number: int, figsize: tuple[float, float] | None) -> tu
     axes = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
     if figsize is not None:
         raise FigureError(
-            "figsize is of a new figure; received ax as well: size the figure that it is in",
-            subject="figsize",
+            "figsize is of a new figure; received ax as well: size the figure that it is in", subject="figsize"
         )
     if len(axes) != number or not all(isinstance(subplot, Axes) for subplot in axes):
         what = "one Axes" if number == 1 else f"{number} Axes, for as many panels"

@@ -36,12 +36,7 @@ def page_figure(chart: fig.Chart) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "height": chart.height,
-        "margin": {
-            "l": 64,
-            "r": 16,
-            "t": 60 if any(_is_headed(item) for item in chart.panels) else 30,
-            "b": 48,
-        },
+        "margin": {"l": 64, "r": 16, "t": 60 if any(_is_headed(item) for item in chart.panels) else 30, "b": 48},
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
     }
@@ -81,9 +76,7 @@ def page_figure(chart: fig.Chart) -> dict[str, Any]:
             {
                 "name": frame.name,
                 "data": [{"x": _short(x), "y": _short(y)} for x, y in frame.points],
-                "layout": {
-                    "annotations": [_heading(_two_lines(text), k) for k, text in enumerate(frame.headings)]
-                },
+                "layout": {"annotations": [_heading(_two_lines(text), k) for k, text in enumerate(frame.headings)]},
             }
             for frame in chart.frames
         ]
@@ -135,9 +128,7 @@ def _trace(mark: fig.Line | fig.Points, panel: fig.Panel, y: np.ndarray | None =
     """A line or marks where the axes of its panel have them."""
     values = np.asarray(mark.y if y is None else y, dtype=float)
     shown = (
-        _short(values)
-        if isinstance(mark, fig.Points) and panel.y.powers is None
-        else _placed(values, panel.y.powers)
+        _short(values) if isinstance(mark, fig.Points) and panel.y.powers is None else _placed(values, panel.y.powers)
     )
     x = _short(mark.x) if isinstance(mark, fig.Points) else list(mark.x)
     return {"type": "scatter", "x": x, "y": shown, **_hover(mark.hover)}
@@ -163,11 +154,7 @@ def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, 
     noise = np.zeros(len(y), bool) if line.noise is None else line.noise
     if noise.any():
         tail = noise | np.append(noise[1:], False)
-        edge = {
-            "size": np.where(noise, marker["size"], 0),
-            "symbol": f"{symbol}-open",
-            "line": {"width": 1.5},
-        }
+        edge = {"size": np.where(noise, marker["size"], 0), "symbol": f"{symbol}-open", "line": {"width": 1.5}}
         trace = _trace(line, panel, np.where(tail, y, np.nan))
         dotted = {"line": {"width": 1, "dash": "dot", "color": ink}, "showlegend": False}
         traces.append({**trace, **look, **dotted, "marker": {**marker, **edge}})
@@ -179,10 +166,7 @@ def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, 
     groups |= set() if line.name is None else {line.group}
     named = {} if line.name is None else {"name": escaped(line.name)}
     stroke = {"width": line.width, "dash": dash, "color": ink}
-    return [
-        *traces,
-        {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named, "showlegend": shown},
-    ]
+    return [*traces, {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named, "showlegend": shown}]
 
 
 def _heatmap(mark: fig.Heatmap) -> dict[str, Any]:
@@ -248,9 +232,7 @@ def _axis(axis: fig.Axis) -> dict[str, Any]:
 
 
 def _ticks(powers: fig.Powers) -> dict[str, Any]:
-    labels = [
-        re.sub(r"10\^(.+)", r"10<sup>\1</sup>", powers.label(k)).replace("-", "−") for k in powers.ticks
-    ]
+    labels = [re.sub(r"10\^(.+)", r"10<sup>\1</sup>", powers.label(k)).replace("-", "−") for k in powers.ticks]
     return {"tickvals": powers.place(powers.ticks), "ticktext": labels}
 
 

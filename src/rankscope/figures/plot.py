@@ -44,20 +44,14 @@ LONG = 34
 
 
 @styled
-def plot(
-    *charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None
-) -> Figure:
+def plot(*charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None) -> Figure:
     """The charts as a figure of matplotlib, below each other. `ax` are axes to draw into instead, one for
     each panel; `figsize` is the size of the whole in inches."""
     columns = max(
         min(len(chart.panels), chart.columns or MOST, MOST) if len(chart.panels) > MOST else len(chart.panels)
         for chart in charts
     )
-    rows = [
-        chart.panels[start : start + columns]
-        for chart in charts
-        for start in range(0, len(chart.panels), columns)
-    ]
+    rows = [chart.panels[start : start + columns] for chart in charts for start in range(0, len(chart.panels), columns)]
     width, height = charts[0].size
     names = _names(charts[0])
     beside = len(names) > LISTED and charts[0].colour_bar is None and len(charts[0].panels) == 1
@@ -98,9 +92,7 @@ def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
             _bars(axes, mark, many)
     for flag in panel.flags:
         axes.axvline(flag.x, color=FAINT, linestyle=":", linewidth=1.0)
-        axes.plot(
-            [flag.x], [1.0], marker="v", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False
-        )
+        axes.plot([flag.x], [1.0], marker="v", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False)
     _dress(axes, panel.x, "x")
     _dress(axes, panel.y, "y")
     heading = _words(panel.heading)
@@ -109,9 +101,7 @@ def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
         axes.set_ylim(low, high + 0.16 * (high - low))
         heading += " (above: how many)"
         for x, text in panel.counts.items():
-            axes.annotate(
-                text, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=7
-            )
+            axes.annotate(text, (x, 1.0), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=7)
     if panel.square:
         axes.set_aspect("equal")
     if heading:
@@ -170,9 +160,7 @@ def _bars(axes: Axes, mark: fig.Bars, among: Sequence[fig.Bars]) -> None:
 def _heatmap(axes: Axes, mark: fig.Heatmap) -> None:
     values = np.ma.masked_invalid(np.asarray(mark.values, dtype=float))
     if mark.powers is not None:
-        values = np.ma.masked_invalid(
-            np.array([mark.powers.place(row) for row in values.filled(np.nan)], float)
-        )
+        values = np.ma.masked_invalid(np.array([mark.powers.place(row) for row in values.filled(np.nan)], float))
     low, high = mark.range or (float(values.min()), float(values.max()))
     if mark.powers is not None:
         low, high = (mark.powers.place([k])[0] or 0.0 for k in (low, high))

@@ -56,9 +56,7 @@ class Powers:
         return math.copysign(1 + math.log10(abs(k)), k) if self.deep and abs(k) > 1 else k
 
     def _log10(self, position: float) -> float:
-        return (
-            math.copysign(10 ** min(abs(position) - 1, FARTHEST), position) if abs(position) > 1 else position
-        )
+        return math.copysign(10 ** min(abs(position) - 1, FARTHEST), position) if abs(position) > 1 else position
 
     @property
     def ticks(self) -> list[float]:

@@ -88,9 +88,7 @@ def in_sequence(names: Sequence[str]) -> list[float] | None:
     [0.0, 500.0, 1000.0, 2000.0]
     >>> in_sequence(["san", "san+skip", "san+mlp", "transformer"])
     """
-    parts = [
-        [float(part.replace(",", "").replace("_", "")) for part in NUMBER.findall(name)] for name in names
-    ]
+    parts = [[float(part.replace(",", "").replace("_", "")) for part in NUMBER.findall(name)] for name in names]
     if len(names) < ORDERED or len({NUMBER.sub("#", name) for name in names}) > 1:
         return None
     varied = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]

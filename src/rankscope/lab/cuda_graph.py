@@ -27,10 +27,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self,
-        losses: Callable[[Sequence[Batch]], Tensor],
-        optimizer: torch.optim.Optimizer,
-        clip: Callable[[], None],
+        self, losses: Callable[[Sequence[Batch]], Tensor], optimizer: torch.optim.Optimizer, clip: Callable[[], None]
     ) -> None:
         self.losses, self.optimizer, self.clip = losses, optimizer, clip
         self.steps, self._stream = 0, torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -125,10 +125,7 @@ class Model(nn.Module):
         return F.layer_norm(X, X.shape[-1:], eps=self.net.arch.norm_eps) if self.normed else X
 
     def forward(
-        self,
-        inputs: Tensor,
-        padding: Bool[Tensor, "batch token"] | None = None,
-        drop: Dropout | None = None,
+        self, inputs: Tensor, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
     ) -> Tensor:
         """Logits `[batch, token, class]`, or `[batch, class]` where samples have the labels."""
         Y: Tensor = self.net(self.tokens(inputs), padding, drop)

@@ -54,8 +54,7 @@ class TrainedLayer(ParameterTree):
         for listener in self.attention_listeners:
             listener(
                 AttentionCall(
-                    pattern=lambda: output.pattern,
-                    contributions=lambda: contributions(block.weights, output.heads),
+                    pattern=lambda: output.pattern, contributions=lambda: contributions(block.weights, output.heads)
                 )
             )
         state: Tokens = output.state
@@ -90,9 +89,7 @@ class Trainable(ParameterTree):
                 layer.hold(inner, tensor)
             else:
                 self.hold(name, tensor)
-        self._places = [
-            (name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state
-        ]
+        self._places = [(name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state]
         """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
         self._masks: dict[tuple[int, torch.device], Seen] = {}
 
@@ -126,9 +123,7 @@ class Trainable(ParameterTree):
         in training."""
         return self._passed(self._now(), X, padding, drop)
 
-    def _passed(
-        self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None
-    ) -> Iterator[Tokens]:
+    def _passed(self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
         seen = self._masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)

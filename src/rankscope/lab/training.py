@@ -101,9 +101,7 @@ class Training:
         self.initialisation = initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise LabError(
-                f"seeds must be different numbers, at least one; got {self.seeds}", subject="seeds"
-            )
+            raise LabError(f"seeds must be different numbers, at least one; got {self.seeds}", subject="seeds")
         self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
         self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
         self.models = [self._model(arch, remedies, seed, dtype) for seed in self.seeds]
@@ -184,9 +182,7 @@ class Training:
                 tokens.append(model.tokens(batch.inputs))
         return tokens, batch.padding
 
-    def _model(
-        self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype
-    ) -> Model:
+    def _model(self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype) -> Model:
         start = self.initialisation
         net = Transformer.random(arch, seed, start.scheme)
         for remedy in remedies:
@@ -206,10 +202,7 @@ class Training:
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
         groups = [
             {"params": [named[name] for name in decayed], "weight_decay": self.recipe.weight_decay},
-            {
-                "params": [tensor for name, tensor in named.items() if name not in decayed],
-                "weight_decay": 0.0,
-            },
+            {"params": [tensor for name, tensor in named.items() if name not in decayed], "weight_decay": 0.0},
         ]
         if not fast:
             return torch.optim.AdamW(groups, lr=self.recipe.lr)
@@ -241,9 +234,7 @@ class Training:
     def _batches(self, step: int) -> list[Batch]:
         return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
 
-    def _batch_losses(
-        self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None
-    ) -> Tensor:
+    def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         logits = self.learner.logits(batches, drops or [None] * len(batches))
         return torch.stack([self.task.loss(*pair) for pair in zip(logits, batches, strict=True)])
 
@@ -302,9 +293,7 @@ class Training:
         }
 
 
-def read_checkpoint(
-    folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu"
-) -> dict[str, Any] | None:
+def read_checkpoint(folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:
     """The checkpoint that a training of the same key has left in a folder; None where there is none."""
     if not (folder / CHECKPOINT).is_file():
         return None

@@ -128,9 +128,7 @@ class Trial:
         how = "trained" if lr == TrialSizes().lr else f"at={lr:g}"
         return re.sub(r"[^\w.=]+", "-", f"{how}-{self.remedy}-{self.setting}-{self.depth}")
 
-    def training(
-        self, device: str = "cpu", capture: bool = True, dtype: torch.dtype = torch.float32
-    ) -> Training:
+    def training(self, device: str = "cpu", capture: bool = True, dtype: torch.dtype = torch.float32) -> Training:
         """Not begun yet; an error of the remedy's where it does not go onto this setting."""
         sigma = {SIGMA: "sigma", f"{SIGMA}:one": "one", f"{SIGMA}:sigma": "sigma"}.get(self.remedy)
         task, arch = self.task, self._bare()
@@ -214,9 +212,7 @@ def train_until(training: Training, until: float = math.inf) -> list[bool]:
         if not alive.any():
             break
         if time.time() > until:
-            raise TrialDeadlineError(
-                f"the time was over at step {step} of {training.recipe.steps}", subject="until"
-            )
+            raise TrialDeadlineError(f"the time was over at step {step} of {training.recipe.steps}", subject="until")
     return alive.tolist()
 
 

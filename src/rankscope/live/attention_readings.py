@@ -18,9 +18,7 @@ from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
 
-UNSEEN = (
-    "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
-)
+UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
 
 
 class AttentionReadings:

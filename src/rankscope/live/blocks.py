@@ -160,8 +160,7 @@ def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Modu
             )
         if isinstance(block, nn.ModuleList):
             raise WatchError(
-                "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'",
-                subject="blocks",
+                "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'", subject="blocks"
             )
     return members
 

@@ -80,9 +80,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_wrapper(module: nn.Module) -> bool:
     """True for modules that spread a model over devices or processes and call it unchanged."""
-    return any(
-        (kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__
-    )
+    return any((kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__)
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
@@ -118,7 +116,6 @@ def refuse_scripted(modules: Sequence[nn.Module]) -> None:
             name = next(name for name, part in modules[0].named_modules() if part is module)
             what = f"its part {name!r}" if name else "this model"
             raise WatchError(
-                f"{what} is a TorchScript module, in which hooks do not fire: watch the model before it was "
-                "scripted",
+                f"{what} is a TorchScript module, in which hooks do not fire: watch the model before it was scripted",
                 subject=name or "model",
             )

@@ -86,9 +86,7 @@ def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
     sentences = []
     counts = {count for count in results["calls_per_layer"].values() if count}
     if len(counts) == 1 and not results["never_fired"]:
-        sentences.append(
-            f"Each of the {len(results['calls_per_layer'])} layers fired {_times(counts.pop())}."
-        )
+        sentences.append(f"Each of the {len(results['calls_per_layer'])} layers fired {_times(counts.pop())}.")
     elif counts:
         by_layer = ", ".join(f"{layer}: {count}" for layer, count in results["calls_per_layer"].items())
         sentences.append(f"Calls per layer: {by_layer}.")
@@ -135,13 +133,9 @@ def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
         sentences.append(f"Attention rows sum to one within {defect:.1e}.")
     else:
         why = ", as dropout makes them" if totals.dropout else ""
-        sentences.append(
-            f"Attention rows miss one by up to {defect:.2g}{why}: theorems on averaging do not apply."
-        )
+        sentences.append(f"Attention rows miss one by up to {defect:.2g}{why}: theorems on averaging do not apply.")
     if totals.float32_inside:
-        sentences.append(
-            "The model computes attention in float32 inside: float64's floors are too low for it."
-        )
+        sentences.append("The model computes attention in float32 inside: float64's floors are too low for it.")
     if without := sorted(set(totals.calls_per_layer) - totals.layers_with_attention):
         sentences.append(f"Layers without attention of their tokens to themselves: {_joined(without)}.")
     if totals.later_attention:

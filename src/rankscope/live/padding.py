@@ -97,9 +97,7 @@ def find_padding(
     )
 
 
-def _of_shape(
-    calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]
-) -> PaddingArgument | None:
+def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> PaddingArgument | None:
     """The first mask of these names that has the tokens' shape."""
     misfits = []
     for call in calls:

@@ -152,9 +152,7 @@ class Recorder:
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
 
-    def begin_call(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool
-    ) -> None:
+    def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation).
 
         A call inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new.
@@ -204,9 +202,7 @@ class Recorder:
             return
         call.layer = max(call.layer + 1, self._position[id(block)] + 1)
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        states = self._hidden_states(
-            taken, f"what {type(block).__name__} takes", needed=call.readings is None
-        )
+        states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.readings is None)
         call.open.append((call.layer, states[0].shape if states else None))
         position = 0
         if call.readings is not None:
@@ -287,9 +283,7 @@ class Recorder:
                 raise
             return []
 
-    def _first_reading(
-        self, call: ModelCall, hidden: Tensor, block_arguments: dict[str, Any]
-    ) -> CallReadings:
+    def _first_reading(self, call: ModelCall, hidden: Tensor, block_arguments: dict[str, Any]) -> CallReadings:
         """The first hidden states of a call say its samples, its padding and its arithmetic."""
         plan, totals = self.plan, self.totals
         padding = plan.padding

@@ -101,9 +101,7 @@ class StateNorms:
         """Take the norms of states of one shape and dtype; False if some leave float64's range or are NaN."""
         shape, dtype = states[0].shape, states[0].dtype
         if several := PIECE // shape.numel():
-            pieces = [
-                self._norms(states[k : k + several], self.valid) for k in range(0, len(states), several)
-            ]
+            pieces = [self._norms(states[k : k + several], self.valid) for k in range(0, len(states), several)]
         else:
             samples = max(1, PIECE // shape[1:].numel())
             splits = zip(*(torch.split(x, samples) for x in (self.valid, *states)), strict=True)
@@ -153,9 +151,7 @@ class StateNorms:
             tokens = Tokens(X, valid, valid.sum(-1), unit_of(dtype), self.all_valid, memo)
             measured = [metric.read(tokens, unit=self.unit) for metric in of_tokens]
             parts = torch.stack([part for row in measured for part in (row.value, row.log10, row.floor)])
-            for layer, numbers in zip(
-                layers, parts.view(-1, 3, len(layers), shape[0]).unbind(2), strict=True
-            ):
+            for layer, numbers in zip(layers, parts.view(-1, 3, len(layers), shape[0]).unbind(2), strict=True):
                 rows_of_layer = [Reading(*row.unbind()) for row in numbers]
                 by_layer.append((layer, list(zip(of_tokens, rows_of_layer, strict=True))))
         return by_layer

@@ -107,9 +107,7 @@ class Watch:
     `compiled` says that the model is compiled, and must be made to run as it was written.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False) -> None:
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
@@ -160,8 +158,7 @@ class Watch:
         totals = self._recorder.totals
         if not totals.calls:
             raise WatchError(
-                "the model was not called inside watch: call model(...), not model.forward(...)",
-                subject="model",
+                "the model was not called inside watch: call model(...), not model.forward(...)", subject="model"
             )
         if not totals.samples:
             why = "; ".join(f"{count} left out: {why}" for why, count in totals.calls_left_out.items())
@@ -219,8 +216,7 @@ class Watch:
         blocks = self._blocks
         if any(block in _observed for block in blocks):
             raise WatchError(
-                "the attention of this model is already being watched: leave the other watch first",
-                subject="attention",
+                "the attention of this model is already being watched: leave the other watch first", subject="attention"
             )
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:

@@ -161,12 +161,7 @@ class MLflow:
     """
 
     def __init__(
-        self,
-        run_id: str | None = None,
-        *,
-        experiment: str = "Default",
-        name: str | None = None,
-        uri: str | None = None,
+        self, run_id: str | None = None, *, experiment: str = "Default", name: str | None = None, uri: str | None = None
     ) -> None:
         self.given_id, self.experiment, self.name, self.uri = run_id, experiment, name, uri
         self._client: Any = None

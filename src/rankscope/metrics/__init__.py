@@ -8,15 +8,7 @@ from rankscope.metrics.attention import (
     second_singular_value,
     spectral_gap,
 )
-from rankscope.metrics.catalogue import (
-    METRICS,
-    MetricsLike,
-    chosen_metrics,
-    direction_of,
-    is_share,
-    metric,
-    symbol_of,
-)
+from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, direction_of, is_share, metric, symbol_of
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.residuals import (

@@ -74,10 +74,7 @@ class _Tangent:
 
 
 def _search(X: Matrix) -> Vector:
-    best = min(
-        (X.mean(0), (X.max(0) + X.min(0)) / 2, np.median(X, axis=0)),
-        key=lambda x: _product(_sums(X, x)),
-    )
+    best = min((X.mean(0), (X.max(0) + X.min(0)) / 2, np.median(X, axis=0)), key=lambda x: _product(_sums(X, x)))
     programme = _Programme(X)
     tangents: list[_Tangent] = []
     # Nearly pure weights: the two ends of the trade between column sums and row sums.
@@ -89,8 +86,7 @@ def _search(X: Matrix) -> Vector:
             best = min(best, x, key=lambda x: _product(_sums(X, x)))
         tangents.sort(key=lambda line: line.b / line.a)
         product, left, right = min(
-            ((_product(_meet(p, q)), p, q) for p, q in pairwise(tangents)),
-            key=lambda vertex: vertex[0],
+            ((_product(_meet(p, q)), p, q) for p, q in pairwise(tangents)), key=lambda vertex: vertex[0]
         )
         # `product` is f g, the square of the measure.
         if _product(_sums(X, best)) <= product * (1 + TOLERANCE) ** 2:

@@ -43,9 +43,7 @@ def _ready(
     return P, valid
 
 
-def _over_rows(
-    value: Float[Tensor, "*batch head token"], valid: Bool[Tensor, "*batch 1 token"]
-) -> HeadValues:
+def _over_rows(value: Float[Tensor, "*batch head token"], valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
     """Mean over valid rows; NaN where there is none (0 / 0)."""
     return value.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1)
 

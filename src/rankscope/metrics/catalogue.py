@@ -49,9 +49,7 @@ def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
         known = METRICS.get(wanted.name, chosen.setdefault(wanted.name, wanted))
         if known != wanted:
             whose = "a built-in metric" if wanted.name in METRICS else "another in the same call"
-            raise MetricError(
-                f"a metric must have a name of its own; {wanted.name!r} is also {whose}", subject="name"
-            )
+            raise MetricError(f"a metric must have a name of its own; {wanted.name!r} is also {whose}", subject="name")
     if not chosen:
         raise MetricError(f"{who} must be given at least one metric; received none", subject="metrics")
     return list(chosen.values())

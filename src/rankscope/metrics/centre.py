@@ -24,9 +24,7 @@ MINIMISER: dict[Norm, Centre] = {"frobenius": "mean", "spectral": "mean", "max":
 side does not depend on x and is attained at the mean."""
 
 
-def centred(
-    tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite"
-) -> Float[Tensor, "*batch token width"]:
+def centred(tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite") -> Float[Tensor, "*batch token width"]:
     """res(X) about the chosen centre; padded rows are zero."""
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")

@@ -36,11 +36,7 @@ def cosines(
 def _directions(X: TokensLike, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(unit vectors, largest entries, which count); a zero token keeps its zero."""
     ready = tokens(X, padding)
-    size = (
-        ready.X.abs().amax(-1, keepdim=True)
-        if ready.X.shape[-1]
-        else ready.X.new_zeros((*ready.X.shape[:-1], 1))
-    )
+    size = ready.X.abs().amax(-1, keepdim=True) if ready.X.shape[-1] else ready.X.new_zeros((*ready.X.shape[:-1], 1))
     unit = ready.X / size.masked_fill(size == 0, 1.0)  # squares could leave the range
     length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
     return unit / length.masked_fill(length == 0, 1.0), size, ready.valid
@@ -125,9 +121,7 @@ def _over_pairs(total: Values, ready: Tokens) -> Values:
     return nan_where_empty((total / pairs.clamp(min=1)).masked_fill(pairs == 0, 1.0), ready)
 
 
-def _gap_rule(
-    tokens: ScaledTokens, gap: Callable[..., Tensor], square: Callable[[Tensor, Tensor], Tensor]
-) -> Reading:
+def _gap_rule(tokens: ScaledTokens, gap: Callable[..., Tensor], square: Callable[[Tensor, Tensor], Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors u, whose residual is that of a norm."""
     plain = Metric("gap", gap, power=2).read(tokens.tokens, tokens.padding, unit=UNIT)
     u = tokens.directions

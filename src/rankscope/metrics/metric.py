@@ -142,8 +142,7 @@ class Metric:
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
         if self.degree and (self.count or self.of in ("attention", "routing")):
             raise MetricError(
-                "a count and a metric of attention or of routing have degree 0; "
-                f"{self.name!r} has {self.degree:g}",
+                f"a count and a metric of attention or of routing have degree 0; {self.name!r} has {self.degree:g}",
                 subject="degree",
             )
         if self.degree and self.scale is None:
@@ -212,9 +211,7 @@ class Metric:
         """A metric of tokens read off what each head adds to the attention branch, named `head_name`."""
         name = f"head_{self.name}"
         if self.of != "tokens":
-            raise MetricError(
-                f"head_ goes before a metric of tokens, as in head_mu; got {name!r}", subject="metric"
-            )
+            raise MetricError(f"head_ goes before a metric of tokens, as in head_mu; got {name!r}", subject="metric")
         symbol, tex = f"{self.symbol}, X = head", rf"{self.tex},\ X = \mathrm{{head}}"
         return replace(self, name=name, of="heads", symbol=symbol, tex=tex, direction=0, share=False)
 

@@ -23,15 +23,7 @@ from torch import Tensor
 from rankscope.metrics.centre import Centre, Norm, centred
 from rankscope.metrics.log_readings import LOWEST, LogScales, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.metric import Meaning, Metric, Reading
-from rankscope.metrics.tokens import (
-    Tokens,
-    TokensLike,
-    Values,
-    nan_where_empty,
-    norm_in_range,
-    ratio,
-    tokens,
-)
+from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, norm_in_range, ratio, tokens
 from rankscope.shapes import Float
 
 Matrix = Float[Tensor, "*batch token width"]
@@ -75,12 +67,7 @@ def _largest(x: Float[Tensor, "*batch n"]) -> Values:
     return x.amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
-NORMS = {
-    "composite": composite_norm,
-    "frobenius": frobenius_norm,
-    "spectral": spectral_norm,
-    "max": max_norm,
-}
+NORMS = {"composite": composite_norm, "frobenius": frobenius_norm, "spectral": spectral_norm, "max": max_norm}
 
 
 def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> Values:
@@ -143,9 +130,7 @@ def spectral_residual(X: TokensLike, padding: Tensor | None = None, *, centre: C
     return _residual(X, padding, centre, "spectral")
 
 
-def relative_spectral_residual(
-    X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean"
-) -> Values:
+def relative_spectral_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`||res X||_2 / ||X||_2`, the largest singular value of the residual as a share of that of X."""
     return _relative(X, padding, centre, "spectral")
 
@@ -166,9 +151,7 @@ def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values
     return relative_mu(X, padding).square()
 
 
-def log_residual(
-    tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False
-) -> LogScales:
+def log_residual(tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False) -> LogScales:
     """The log of a norm of the residual in deviation arithmetic, or of its share of the tokens' norm."""
     log = _log_about_mean(tokens, norm) if centre == "mean" else _log_about(tokens, norm, centre)
     if not relative:
@@ -188,9 +171,7 @@ def _log_about(scaled: ScaledTokens, norm: Norm, centre: Centre) -> LogScales:
     return log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
 
 
-def _rule(
-    tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1
-) -> Reading:
+def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1) -> Reading:
     return reading_of_tokens(power * log_residual(tokens, norm, centre, relative), tokens)
 
 

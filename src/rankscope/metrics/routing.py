@@ -20,8 +20,7 @@ def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch exp
     """The share of valid tokens that go through each expert."""
     if p.ndim < 2 or not p.is_floating_point():
         raise TokensError(
-            "routing must be floating weights [batch, token, expert]; received "
-            f"{p.dtype} of {tuple(p.shape)}",
+            f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}",
             subject="p",
         )
     valid = valid_tokens(p.shape[:-1], padding, p.device)

@@ -46,9 +46,7 @@ class PatternRows:
     valid: Bool[Tensor, "batch token"]  # rows that count
 
     @classmethod
-    def of(
-        cls, P: Float[Tensor, "*batch head token token"], valid: Bool[Tensor, "*batch 1 token"]
-    ) -> "PatternRows":
+    def of(cls, P: Float[Tensor, "*batch head token token"], valid: Bool[Tensor, "*batch 1 token"]) -> "PatternRows":
         """The rows of a matrix that is held."""
         held = P.reshape(-1, *P.shape[-3:])
         counts = valid.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])
@@ -62,9 +60,7 @@ class PatternRows:
 
     def map_heads(self, number: Callable[["HeadRows"], float | Tensor]) -> Float[Tensor, "batch head"]:
         """A number of every head; NaN of a sample without tokens."""
-        values = torch.full(
-            (self.batch, self.heads), torch.nan, dtype=torch.float64, device=self.valid.device
-        )
+        values = torch.full((self.batch, self.heads), torch.nan, dtype=torch.float64, device=self.valid.device)
         for sample in range(self.batch):
             which = self.valid[sample].nonzero()[:, 0]
             for head in range(self.heads if len(which) else 0):
@@ -219,9 +215,7 @@ class _Survey:
         self.most = float(two.sum() / 2) if len(two) == 2 else 0.0
         first = self.mean.new_zeros(len(self.mean), dtype=torch.bool)
         first[0] = True  # whatever its weight
-        self.columns = first.index_fill(0, self.mean.topk(min(COLUMNS, len(first))).indices, True).nonzero()[
-            :, 0
-        ]
+        self.columns = first.index_fill(0, self.mean.topk(min(COLUMNS, len(first))).indices, True).nonzero()[:, 0]
 
     def from_row(self, row: Float[Tensor, " token"]) -> Float[Tensor, " row"]:
         """How far all rows are from one."""
@@ -256,9 +250,7 @@ class _Survey:
             left = left.triu(1)
         if best > 0.01 and left.any():  # below, what is outside S says nothing
             seen = torch.cdist(self.chosen[left_rows], self.chosen[right_rows], p=1.0)
-            left &= (
-                seen + self.rest[left_rows, None] + self.rest[right_rows]
-            ) / 2 > best + 16 * EPS * self.most
+            left &= (seen + self.rest[left_rows, None] + self.rest[right_rows]) / 2 > best + 16 * EPS * self.most
         return left
 
     def explored(
@@ -279,9 +271,7 @@ class _Survey:
             best = max(best, self._farthest(A[row], B, coarse, sums, candidates, best))
         return best
 
-    def _farthest(
-        self, row: Tensor, B: Tensor, coarse: Tensor, sums: Tensor, candidates: Tensor, best: float
-    ) -> float:
+    def _farthest(self, row: Tensor, B: Tensor, coarse: Tensor, sums: Tensor, candidates: Tensor, best: float) -> float:
         """The largest distance of a row from some candidates, where it may be larger than `best`: sums of the
         smaller weights in float32 say which may."""
         if best > 0.01:
@@ -291,9 +281,7 @@ class _Survey:
             chunks = torch.split(coarse[first:last] if many else candidates, len(room))
             parts = (chunk if many else coarse[chunk] for chunk in chunks)
             common = [torch.minimum(part, near, out=room[: len(part)]).sum(-1) for part in parts]
-            distances = (
-                row.sum() + sums[first:last] if many else row.sum() + sums[candidates]
-            ) / 2 - torch.cat(common)
+            distances = (row.sum() + sums[first:last] if many else row.sum() + sums[candidates]) / 2 - torch.cat(common)
             left = distances > best - COARSE * self.most
             candidates = candidates[left[candidates - first]] if many else candidates[left]
         if not len(candidates):

@@ -163,9 +163,7 @@ def _of_residual(
 
 _RESOLVED = "It counts singular values above what the arithmetic resolves."
 _ZERO = "0 where all entries are."
-_ENERGY = Meaning(
-    "1 to min(n, d)", "one direction has all the energy", "many directions share it", _ZERO, equal="1"
-)
+_ENERGY = Meaning("1 to min(n, d)", "one direction has all the energy", "many directions share it", _ZERO, equal="1")
 _DIRECTIONS = Meaning(
     "1 to min(n - 1, d)", "tokens differ along one direction", "tokens differ in many directions",
     " 0 where they are the same.")  # fmt: skip

@@ -68,9 +68,7 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
             subject="X",
         )
     if not X.is_floating_point():
-        raise TokensError(
-            f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X"
-        )
+        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X")
     valid = valid_tokens(X.shape[:-1], padding, X.device)
     unit = unit_of(X.dtype)
     X = X.to(torch.float64)
@@ -125,23 +123,19 @@ def norm_in_range(ready: Tokens) -> Values:
     return ready.once("vector norm", lambda: torch.linalg.vector_norm(ready.X, dim=(-2, -1)))
 
 
-def valid_tokens(
-    shape: torch.Size, padding: Tensor | None, device: torch.device
-) -> Bool[Tensor, "*batch token"]:
+def valid_tokens(shape: torch.Size, padding: Tensor | None, device: torch.device) -> Bool[Tensor, "*batch token"]:
     """True where a token counts; the padding is checked against the tokens' shape."""
     if padding is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
     if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
         got = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
         raise TokensError(
-            f"padding must be a boolean tensor, True at padded tokens; received {got}: "
-            "pass attention_mask == 0",
+            f"padding must be a boolean tensor, True at padded tokens; received {got}: pass attention_mask == 0",
             subject="padding",
         )
     if padding.shape != shape:
         raise TokensError(
-            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}",
-            subject="padding",
+            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}", subject="padding"
         )
     return ~padding.to(device)
 

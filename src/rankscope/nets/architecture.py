@@ -92,9 +92,7 @@ class Architecture(ArchitectureFields):
         if len(set(skips.values())) == 1:
             skips = {"skip": self.attention_skip}
         departures = [
-            f"no {name}" if weight == 0 else f"{name} {weight:g}"
-            for name, weight in skips.items()
-            if weight != 1
+            f"no {name}" if weight == 0 else f"{name} {weight:g}" for name, weight in skips.items() if weight != 1
         ]
         noted = {
             "no MLP": self.mlp == "none",
@@ -179,11 +177,7 @@ def _label(value: Any) -> str:
     """What a file calls an object of the user's own."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     names = [field.name for field in fields if field.name not in ("name", "place")]
-    numbers = [
-        f"{name}={number!r}"
-        for name in names
-        if isinstance(number := getattr(value, name), int | float | str)
-    ]
+    numbers = [f"{name}={number!r}" for name in names if isinstance(number := getattr(value, name), int | float | str)]
     return f"own:{value.name}" + (f"({', '.join(numbers)})" if numbers else "")
 
 

@@ -41,9 +41,7 @@ def check_types(arch: ArchitectureFields) -> None:
     """Check that every field is of its type, and make numbers of fields that are floats into floats."""
     for field in dataclasses.fields(arch):
         value, usual = getattr(arch, field.name), field.default
-        if field.name in (*TUPLES, "biases", "mask", "experts") or isinstance(
-            value, OBJECTS.get(field.name, ())
-        ):
+        if field.name in (*TUPLES, "biases", "mask", "experts") or isinstance(value, OBJECTS.get(field.name, ())):
             continue
         kind = int if usual is dataclasses.MISSING else type(usual)
         fits = isinstance(value, int | float if kind is float else kind)
@@ -87,15 +85,7 @@ def problems(arch: ArchitectureFields) -> Problems:
     yield from among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
     for part in arch.biases if isinstance(arch.biases, tuple) else ():
         yield from among("biases", part, BIASES)
-    for name in (
-        "key_heads",
-        "head_width",
-        "value_width",
-        "mlp_width",
-        "length",
-        "bias_buckets",
-        "bias_reach",
-    ):
+    for name in ("key_heads", "head_width", "value_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
         if getattr(arch, name) < 1:
             yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
     for name in ("divisor", "rotary_base"):
@@ -148,10 +138,7 @@ def _scores(arch: ArchitectureFields) -> Problems:
         sentence = f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}"
         yield "score_cap", f"{sentence}: take the cap out, score_cap=0"
     if arch.log_gain and kernel == "linear":
-        yield (
-            "log_gain",
-            "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0",
-        )
+        yield ("log_gain", "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0")
 
 
 def _kernel_number(arch: ArchitectureFields) -> Problems:
@@ -204,15 +191,10 @@ def _experts(arch: ArchitectureFields) -> Problems:
 def _parts(arch: ArchitectureFields) -> Problems:
     names = [getattr(part, "name", None) for part in arch.parts]
     if twice := [name for name in names if name and names.count(name) > 1]:
-        yield (
-            "parts",
-            f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice",
-        )
+        yield ("parts", f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice")
     for part in pieces(arch.parts):
         if not isinstance(part, Part):
-            sentence = (
-                "parts must be objects with a name, a place and a rule named plain (rankscope.nets.parts)"
-            )
+            sentence = "parts must be objects with a name, a place and a rule named plain (rankscope.nets.parts)"
             yield "parts", f"{sentence}; got {part!r:.60}"
         yield from among("place", part.place, PLACES, what=f"place of {part.name}")
 

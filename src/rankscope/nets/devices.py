@@ -32,9 +32,7 @@ class Conversion:
 def check_dtype(dtype: object) -> None:
     """Raise `ArchitectureError` unless a network can have this dtype."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ArchitectureError(
-            f"a network's dtype must be a floating torch.dtype; got {dtype!r}", subject="dtype"
-        )
+        raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}", subject="dtype")
 
 
 def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64) -> None:
@@ -50,8 +48,7 @@ def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64)
     except (AssertionError, RuntimeError, TypeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ArchitectureError(
-            f"device must be one that torch has on this machine; got {str(device)!r} ({reason}): 'cpu' is "
-            "always there",
+            f"device must be one that torch has on this machine; got {str(device)!r} ({reason}): 'cpu' is always there",
             subject="device",
         ) from error
 

@@ -80,9 +80,7 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
     return drawn
 
 
-def _tensor(
-    name: str, shape: Shape, usual: Draw, outward: Draw, branch: float, generator: Generator
-) -> Tensor:
+def _tensor(name: str, shape: Shape, usual: Draw, outward: Draw, branch: float, generator: Generator) -> Tensor:
     part, leaf = name.rpartition(".")[0], name.rpartition(".")[2]
     if leaf in ("bias", "content_bias", "position_bias"):
         return torch.zeros(shape, dtype=torch.float64)

@@ -81,8 +81,7 @@ def spec_of(mask: MaskLike) -> str:
     for pair in pairs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
             raise MaskError(
-                "a mask must be a string, a boolean tensor or a list of edges (source, target); "
-                f"got {mask!r:.60}",
+                f"a mask must be a string, a boolean tensor or a list of edges (source, target); got {mask!r:.60}",
                 subject="mask",
             )
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
@@ -134,8 +133,7 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
         raise MaskError(
-            f"every token must attend to at least one token; under mask {name[:60]} "
-            f"token {start + blind[0]} sees none",
+            f"every token must attend to at least one token; under mask {name[:60]} token {start + blind[0]} sees none",
             subject="mask",
         )
     return result.to(device)
@@ -145,9 +143,7 @@ def _built(mask: Mask, n: int) -> Matrix:
     M = mask.build(n)
     if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
         got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
-        raise MaskError(
-            f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask"
-        )
+        raise MaskError(f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask")
     return M.cpu()
 
 
@@ -155,8 +151,7 @@ def from_matrix(M: Tensor) -> str:
     """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
     if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
         raise MaskError(
-            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}",
-            subject="mask",
+            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}", subject="mask"
         )
     bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
@@ -174,8 +169,7 @@ def _check(part: str) -> tuple[MaskRule, list[int | str]]:
         return rule, list(arguments)
     if not all(argument.isdecimal() and len(argument) < 10 for argument in arguments):
         raise MaskError(
-            f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}",
-            subject="mask",
+            f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}", subject="mask"
         )
     numbers: list[int | str] = [int(argument) for argument in arguments]
     if name in ("strided", "dilated") and numbers and numbers[-1] == 0:

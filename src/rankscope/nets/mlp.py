@@ -72,9 +72,7 @@ class Experts:
             sentence = f"chosen must be at most the number of experts, {self.number}; got {self.chosen}"
             raise ArchitectureError(sentence, subject="chosen")
         if self.shared_gate and not self.shared_width:
-            raise ArchitectureError(
-                "shared_gate needs a shared expert: give shared_width", subject="shared_gate"
-            )
+            raise ArchitectureError("shared_gate needs a shared expert: give shared_width", subject="shared_gate")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python, as JSON has it."""
@@ -87,14 +85,11 @@ class Experts:
             return cls(**values)
         except TypeError as error:
             raise ArchitectureError(
-                f"experts have {', '.join(field.name for field in fields(cls))}; got {values!r:.80}",
-                subject="experts",
+                f"experts have {', '.join(field.name for field in fields(cls))}; got {values!r:.80}", subject="experts"
             ) from error
 
 
-def chosen_weights(
-    logits: Float[Tensor, "*batch expert"], experts: Experts
-) -> Float[Tensor, "*batch expert"]:
+def chosen_weights(logits: Float[Tensor, "*batch expert"], experts: Experts) -> Float[Tensor, "*batch expert"]:
     """p: the weight of each expert for each token, 0 of those that are not chosen."""
     top, index = logits.softmax(-1).topk(experts.chosen, -1)
     if experts.renormalised:

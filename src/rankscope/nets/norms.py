@@ -99,11 +99,7 @@ class Norm:
 
 NORMS: dict[str, Norm] = {
     norm.name: norm
-    for norm in (
-        Norm("layer", centred=True, bias=True),
-        Norm("rms"),
-        Norm("scale", averaged=False, gain=False),
-    )
+    for norm in (Norm("layer", centred=True, bias=True), Norm("rms"), Norm("scale", averaged=False, gain=False))
 }
 
 

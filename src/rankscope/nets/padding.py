@@ -76,9 +76,7 @@ class TokenOrder:
         """Put every token back where it stood."""
         return X.gather(1, self.back.reshape(*self.back.shape, *[1] * (X.ndim - 2)).expand_as(X))
 
-    def restored_rows(
-        self, P: Shaped[Tensor, "batch head token source"]
-    ) -> Shaped[Tensor, "batch head token source"]:
+    def restored_rows(self, P: Shaped[Tensor, "batch head token source"]) -> Shaped[Tensor, "batch head token source"]:
         """Put the rows of a pattern back; its columns are tokens of a memory, which never move."""
         return P.gather(2, self.back[:, None, :, None].expand_as(P))
 
@@ -86,9 +84,7 @@ class TokenOrder:
         """Put the entries of one row of a pattern back."""
         return p.gather(2, self.back[:, None].expand_as(p))
 
-    def restored_square(
-        self, P: Shaped[Tensor, "batch head token token"]
-    ) -> Shaped[Tensor, "batch head token token"]:
+    def restored_square(self, P: Shaped[Tensor, "batch head token token"]) -> Shaped[Tensor, "batch head token token"]:
         """Put rows and columns of a pattern back."""
         return self.restored_rows(P).gather(3, self.back[:, None, None].expand_as(P))
 

@@ -81,9 +81,7 @@ class Plain(Arithmetic):
         """Apply a linear map, `X W + b`; a perturbed pass overrides it."""
         return affine(X, linear)
 
-    def latent(
-        self, X: Tokens, w: Latent | None, *, alone: bool = False
-    ) -> Float[Tensor, "batch token inner"]:
+    def latent(self, X: Tokens, w: Latent | None, *, alone: bool = False) -> Float[Tensor, "batch token inner"]:
         """Return what queries, or keys and values, are linear in: tokens, or a latent of them; if `alone`,
         without the rotated entries beside it."""
         if w is None:

@@ -31,8 +31,7 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
     given, scales = arch.rotary_frequencies or ((),), arch.rotary_scales or (1.0,)
     by_layer = [
-        (given[layer % len(given)], scales[layer % len(scales)])
-        for layer in range(math.lcm(len(given), len(scales)))
+        (given[layer % len(given)], scales[layer % len(scales)]) for layer in range(math.lcm(len(given), len(scales)))
     ]
     distinct = {}
     for frequencies, scale in dict.fromkeys(by_layer):
@@ -109,9 +108,7 @@ def score_bias(
     return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
 
 
-def buckets(
-    ahead: Int[Tensor, "row token"], number: int, reach: int, both: bool = True
-) -> Int[Tensor, "row token"]:
+def buckets(ahead: Int[Tensor, "row token"], number: int, reach: int, both: bool = True) -> Int[Tensor, "row token"]:
     """T5's buckets of `j - i`, those of tokens behind and those of tokens ahead, or of those behind alone:
     exact up to half of a side's, then logarithmic to `reach`."""
     side = number // 2 if both else number

@@ -93,9 +93,7 @@ class AttentionRows:
         rows = self.pattern(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
         return F.pad(rows, (0, self.k.shape[2] - rows.shape[-1])).to(torch.float64)
 
-    def softmaxed(
-        self, samples: slice, heads: slice, start: int, stop: int, entropy: bool = False
-    ) -> SoftmaxRows:
+    def softmaxed(self, samples: slice, heads: slice, start: int, stop: int, entropy: bool = False) -> SoftmaxRows:
         """Return rows `start` to `stop` of a softmax before they are divided by their sums."""
         s = self._scores(samples, heads, start, stop)
         blind, least = None, torch.finfo(s.dtype).min / 4

@@ -43,9 +43,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
             same[name] = first[key]
     kept = {name: tensor for name, tensor in tensors.items() if name not in same}
     with atomic(path) as temporary:
-        save_file(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in kept.items()}, temporary
-        )
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in kept.items()}, temporary)
     return same
 
 
@@ -92,8 +90,7 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
         if isinstance(error, FileError | ArchitectureError):
             raise
         raise FileError(
-            f"{path / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it "
-            "again",
+            f"{path / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it again",
             subject=str(path),
         ) from error
     return arch, read_tensors(path / TENSORS, same), fields

@@ -31,9 +31,7 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     for name in ("attention", "cross") if arch.cross_attention else ("attention",):
         shapes |= {
             **_linear(f"{name}.query", (r or d, h, c), (h, c), arch.has_bias("query") and not r),
-            **_linear(
-                f"{name}.key", (arch.latent_width if k else d, g, c), (g, c), arch.has_bias("key") and not k
-            ),
+            **_linear(f"{name}.key", (arch.latent_width if k else d, g, c), (g, c), arch.has_bias("key") and not k),
             **_linear(f"{name}.value", (k or d, g, v), (g, v), arch.has_bias("value") and not k),
             **_linear(f"{name}.output", (h, v, d), (d,), arch.has_bias("output")),
         }
@@ -46,11 +44,7 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     if arch.query_norm:
         shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
     if arch.positions == "relative":
-        shapes |= {
-            "attention.position": (d, h, c),
-            "attention.content_bias": (h, c),
-            "attention.position_bias": (h, c),
-        }
+        shapes |= {"attention.position": (d, h, c), "attention.content_bias": (h, c), "attention.position_bias": (h, c)}
     if arch.linformer_rank is not None:
         mix = (arch.linformer_rank, arch.length)
         shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
@@ -92,9 +86,7 @@ def shapes(arch: Architecture) -> dict[str, Shape]:
     """Names and shapes of every tensor of a network: what `from_weights` expects and `state` gives."""
     stored = 1 if arch.shared else arch.layers
     result = {
-        f"layers.{index}.{name}": shape
-        for index in range(stored)
-        for name, shape in layer_shapes(arch, index).items()
+        f"layers.{index}.{name}": shape for index in range(stored) for name, shape in layer_shapes(arch, index).items()
     }
     if arch.positions == "absolute":
         result["positions"] = (arch.length, arch.width)
@@ -120,10 +112,7 @@ def _experts(arch: Architecture) -> dict[str, Shape]:
 def _latent(part: str, width: int, latent: int, normed: int, arch: Architecture) -> dict[str, Shape]:
     """The bias of queries or keys is that of what they are made of."""
     name = f"attention.{part}_latent"
-    return {
-        **_linear(name, (width, latent), (latent,), arch.has_bias(part)),
-        f"{name}.norm.gain": (normed,),
-    }
+    return {**_linear(name, (width, latent), (latent,), arch.has_bias(part)), f"{name}.norm.gain": (normed,)}
 
 
 def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, Shape]:
@@ -134,11 +123,7 @@ def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
     norm = norm_of(arch.norm)
     has_gain = norm is not None and norm.gain
     has_bias = norm is not None and norm.bias and arch.has_bias("norm")
-    return {
-        f"{name}.{leaf}": (arch.width,)
-        for leaf, present in (("gain", has_gain), ("bias", has_bias))
-        if present
-    }
+    return {f"{name}.{leaf}": (arch.width,) for leaf, present in (("gain", has_gain), ("bias", has_bias)) if present}
 
 
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
@@ -168,9 +153,7 @@ def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]
     return cast(Layer, _build(Layer, _nested(tensors, "")))
 
 
-def assemble_stored(
-    arch: Architecture, layers: StreamedLayers[Layer], tensors: Mapping[str, Tensor]
-) -> Weights:
+def assemble_stored(arch: Architecture, layers: StreamedLayers[Layer], tensors: Mapping[str, Tensor]) -> Weights:
     """Assemble streamed layers and the tensors that belong to no layer, which are checked."""
     _check({name: shape for name, shape in shapes(arch).items() if not _of_a_layer(name)}, tensors)
     return _around(layers, tensors)
@@ -188,9 +171,7 @@ def _of_a_layer(name: str) -> bool:
 def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unknown:
-        problem = (
-            f"{sorted(missing)[0]!r} is missing" if missing else f"{sorted(unknown)[0]!r} is not one of them"
-        )
+        problem = f"{sorted(missing)[0]!r} is missing" if missing else f"{sorted(unknown)[0]!r} is not one of them"
         raise WeightsError(
             f"this architecture has {len(expected)} tensors; of the {len(tensors)} given, {problem}: "
             "rankscope.nets.shapes(arch) lists them",
@@ -198,9 +179,7 @@ def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise WeightsError(
-                f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}", subject=name
-            )
+            raise WeightsError(f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}", subject=name)
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors.values()}
     if len(kinds) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
         kinds_text = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
@@ -216,9 +195,7 @@ PARTS: dict[str, type] = {
     "mlp": MLPWeights,
     "experts": ExpertWeights,
     "shared": MLPWeights,
-    **dict.fromkeys(
-        ("query", "key", "value", "output", "up", "down", "gate", "router", "shared_gate"), Linear
-    ),
+    **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate", "router", "shared_gate"), Linear),
     **dict.fromkeys(
         (
             "attention_norm",

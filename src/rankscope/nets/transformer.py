@@ -184,9 +184,7 @@ class Transformer:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         return words_of(self.origin, texts, tokens)
 
-    def steps(
-        self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
-    ) -> Iterator[Step]:
+    def steps(self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None) -> Iterator[Step]:
         """Yield the forward pass one layer at a time: only one layer is in memory unless you keep more.
 
         Args:
@@ -228,12 +226,7 @@ class Transformer:
         return normalise(X, self.arch.norm, self.weights.final_norm, self.arch.norm_eps)
 
     def run(
-        self,
-        X: Tensor,
-        padding: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        *,
-        attention: bool = False,
+        self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None, *, attention: bool = False
     ) -> ForwardPass:
         """Return the forward pass with the tokens after every layer, and with `attention=True` its attention
         patterns; the other arguments are those of `steps`."""

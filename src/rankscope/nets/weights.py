@@ -246,9 +246,7 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
         elif isinstance(value, dict):
             seen[id(value)] = {key: _moved(item, move, seen) for key, item in value.items()}
         elif is_dataclass(value) and not isinstance(value, type):
-            seen[id(value)] = type(value)(
-                **{name: _moved(item, move, seen) for name, item in _members(value)}
-            )
+            seen[id(value)] = type(value)(**{name: _moved(item, move, seen) for name, item in _members(value)})
         else:
             return value
     return seen[id(value)]

@@ -97,9 +97,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     output is uniform.
     """
     if frozen.net.streamed:
-        raise PathError(
-            "by_head needs all layers in memory; they are streamed: use by_layer", subject="stream"
-        )
+        raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")
     head_terms, inputs_read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.valid)
     shares = []
@@ -109,9 +107,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []
-    for layer, U, Z, share, residual_share in zip(
-        frozen.layers, head_terms, inputs_read, *shares, strict=True
-    ):
+    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, inputs_read, *shares, strict=True):
         frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
     return pl.concat(frames)
 

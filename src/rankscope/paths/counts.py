@@ -49,9 +49,7 @@ def paths_along(ways: Ways, length: int | None = None) -> Iterator[Path]:
     may = [layer for layer, choices in enumerate(ways) if None in choices and len(choices) > 1]
     for chosen in combinations(may, length - len(must)) if length >= len(must) else ():
         through = {*must, *chosen}
-        yield from product(
-            *(_heads(choices) if layer in through else (None,) for layer, choices in enumerate(ways))
-        )
+        yield from product(*(_heads(choices) if layer in through else (None,) for layer, choices in enumerate(ways)))
 
 
 def length_of(path: Path) -> int:
@@ -118,9 +116,7 @@ def checked_length(length: int, layers: int) -> int:
 def spelled(path: Iterable[int | None]) -> Path:
     """A path as a tuple, if it is a row of anything."""
     if isinstance(path, str) or not isinstance(path, Iterable):
-        raise PathError(
-            f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path"
-        )
+        raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")
     return tuple(path)
 
 
@@ -128,9 +124,7 @@ def checked(path: Path, ways: Ways, heads: int) -> Path:
     """The path itself, if it is one of a network whose layers have these ways."""
     path = tuple(path)
     if len(path) != len(ways):
-        raise PathError(
-            f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path"
-        )
+        raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")
     for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
         if head is not None and not (type(head) is int and 0 <= head < heads):
             raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")

@@ -30,16 +30,7 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.terms import (
-    OwnAttention,
-    PathRules,
-    Step,
-    Terms,
-    WholeNetwork,
-    own_step,
-    path_sum,
-    shared_step,
-)
+from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNetwork, own_step, path_sum, shared_step
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -199,18 +190,14 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.frozen.ways, length, count, seed)
 
-    def top(
-        self, count: int = 10, by: str = "norm", budget: int = 2000, progress: Progress | None = None
-    ) -> Heaviest:
+    def top(self, count: int = 10, by: str = "norm", budget: int = 2000, progress: Progress | None = None) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
         return heaviest(self.frozen, count, by, budget, progress)
 
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
         counts = counts_along(self.frozen.ways)
-        wanted = (
-            [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
-        )
+        wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
         paths = [
             path
             for length in wanted
@@ -257,9 +244,7 @@ class Decomposition:
             return self.frozen.restored(whole.run())
         if lengths is not None:
             if not isinstance(lengths, Iterable):
-                raise PathError(
-                    f"lengths must be a list; got {lengths!r}: write [{lengths}]", subject="lengths"
-                )
+                raise PathError(f"lengths must be a list; got {lengths!r}: write [{lengths}]", subject="lengths")
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
                 output = self._lengths.embedding[wanted].sum(0)

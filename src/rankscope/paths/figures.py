@@ -186,9 +186,7 @@ def lengths_title(lengths: Sequence[LengthView], samples: int, closure: float) -
 
 def lengths_repr(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
     """The number of paths and the share of each length, as text."""
-    rows = [
-        [f"length {view.length}", view.cells["paths"], f"share {view.cells['share']}"] for view in lengths
-    ]
+    rows = [[f"length {view.length}", view.cells["paths"], f"share {view.cells['share']}"] for view in lengths]
     return lines(lengths_title(lengths, samples, closure), rows)
 
 

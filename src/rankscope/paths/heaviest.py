@@ -68,10 +68,7 @@ class Heaviest:
     def said(self) -> list[list[str]]:
         """Each weight, and what it is where it is noise."""
         pairs = zip(self.weights, self.noise, strict=True)
-        return [
-            [f"{weight:.4g}", "" if weight > noise else "rounding can make as much"]
-            for weight, noise in pairs
-        ]
+        return [[f"{weight:.4g}", "" if weight > noise else "rounding can make as much"] for weight, noise in pairs]
 
 
 @torch.no_grad()
@@ -115,9 +112,7 @@ def heaviest(
         done.append((-weight, path))
     first = len(done)
     done_paths = {path for _, path in done}
-    rest = sorted(
-        ((w, p) for p, w in weights_by_path.items() if p not in done_paths), key=lambda item: -item[0]
-    )
+    rest = sorted(((w, p) for p, w in weights_by_path.items() if p not in done_paths), key=lambda item: -item[0])
     done += rest[: count - first]
     paths, weights = [path for _, path in done], [weight for weight, _ in done]
     unlisted = rest[count - first : count - first + 1]  # the heaviest of those that are not listed
@@ -128,9 +123,7 @@ def heaviest(
     lower = [weight - off for weight, off in zip(weights, noise, strict=False)]
     # The first k are proved where the least of them is above all that could come after, and above nothing.
     proved = max(
-        k
-        for k in range(first + 1)
-        if k == 0 or (min(lower[:k]) > 0 and min(lower[:k]) >= max([left, *upper[k:]]))
+        k for k in range(first + 1) if k == 0 or (min(lower[:k]) > 0 and min(lower[:k]) >= max([left, *upper[k:]]))
     )
     return Heaviest(paths, weights, noise[: len(paths)], proved, first - proved, left, explored)
 

@@ -80,19 +80,13 @@ class ByLength:
         for start, terms, counts in (
             ("embedding", self.embedding, self.counts),
             ("bias", self.bias, self.bias_counts),
-            (
-                "all",
-                self.embedding + self.bias,
-                [a + b for a, b in zip(self.counts, self.bias_counts, strict=True)],
-            ),
+            ("all", self.embedding + self.bias, [a + b for a, b in zip(self.counts, self.bias_counts, strict=True)]),
         ):
             for length, (term, count) in enumerate(zip(terms, counts, strict=True)):
                 frames.append(_rows(term, self.output, self.padding, length, start, count))
         return pl.concat(frames)
 
-    def plot(
-        self, *, ax: "Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
-    ) -> "Figure":
+    def plot(self, *, ax: "Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None) -> "Figure":
         """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
         given, or of a new figure of `figsize` inches."""
         from rankscope.figures.plot import plot

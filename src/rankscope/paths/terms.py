@@ -146,9 +146,7 @@ class FrozenRules(Arithmetic):
 class WholeNetwork(FrozenRules):
     """Rules with one term, the whole network, with its biases or without."""
 
-    def __init__(
-        self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None, biases: bool = True
-    ) -> None:
+    def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None, biases: bool = True) -> None:
         super().__init__(frozen, heads)
         self.start = 0 if biases else None
 
@@ -213,10 +211,7 @@ class PathExtensions(FrozenRules):
         """What goes past the heads beside what goes through each."""
         if not half.attends:
             return super().add(block, half, terms, branches)
-        past, heads = (
-            {name: branches[name] for name in branches if name != "attention"},
-            branches.get("attention"),
-        )
+        past, heads = ({name: branches[name] for name in branches if name != "attention"}, branches.get("attention"))
         ways = [super().add(block, half, terms, past).parts] if None in self.layer(block).ways else []
         return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))
 

@@ -84,9 +84,7 @@ def carried(lengths: Sequence[LengthView]) -> str:
     largest = max(finite, key=lambda view: view.share_of_all)
     heads = {0: "no head", 1: "one head"}.get(largest.length, f"{largest.length} heads")
     what = "most of the output" if largest.share_of_all > 0.5 else "more of the output than any other length"
-    share = (
-        f"{largest.share_of_all:.0%}" if largest.share_of_all < 10 else f"{largest.share_of_all:.3g} times"
-    )
+    share = f"{largest.share_of_all:.0%}" if largest.share_of_all < 10 else f"{largest.share_of_all:.3g} times"
     over = (
         " It is more than all of it since other paths take some back: the shares of all add up to 100%."
         if largest.share_of_all > 1.005

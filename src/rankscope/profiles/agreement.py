@@ -76,16 +76,11 @@ class SecondPassStep(Protocol):
         """The layer by perturbed rules once more, perturbed in another way."""
 
 
-def checked(
-    readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep
-) -> Readings:
+def checked(readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep) -> Readings:
     """Readings with their digits, marked where the second pass does not agree; `plain` are its readings by
     plain rules, where it has them."""
     patterns = any(metric.of == "attention" for metric, _ in readings)
-    inputs = {
-        "tokens": _states(step.state, second),
-        "attention": _patterns(step, second) if patterns else None,
-    }
+    inputs = {"tokens": _states(step.state, second), "attention": _patterns(step, second) if patterns else None}
     references = [None] * len(readings) if plain is None else [reading for _, reading in plain]
     return [
         (metric, _marked(reading, _error(metric, reading, reference, inputs.get(metric.of), step, second)))
@@ -233,9 +228,7 @@ def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
         if error is None or not bool(second.resolved.all()):
             assert second.perturbed.rows is not None
             perturbed = pattern_difference(step.rows, second.perturbed.rows.matrix)
-            error = (
-                perturbed if error is None else torch.where(_spread(second.resolved, error), error, perturbed)
-            )
+            error = perturbed if error is None else torch.where(_spread(second.resolved, error), error, perturbed)
         return error.nan_to_num(nan=torch.inf)
     if step.attention is None:
         return None

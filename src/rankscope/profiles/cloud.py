@@ -88,9 +88,7 @@ def cloud_table(
     return pl.concat(frames)
 
 
-def cloud_rows(
-    shapes: list[tuple[str, ResidualShape]], sample: int, tokens: Tensor, texts: list[str]
-) -> pl.DataFrame:
+def cloud_rows(shapes: list[tuple[str, ResidualShape]], sample: int, tokens: Tensor, texts: list[str]) -> pl.DataFrame:
     """One sample of these (variant, shape) in their common plane. `tokens` are the indices of its tokens, and
     `texts` what the first of them read."""
     axes = _axes([shape for _, shape in shapes], sample)

@@ -74,17 +74,13 @@ def measure_corpus(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if folder is None else folder
         store = folder if isinstance(folder, Store) else stack.enter_context(Store(folder))
-        steps = corpus_steps(
-            nets, texts, store, metrics=metrics, arithmetic=arithmetic, tokens=tokens, batch=batch
-        )
+        steps = corpus_steps(nets, texts, store, metrics=metrics, arithmetic=arithmetic, tokens=tokens, batch=batch)
         rows = None
         for rows in stack.enter_context(closing(steps)):
             if progress is not None:
                 progress(rows.excerpts)
         if rows is None or not rows.excerpts:
-            raise TokensError(
-                "a corpus must hold at least one excerpt with a token; it holds none", subject="texts"
-            )
+            raise TokensError("a corpus must hold at least one excerpt with a token; it holds none", subject="texts")
         return rows.summary()
 
 
@@ -111,9 +107,7 @@ def corpus_steps(
         raise TokensError(f"batch must be at least 1 excerpt; got {batch}", subject="batch")
     chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
-    key = key_of(
-        nets, metrics=[metric.name for metric in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch
-    )
+    key = key_of(nets, metrics=[metric.name for metric in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch)
     stream, digest = iter(texts), blake2b(digest_size=16)
     before = _earlier_chunks(store, key, batch)
     rows, read = CorpusRows(store, before, key), 0
@@ -155,9 +149,7 @@ def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manif
     anew = f"give another folder, or delete {rows} to start anew"
     manifests = [manifest_in(store.run.path(file, anew)) for file in chunks]
     if manifests and (other := difference(manifests[0].key or {}, key)):
-        raise FileError(
-            f"{rows} must be of this run; it is of one with other {other}: {anew}", subject=str(rows)
-        )
+        raise FileError(f"{rows} must be of this run; it is of one with other {other}: {anew}", subject=str(rows))
     if manifests and manifests[-1].more["read"] % batch:
         store.drop(chunks[-1])
         manifests.pop()

@@ -132,9 +132,7 @@ def _only(what: str, wanted: Any, known: list[Any]) -> Any:
     if wanted is None and len(known) == 1:
         return known[0]
     if wanted is None:
-        raise MetricError(
-            f"this profile holds several {what}s: name one of {', '.join(map(str, known))}", subject=what
-        )
+        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(map(str, known))}", subject=what)
     if wanted not in known:
         raise MetricError(one_of(what, wanted, map(str, known)), subject=what)
     return wanted
@@ -156,12 +154,9 @@ def with_factors(
                 f"{name}={list(range(len(tables)))[:3]}; got {got}",
                 subject=name,
             )
-        if len({type(value) for value in values}) > 1 or not all(
-            isinstance(value, FACTOR_TYPES) for value in values
-        ):
+        if len({type(value) for value in values}) > 1 or not all(isinstance(value, FACTOR_TYPES) for value in values):
             raise MetricError(
-                f"values of a factor must be of one kind, numbers or words; got {name}={values!r}",
-                subject=name,
+                f"values of a factor must be of one kind, numbers or words; got {name}={values!r}", subject=name
             )
     extended = [
         table.with_columns(pl.lit(values[index]).alias(name) for name, values in factors.items())
@@ -170,9 +165,7 @@ def with_factors(
     columns = {tuple(sorted(set(table.columns) - set(schema))) for table in extended}
     if len(columns) > 1:
         listed = " and ".join(", ".join(names) or "none" for names in sorted(columns))
-        raise MetricError(
-            f"profiles to join must have the same factors; received {listed}", subject="factors"
-        )
+        raise MetricError(f"profiles to join must have the same factors; received {listed}", subject="factors")
     return [table.select(*schema, *sorted(set(table.columns) - set(schema))) for table in extended]
 
 
@@ -185,17 +178,12 @@ def line_names(lines: Sequence[Mapping[str, Any]], factors: Sequence[str]) -> li
     """
     differ = [name for name in factors if len({line[name] for line in lines}) > 1]
     alone = bool(differ) and len({line["variant"] for line in lines}) == 1
-    return [
-        ", ".join([line["variant"]] * (not alone) + [f"{name} {line[name]}" for name in differ])
-        for line in lines
-    ]
+    return [", ".join([line["variant"]] * (not alone) + [f"{name} {line[name]}" for name in differ]) for line in lines]
 
 
 def _repr(kind: str, many: tuple[int, str], curves: Sequence[CurveView]) -> str:
     """The size of a profile or summary, and the ends of each line; `many` counts samples, or excerpts."""
-    rows = [
-        [curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves
-    ]
+    rows = [[curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves]
     return lines(f"{kind}: {_counts(many, curves)}", rows)
 
 
@@ -229,10 +217,7 @@ def _counts(many: tuple[int, str], curves: Sequence[CurveView]) -> str:
 
 def _table(curves: Sequence[CurveView]) -> tuple[list[str], list[list[str]]]:
     """Headings and lines; the floor is spoken of only where a line ends at it."""
-    headings, rows = (
-        ["", "first", "middle", "last"],
-        [[curve.label, *map(power, curve.ends)] for curve in curves],
-    )
+    headings, rows = (["", "first", "middle", "last"], [[curve.label, *map(power, curve.ends)] for curve in curves])
     if all(curve.floor_from is None for curve in curves):
         return headings, rows
     floors = ["" if curve.floor_from is None else f"from layer {curve.floor_from}" for curve in curves]

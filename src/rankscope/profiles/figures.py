@@ -25,9 +25,7 @@ SPECTRA = 9  # layers of a spectrum at most
 
 
 def curves_chart(
-    curves: Sequence[CurveView],
-    log: bool | None = None,
-    bounds: Mapping[str, Mapping[str, Layers]] | None = None,
+    curves: Sequence[CurveView], log: bool | None = None, bounds: Mapping[str, Mapping[str, Layers]] | None = None
 ) -> fig.Chart:
     """A metric by layer: a line for each variant, the range about it, its floor, and hollow marks where it is
     noise.
@@ -69,13 +67,7 @@ def order_of(curves: Sequence[CurveView]) -> list[int] | None:
 
 
 def _curve(
-    curve: CurveView,
-    log: bool,
-    index: int,
-    colour: str,
-    strength: float,
-    places: list[int] | None,
-    many: bool,
+    curve: CurveView, log: bool, index: int, colour: str, strength: float, places: list[int] | None, many: bool
 ) -> fig.Line:
     layers = np.array(evenly(range(curve.depth + 1), LAYERS))
     centre, bands = curve.drawn(log)
@@ -100,18 +92,14 @@ def _floors(curves: Sequence[CurveView]) -> list[fig.Line]:
             name, layers = f"floor of {curve.arithmetic}", np.array(evenly(range(curve.depth + 1), LAYERS))
             named = None if curve.arithmetic in {arithmetic for arithmetic, _ in lines} else name
             hover: list[fig.Hover] = [(f"{name}: {power(float(k))}", "", "") for k in curve.floor[layers]]
-            lines[key] = fig.Line(
-                layers, curve.floor[layers], "faint", named, name, dash="dot", width=1.4, hover=hover
-            )
+            lines[key] = fig.Line(layers, curve.floor[layers], "faint", named, name, dash="dot", width=1.4, hover=hover)
     return list(lines.values())
 
 
 def _bound(curve: CurveView, kind: str, logs: Layers, colour: str) -> fig.Line:
     side = "at most" if kind == "upper" else "at least"
     name = f"{curve.label}: proved {side}"
-    hover: list[fig.Hover] = [
-        (f"{name} {power(float(k))}\nat layer {layer}", "", "") for layer, k in enumerate(logs)
-    ]
+    hover: list[fig.Hover] = [(f"{name} {power(float(k))}\nat layer {layer}", "", "") for layer, k in enumerate(logs)]
     return fig.Line(np.arange(len(logs)), logs, colour, name, marker=side, dash="dot", width=1, hover=hover)
 
 
@@ -133,9 +121,7 @@ def _curve_table(curves: Sequence[CurveView]) -> dict[str, list[Any]]:
             for side in (centre, *(bands or [(centre, centre)])[0])
         ]
         numbers = zip(*sides, curve.noise, curve.floor, strict=True)
-        rows += [
-            (curve.variant, curve.arithmetic, curve.metric, layer, *row) for layer, row in enumerate(numbers)
-        ]
+        rows += [(curve.variant, curve.arithmetic, curve.metric, layer, *row) for layer, row in enumerate(numbers)]
     return fig.columns_of(CURVE_COLUMNS, rows)
 
 
@@ -188,9 +174,7 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
     variants = rows["variant"].unique(maintain_order=True).to_list()[:VARIANTS]
     layers = evenly(sorted(rows["layer"].unique().to_list()), FRAMES)
     visible = pl.col("shown").sqrt()  # the plane shows a part of the shape: magnified, it has size one
-    factor = (
-        pl.when(visible > 0).then(1 / visible).otherwise(1.0) if magnified else 10.0 ** pl.col("log10_scale")
-    )
+    factor = pl.when(visible > 0).then(1 / visible).otherwise(1.0) if magnified else 10.0 ** pl.col("log10_scale")
     rows = rows.filter(pl.col("variant").is_in(variants)).with_columns(
         (pl.col("x") * factor).alias("across"), (pl.col("y") * factor).alias("up")
     )
@@ -204,8 +188,7 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
         first = drawn.filter(variant=variant, layer=layers[0]).sort("token")
         last = max(1, len(first) - 1)
         hover: list[fig.Hover] = [
-            ("", text, f"\ntoken {token} · {variant}")
-            for token, text in first.select("token", "text").iter_rows()
+            ("", text, f"\ntoken {token} · {variant}") for token, text in first.select("token", "text").iter_rows()
         ]
         colours = [fig.ordered_colour(rank / last) for rank in range(len(first))]
         panels.append(fig.Panel(
@@ -269,8 +252,7 @@ def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
             lines.append(fig.Line(rows["index"].to_list(), rows["log10"].to_list(), colour, name, name,
                               width=1.6, hover=hover))  # fmt: skip
         y = fig.Axis(
-            fig.Formula("σ / ‖X‖_F" if k % 2 == 0 else "", r"\sigma\,/\,\|X\|_F"),
-            fig.Powers(drawn["log10"].to_list()),
+            fig.Formula("σ / ‖X‖_F" if k % 2 == 0 else "", r"\sigma\,/\,\|X\|_F"), fig.Powers(drawn["log10"].to_list())
         )
         panels.append(fig.Panel(fig.Axis("singular value"), y, lines, variant))
     return fig.Chart(panels, means.to_dict(as_series=False),

@@ -82,9 +82,7 @@ class LayerStack:
             return [step.readings(metrics) for step in steps]
         parts = [_split(reading, len(steps)) for _, reading in readings]
         read = [metric for metric, _ in readings]
-        return [list(zip(read, of_layer, strict=True)) for of_layer in zip(*parts, strict=True)] or [
-            [] for _ in steps
-        ]
+        return [list(zip(read, of_layer, strict=True)) for of_layer in zip(*parts, strict=True)] or [[] for _ in steps]
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,10 +73,7 @@ def check_memory(
     if free is None or size * count <= free:
         return
     fits = int(free // size)
-    if kind in MATRICES:
-        most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8)))
-    else:
-        most = int(tokens * free / size)
+    most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8))) if kind in MATRICES else int(tokens * free / size)
     if fits:
         remedy = f"batch={fits} fits"
     elif kind == "confirm" and streams:

@@ -64,8 +64,7 @@ class Profile(Curves):
         if strange or listed is not profiles:
             what = "one profile alone" if not strange else f"{strange[0]} in the place of a profile"
             raise MetricError(
-                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}",
-                subject="profiles",
+                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}", subject="profiles"
             )
         if not profiles:
             raise MetricError("join must be given at least one profile; received none", subject="profiles")

@@ -162,9 +162,7 @@ def layer_pass(
         samples = slice(start, start + batch)
         rows = request if _large(net, X[samples], kind) else None
         of_samples = net.for_samples(start, start + batch)
-        return _layer_steps(
-            of_samples, X[samples], valid[samples], start, arithmetic, check, confirm, compile, rows
-        )
+        return _layer_steps(of_samples, X[samples], valid[samples], start, arithmetic, check, confirm, compile, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     side_by_side = net.streamed and X.ndim == 3

@@ -78,9 +78,7 @@ class CheckReader:
         if step.layer == 0:
             self._padded += int((~step.valid).sum())
             rounding = ROUNDING * step.unit
-            self._rounding = max(
-                rounding, min(1e-9, rounding * step.valid.shape[1])
-            )  # a row is a sum of so many
+            self._rounding = max(rounding, min(1e-9, rounding * step.valid.shape[1]))  # a row is a sum of so many
         defect = step.row_sum_defect
         if defect is not None:
             self._defects.append(defect)
@@ -93,9 +91,7 @@ class CheckReader:
         return {
             "padded_tokens": self._padded,
             "largest_row_sum_defect": defect,
-            "first_layer_not_finite": min(
-                (layer for layer, finite in self._finite if not bool(finite)), default=None
-            ),
+            "first_layer_not_finite": min((layer for layer, finite in self._finite if not bool(finite)), default=None),
             "rows_sum_to_one": defect <= self._rounding,
         }
 

@@ -85,15 +85,12 @@ def _read_blocks(P: Tensor, valid: Tensor, metrics: Sequence[Metric], unit: floa
         for (_, by_row), values in zip(of_rows, numbers, strict=True):
             values[..., block] = by_row(rows, valid[:, None])
     readings = [
-        (metric, metric.from_rows(values, valid, unit))
-        for (metric, _), values in zip(of_rows, numbers, strict=True)
+        (metric, metric.from_rows(values, valid, unit)) for (metric, _), values in zip(of_rows, numbers, strict=True)
     ]
     pattern = PatternRows.of(P, valid[:, None])
     of_heads = [(metric, metric.by_head) for metric in metrics if metric.by_row is None]
     return readings + [
-        (metric, metric.from_heads(by_head(pattern), unit))
-        for metric, by_head in of_heads
-        if by_head is not None
+        (metric, metric.from_heads(by_head(pattern), unit)) for metric, by_head in of_heads if by_head is not None
     ]
 
 
@@ -128,8 +125,7 @@ def nan_where_broken(readings: Readings, broken: Tensor) -> Readings:
     hole = broken.reshape(-1, *[1] * (parts[0].ndim - 1))
     rows = torch.stack(parts).masked_fill(hole, torch.nan).unbind()
     return [
-        (metric, Reading(*row))
-        for (metric, _), row in zip(readings, zip(*[iter(rows)] * 3, strict=True), strict=True)
+        (metric, Reading(*row)) for (metric, _), row in zip(readings, zip(*[iter(rows)] * 3, strict=True), strict=True)
     ]
 
 

@@ -28,14 +28,7 @@ from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.agreement import SecondPassStep, checked, confirmed
-from rankscope.profiles.readings import (
-    Readings,
-    in_order,
-    nan_where_broken,
-    read_tensor,
-    read_tokens,
-    row_sum_defect,
-)
+from rankscope.profiles.readings import Readings, in_order, nan_where_broken, read_tensor, read_tokens, row_sum_defect
 from rankscope.shapes import Bool, Float
 
 DEFECT = "row_sum_defect"
@@ -61,9 +54,7 @@ def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
     >>> sorted(sampled_layers(1000, 3))
     [0, 500, 1000]
     """
-    return frozenset(
-        range(depth + 1) if depth < most else (round(k * depth / (most - 1)) for k in range(most))
-    )
+    return frozenset(range(depth + 1) if depth < most else (round(k * depth / (most - 1)) for k in range(most)))
 
 
 @dataclass(frozen=True, eq=False)

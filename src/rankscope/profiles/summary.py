@@ -69,15 +69,11 @@ class Summary(Curves):
         """A statistic by layer, the median if none is named; of attention and heads its mean over heads, NaN
         at layer 0."""
         if column not in SCHEMA or column in ROW:
-            raise MetricError(
-                one_of("column", column, [name for name in SCHEMA if name not in ROW]), subject="column"
-            )
+            raise MetricError(one_of("column", column, [name for name in SCHEMA if name not in ROW]), subject="column")
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
         value = pl.col(column).cast(pl.Float64)
         if column.startswith("log10_q"):  # a head whose median is zero has no log, unless it is all heads
-            value = (
-                pl.when((value == -torch.inf).all()).then(value).otherwise(value.replace(-torch.inf, None))
-            )
+            value = pl.when((value == -torch.inf).all()).then(value).otherwise(value.replace(-torch.inf, None))
         means = rows.group_by("layer", maintain_order=True).agg(value.mean())
         curve = torch.full((1 + max(means["layer"].to_list()),), torch.nan, dtype=torch.float64)
         curve[means["layer"].to_list()] = torch.tensor(

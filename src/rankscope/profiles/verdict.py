@@ -65,10 +65,7 @@ class Ending:
         if self.group == "broken":
             return f"There is no number from layer {self.layer} on: an overflow, or a NaN in what was given"
         if self.group == "hidden":
-            return (
-                f"Tokens come as close as {self.arithmetic} can tell: {self.end}. A finer arithmetic can see "
-                "further"
-            )
+            return f"Tokens come as close as {self.arithmetic} can tell: {self.end}. A finer arithmetic can see further"
         if self.group == "uniform" and self.layer == 0:
             return "Tokens are the same from the input on: there is nothing to hold apart"
         if self.group == "uniform":
@@ -164,9 +161,7 @@ def agreement(table: pl.DataFrame, confirm: bool = False) -> list[str]:
         ]
     if not marked:
         return []
-    return [
-        f"{of_all}: a second pass, rounded otherwise, does not agree on them; --confirm may resolve them."
-    ]
+    return [f"{of_all}: a second pass, rounded otherwise, does not agree on them; --confirm may resolve them."]
 
 
 def disagreement(ends: Ends) -> str:

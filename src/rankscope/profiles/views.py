@@ -105,13 +105,7 @@ def of_samples(
 
 
 def of_quantiles(
-    metric: str,
-    variant: str,
-    arithmetic: str,
-    label: str,
-    columns: Mapping[str, Layers],
-    noise: Layers,
-    excerpts: int,
+    metric: str, variant: str, arithmetic: str, label: str, columns: Mapping[str, Layers], noise: Layers, excerpts: int
 ) -> CurveView:
     """The view of a summary's line.
 
@@ -169,10 +163,7 @@ def since(true: Sequence[bool] | np.ndarray) -> int | None:
 
 def span(curves: Sequence[CurveView]) -> float:
     """Decades between the least and the largest that is drawn on a log axis."""
-    parts = [
-        [centre, *(side for band in bands for side in band)]
-        for centre, bands in (c.drawn(True) for c in curves)
-    ]
+    parts = [[centre, *(side for band in bands for side in band)] for centre, bands in (c.drawn(True) for c in curves)]
     known = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
     known = known[np.isfinite(known)]
     return float(np.ptp(known)) if len(known) else 0.0
@@ -189,9 +180,7 @@ def digits_lost(curve: CurveView) -> tuple[Layers, Layers]:
 
 def zeros_note(curves: Sequence[CurveView]) -> str:
     """A sentence on values left out of geometric means; empty where none are."""
-    most = {
-        curve.name: f"{curve.left_out.max()} of {curve.values}" for curve in curves if curve.left_out.any()
-    }
+    most = {curve.name: f"{curve.left_out.max()} of {curve.values}" for curve in curves if curve.left_out.any()}
     if not most:
         return ""
     listed = ", ".join(f"{count} values of {name}" for name, count in most.items())

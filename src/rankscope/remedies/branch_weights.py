@@ -123,9 +123,7 @@ class ReZero(_BranchRemedy):
         "the weights leave zero. Without skips nothing at all passes.",
         "Bachlechner et al. 2020",
     )
-    claims = (
-        Claim("deep networks learn without norms", "Bachlechner et al. 2020", "learns", ("pre", "post")),
-    )
+    claims = (Claim("deep networks learn without norms", "Bachlechner et al. 2020", "learns", ("pre", "post")),)
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Start with one number for all branches."""
@@ -147,16 +145,9 @@ class SkipInit(_BranchRemedy):
     formula: ClassVar[str] = "each branch times a number of its own, trained from 0; no norms"
     citation: ClassVar[str] = "De & Smith 2020"
     zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1.0}
-    theory = TheoryNote(
-        None, "As ReZero, with a number for each branch: the identity at the start.", "De & Smith 2020"
-    )
+    theory = TheoryNote(None, "As ReZero, with a number for each branch: the identity at the start.", "De & Smith 2020")
     claims = (
-        Claim(
-            "deep networks learn without norms",
-            "De & Smith 2020 (residual networks)",
-            "learns",
-            ("pre", "post"),
-        ),
+        Claim("deep networks learn without norms", "De & Smith 2020 (residual networks)", "learns", ("pre", "post")),
     )
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:

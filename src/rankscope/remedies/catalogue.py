@@ -47,9 +47,7 @@ def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
         values[key] = float(value)
     for key, value in values.items():
         if key not in known:
-            raise ArchitectureError(
-                f"{name} has no number {key!r}; it has {', '.join(known) or 'none'}", subject=key
-            )
+            raise ArchitectureError(f"{name} has no number {key!r}; it has {', '.join(known) or 'none'}", subject=key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArchitectureError(f"{key} of {name} must be a number; got {value!r}", subject=key)
         number_type = type(known[key].default)

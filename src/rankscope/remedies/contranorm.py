@@ -43,12 +43,7 @@ class ContraNorm(BuiltInRemedy):
         "Guo et al. 2023; derived here",
     )
     claims = (
-        Claim(
-            "tokens stay apart for more layers",
-            "Guo et al. 2023: it keeps collapse off",
-            "deeper",
-            ("post", "pre"),
-        ),
+        Claim("tokens stay apart for more layers", "Guo et al. 2023: it keeps collapse off", "deeper", ("post", "pre")),
         Claim(
             "better in training",
             "Guo et al. 2023: GLUE 82.59 to 83.54, DeiT-24 76.76 to 81.28",
@@ -95,10 +90,7 @@ class TokenContrast:
         if not self.applies(block):
             return state
         averaged = rules.attend_tokens(rules.unit_tokens(state), state, block)
-        x, R = (
-            part * (1 + self.s) + mean * -self.s
-            for part, mean in ((state.x, averaged.x), (state.R, averaged.R))
-        )
+        x, R = (part * (1 + self.s) + mean * -self.s for part, mean in ((state.x, averaged.x), (state.R, averaged.R)))
         return rules.tidy(replace(state, x=x, R=R))
 
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:

@@ -23,9 +23,7 @@ class DeepNorm(BuiltInRemedy):
     """Skips of weight `(2L)^(1/4)` in a post-norm network, branches divided by `(8L)^(1/4)` at the start."""
 
     name: ClassVar[str] = "deepnorm"
-    formula: ClassVar[str] = (
-        "skips of weight (2L)^(1/4), branches divided by (8L)^(1/4) at the start; post-norm"
-    )
+    formula: ClassVar[str] = "skips of weight (2L)^(1/4), branches divided by (8L)^(1/4) at the start; post-norm"
     citation: ClassVar[str] = "Wang et al. 2022"
     family: ClassVar[Any] = "branches"
     sets_skip: ClassVar[bool] = True
@@ -76,6 +74,5 @@ class DeepNorm(BuiltInRemedy):
             if "." in name and concerns(name) and id(tensor) not in quotients:
                 quotients[id(tensor)] = tensor / divisor
         return {
-            name: quotients[id(tensor)] if "." in name and concerns(name) else tensor
-            for name, tensor in state.items()
+            name: quotients[id(tensor)] if "." in name and concerns(name) else tensor for name, tensor in state.items()
         }

@@ -109,8 +109,7 @@ class Differential(BuiltInRemedy):
         """Return the layer with the second queries and keys in the place of its own."""
         w, attention = block.weights.parts[self.name], block.weights.attention
         query, key = (
-            replace(getattr(attention, name), weight=w[name], bias=w.get(f"{name}_bias"))
-            for name in ("query", "key")
+            replace(getattr(attention, name), weight=w[name], bias=w.get(f"{name}_bias")) for name in ("query", "key")
         )
         return block.with_weights(replace(block.weights, attention=replace(attention, query=query, key=key)))
 

@@ -38,9 +38,7 @@ class FeatScale(BuiltInRemedy):
         "Wang et al. 2022; derived here",
     )
     claims = (
-        Claim(
-            "better in training", "Wang et al. 2022: up to +1.1% on ImageNet", "higher", ("pre",), "accuracy"
-        ),
+        Claim("better in training", "Wang et al. 2022: up to +1.1% on ImageNet", "higher", ("pre",), "accuracy"),
         Claim(
             "tokens differ more after training",
             "Wang et al. 2022: high frequencies kept",

@@ -39,9 +39,7 @@ class Gate(BuiltInRemedy):
         "1/2",
         lambda depth: 0.5,
     )
-    claims = (
-        Claim("a lower loss", "Qiu et al. 2025 (15B mixture of experts, 1.7B)", "lower", ("pre",), "loss"),
-    )
+    claims = (Claim("a lower loss", "Qiu et al. 2025 (15B mixture of experts, 1.7B)", "lower", ("pre",), "loss"),)
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `head_gate` set."""

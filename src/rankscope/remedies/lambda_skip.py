@@ -28,10 +28,7 @@ class LambdaSkip(BuiltInRemedy):
     )
     claims = (
         Claim(
-            "a heavier skip keeps tokens apart",
-            "Joseph et al. 2024: collapse is prevented",
-            "deeper",
-            ("post", "pre"),
+            "a heavier skip keeps tokens apart", "Joseph et al. 2024: collapse is prevented", "deeper", ("post", "pre")
         ),
     )
 

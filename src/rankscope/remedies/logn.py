@@ -34,7 +34,5 @@ class LogN(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `log_gain` set."""
         if not self.gamma > 0:
-            raise ArchitectureError(
-                f"gamma of logn must be a number > 0; got {self.gamma!r}", subject="gamma"
-            )
+            raise ArchitectureError(f"gamma of logn must be a number > 0; got {self.gamma!r}", subject="gamma")
         return arch.replace(log_gain=self.gamma)

@@ -110,9 +110,7 @@ class AttnScale(PatternShaping):
         "Wang et al. 2022; order derived here",
     )
     claims = (
-        Claim(
-            "better in training", "Wang et al. 2022: up to +1.1% on ImageNet", "higher", ("pre",), "accuracy"
-        ),
+        Claim("better in training", "Wang et al. 2022: up to +1.1% on ImageNet", "higher", ("pre",), "accuracy"),
         Claim(
             "tokens differ more after training",
             "Wang et al. 2022: high frequencies kept",

@@ -30,11 +30,7 @@ class Sinkhorn(BuiltInRemedy):
         "Lapenna et al. 2026 (abstract); derived here",
     )
     claims = (
-        Claim(
-            "without skips it collapses doubly exponentially as well",
-            "Lapenna et al. 2026 (abstract)",
-            "order",
-        ),
+        Claim("without skips it collapses doubly exponentially as well", "Lapenna et al. 2026 (abstract)", "order"),
         Claim("but more slowly than softmax attention", "Lapenna et al. 2026 (abstract)", "slower"),
     )
 

@@ -54,8 +54,7 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
         return f"{overall.sentence}."
     if overall.group == "uniform":
         without = [
-            f"Without {in_words(parts)} they stay apart ({fate.end}): {in_words(parts)} draw tokens together "
-            "here."
+            f"Without {in_words(parts)} they stay apart ({fate.end}): {in_words(parts)} draw tokens together here."
             for parts, fate in _smallest(endings, "apart")
         ]
         return " ".join([f"{overall.sentence}.", *without])
@@ -73,11 +72,7 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall
         without = f", also without {' or without '.join(map(in_words, kept_apart))}" if kept_apart else ""
         return f"{sentence}{without}. No part that was taken out makes them the same{_untold(endings)}."
     (parts, first), *more = causes
-    kept = (
-        [f"Without {' or without '.join(map(in_words, kept_apart))} they stay apart as well."]
-        if kept_apart
-        else []
-    )
+    kept = [f"Without {' or without '.join(map(in_words, kept_apart))} they stay apart as well."] if kept_apart else []
     bare = alone in endings and endings[alone].group == "uniform"
     if bare and len(alone) > 1 and (parts == alone or len(parts) > 2):
         told, back = _put_back(endings, alone, every)
@@ -86,9 +81,7 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall
     because = f"because of {names}:" if overall.group == "apart" else f"and {names} keep them from it:"
     sentences = [f"{sentence} {because} without them they are {first.uniform}."]
     sentences += [
-        f"Without {in_words(gone)} they are uniform by layer {fate.layer}, too."
-        for gone, fate in more
-        if gone != alone
+        f"Without {in_words(gone)} they are uniform by layer {fate.layer}, too." for gone, fate in more if gone != alone
     ]
     sentences += kept
     if bare and parts != alone:
@@ -106,9 +99,7 @@ def _untold(endings: dict[frozenset[str], Ending]) -> str:
     return f"; {'; '.join(lost)}" if lost else ""
 
 
-def _put_back(
-    endings: dict[frozenset[str], Ending], bare: frozenset[str], every: frozenset[str]
-) -> tuple[str, bool]:
+def _put_back(endings: dict[frozenset[str], Ending], bare: frozenset[str], every: frozenset[str]) -> tuple[str, bool]:
     """Where only attention alone was seen to make tokens the same: what one part put back changes, and
     whether that was measured."""
     alone = endings[bare]
@@ -118,9 +109,7 @@ def _put_back(
         if parts != bare and len(every - gone) == 1:
             back[in_words(every - gone)] = fate
     holding = [f"{name} ({fate.end})" for name, fate in back.items() if fate.group == "apart"]
-    failing = [
-        f"{name} (uniform by layer {fate.layer})" for name, fate in back.items() if fate.group == "uniform"
-    ]
+    failing = [f"{name} (uniform by layer {fate.layer})" for name, fate in back.items() if fate.group == "uniform"]
     groups = ((holding, "put back alone hold them apart"), (failing, "put back alone do not"))
     told = [f"{' and '.join(names)} {does}" for names, does in groups if names]
     rest = "; ".join(told) or f"which of {in_words(bare)} holds them apart was not measured"

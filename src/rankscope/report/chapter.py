@@ -122,9 +122,7 @@ def chapter(run: ReportedRun, number: int, title: str) -> Chapter:
         for plot in section.plots:
             made.figures[made.plot_id(plot)] = figure_json(plot.views)
     several = len(run.manifests) > 1
-    manifests = {
-        f"manifest of {name}" if several else "manifest": manifest for name, manifest in run.manifests.items()
-    }
+    manifests = {f"manifest of {name}" if several else "manifest": manifest for name, manifest in run.manifests.items()}
     for variant, certificates in run.certificates.items():
         if certificates.manifest not in manifests.values():
             manifests[f"certificates of {variant}"] = certificates.manifest

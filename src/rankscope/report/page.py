@@ -89,9 +89,7 @@ def _unbroken(text: str) -> str:
     from markupsafe import Markup, escape
 
     parts = re.split(r"(\d[\d.]*e[+-]\d+)", _straight(text))
-    wrapped = [
-        f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)
-    ]
+    wrapped = [f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)]
     return Markup("".join(wrapped))
 
 

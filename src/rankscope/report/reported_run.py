@@ -119,9 +119,7 @@ def read_run(folder: str | Path) -> ReportedRun:
     """What there is in a run directory; a sentence where it is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(
-            f"a report is made of run directories; there is none at {folder}", subject=str(folder)
-        )
+        raise FileError(f"a report is made of run directories; there is none at {folder}", subject=str(folder))
     stored = read(folder)
     if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
         return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])

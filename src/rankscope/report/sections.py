@@ -40,8 +40,7 @@ def sections_of(run: ReportedRun) -> list[Section]:
 def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
     lead, *further = measured.metrics
     statistic = (
-        f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
-        "tenths."
+        f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine tenths."
         if isinstance(measured, Summary)
         else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
     )
@@ -54,9 +53,7 @@ def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
             "exponential fall is a straight line.",
         )
     ]  # fmt: skip
-    plots += [
-        Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further
-    ]
+    plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
     tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
         tables.append(spread_table(measured, lead))
@@ -127,9 +124,7 @@ def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
         "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
         f"{part}{_few(table, VARIANTS)}{_apart(run)}"
     )
-    return Section(
-        "cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)]
-    )
+    return Section("cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)])
 
 
 def _apart(run: ReportedRun) -> str:

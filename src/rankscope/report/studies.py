@@ -47,8 +47,7 @@ def study_sections(outcomes: Outcomes) -> list[Section]:
         sections.append(Section(key, heading, tables=tables[:1], notes=notes))
         sections += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
         sections += [
-            Section(f"{key}-{k}", table.title, tables=[replace(table, title="")])
-            for k, table in enumerate(tables[1:])
+            Section(f"{key}-{k}", table.title, tables=[replace(table, title="")]) for k, table in enumerate(tables[1:])
         ]
         sections += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
     return sections
@@ -62,9 +61,7 @@ def agreement(outcomes: Outcomes) -> str:
         return "No published number to compare with."
     if not no:
         return f"All of {yes} published numbers came out." if yes > 1 else "The published number came out."
-    differ = (
-        "1 differs, with the reason beside it" if no == 1 else f"{no} differ, with the reasons beside them"
-    )
+    differ = "1 differs, with the reason beside it" if no == 1 else f"{no} differ, with the reasons beside them"
     return f"Of {yes + no} published numbers, {yes} came out; {differ}."
 
 

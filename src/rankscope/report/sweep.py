@@ -50,17 +50,12 @@ def sweep_sentences(swept: Swept) -> str:
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
     sentences = []
     if len(known):
-        ends = [
-            f"{_value(view, int(row))} ({described(view, int(row))})"
-            for row in known["row"][[0, -1]].to_list()
-        ]
+        ends = [f"{_value(view, int(row))} ({described(view, int(row))})" for row in known["row"][[0, -1]].to_list()]
         sentences.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
     effects = list(view.effects.items())
     if effects and effects[0][1] > 0:
         name, share = effects[0]
-        sentences.append(
-            f"What matters most is {name}: alone it accounts for {share:.0%} of the differences."
-        )
+        sentences.append(f"What matters most is {name}: alone it accounts for {share:.0%} of the differences.")
     if len(swept.failed):
         sentences.append(f"{counted(len(swept.failed), 'cell')} of {swept.cells} failed.")
     if swept.done < swept.cells:
@@ -134,10 +129,7 @@ def _cells(swept: Swept) -> Table:
     """Every cell that was measured."""
     view = swept.first
     some = range(min(len(view.cells), ROWS))
-    ends = [
-        (shown, dict(zip(shown.cells["cell"], shown.ends.tolist(), strict=True)))
-        for shown in swept.views.values()
-    ]
+    ends = [(shown, dict(zip(shown.cells["cell"], shown.ends.tolist(), strict=True))) for shown in swept.views.values()]
     rows, keys = [], []
     for row in some:
         cell = view.cells.row(row, named=True)
@@ -166,9 +158,7 @@ def _failures(swept: Swept) -> Table:
         pl.len().alias("number"), pl.col("cell").first(), *(pl.col(name).first() for name in varied)
     )
     rows = []
-    for row in (
-        groups.sort("number", descending=True, maintain_order=True).head(REASONS).iter_rows(named=True)
-    ):
+    for row in groups.sort("number", descending=True, maintain_order=True).head(REASONS).iter_rows(named=True):
         factors = ", ".join(f"{name} {_word(row[name])}" for name in varied if row[name] is not None)
         rows.append([f"{counted(row['number'], 'cell')}, as {row['cell']} ({factors})", str(row["reason"])])
     note = f"The first {REASONS} of {len(groups)} reasons." if len(groups) > REASONS else ""

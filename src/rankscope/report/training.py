@@ -21,9 +21,7 @@ def training_sentences(training: TrainingRun) -> str:
     if not training.steps:
         return "Nothing was measured yet."
     alarms, last = training.alarms.height, training.steps[-1]
-    sentences = [
-        f"{counted(alarms, 'alarm')} up to step {last:,}." if alarms else f"No alarms up to step {last:,}."
-    ]
+    sentences = [f"{counted(alarms, 'alarm')} up to step {last:,}." if alarms else f"No alarms up to step {last:,}."]
     if alarms:
         step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
         when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
@@ -43,11 +41,7 @@ def training_sections(training: TrainingRun) -> list[Section]:
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
     few = f" Drawn are {STEPS} of {count:,} measurements, and those with alarms." if count > STEPS else ""
-    marks = (
-        " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
-        if len(training.alarms)
-        else ""
-    )
+    marks = " Alarms are marked ▼ on the axis of steps, and by a ring at their layer." if len(training.alarms) else ""
     plots = []
     if shown := (read or learning)[:MAPS]:
         plots.append(Plot(
@@ -79,37 +73,24 @@ def training_sections(training: TrainingRun) -> list[Section]:
             "Shares of the output that paths of each length carry, over the training.",
         ))  # fmt: skip
     first, last = training.steps[0], training.steps[-1]
-    lead = (
-        f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
-    )
+    lead = f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
     notes = []
     if training.broken:
-        notes.append(
-            f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed."
-        )
+        notes.append(f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed.")
     return [Section("training", "The training, layer by step", lead, plots, _tables(training), notes)]
 
 
 def _tables(training: TrainingRun) -> list[Table]:
     tables = []
     if len(training.alarms):
-        rows = [
-            [_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)
-        ]
+        rows = [[_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
         tables.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
     tables += _proved(training)
     if training.metrics:
         grid = training.grid(training.metrics[0])
-        ends = [
-            (grid.steps[k], grid.value[:, k], grid.noise[:, k])
-            for k in dict.fromkeys((0, -1 % len(grid.steps)))
-        ]
-        marked = {
-            (row, column + 1)
-            for row, (*_, noise) in enumerate(ends)
-            for column in noise.nonzero()[0].tolist()
-        }
+        ends = [(grid.steps[k], grid.value[:, k], grid.noise[:, k]) for k in dict.fromkeys((0, -1 % len(grid.steps)))]
+        marked = {(row, column + 1) for row, (*_, noise) in enumerate(ends) for column in noise.nonzero()[0].tolist()}
         cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
         title = f"{training.metrics[0]} by layer, at the first measurement and the last"
         note = "○ at or below the floor." if marked else ""
@@ -123,10 +104,7 @@ def _proved(training: TrainingRun) -> list[Table]:
     if not steps:
         return []
     ends = list(dict.fromkeys((steps[0], steps[-1])))
-    columns = [
-        {view.theorem: view for view in summary_views(training.certificates.filter(step=step))}
-        for step in ends
-    ]
+    columns = [{view.theorem: view for view in summary_views(training.certificates.filter(step=step))} for step in ends]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
     rows = []
     for name in held:

@@ -126,8 +126,7 @@ def outcome(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What came out of a study: lists where there must be lists, and objects in that of comparisons."""
     lists = all(isinstance(found.get(name, []), list) for name in LISTS)
     fits = lists and all(
-        isinstance(entry, dict) and entry.get("agrees") in (True, False, None)
-        for entry in found.get("comparisons", [])
+        isinstance(entry, dict) and entry.get("agrees") in (True, False, None) for entry in found.get("comparisons", [])
     )
     fits = fits and all(_is_table(entry) for entry in found.get("shown", []))
     _check(path, fits, "list comparisons, figures, tables and notes of a study", "it does not", OTHER)

@@ -122,10 +122,7 @@ def path_shares(training: TrainingRun) -> fig.Chart:
         lines.append(fig.Line(steps, values, colour, name, marker=_mark(steps), hover=hover))
     bar = fig.ColourBar("length of the path", [name.removeprefix("length ") for name in names])
     panel = fig.Panel(
-        fig.Axis("step", steps=True),
-        fig.Axis("share of the output", percent=True),
-        lines,
-        flags=_flags(training),
+        fig.Axis("step", steps=True), fig.Axis("share of the output", percent=True), lines, flags=_flags(training)
     )
     return fig.Chart(
         [panel], fig.columns_of(("of", "step", "value"), rows), "Path shares over the steps.",

@@ -25,9 +25,7 @@ GATHERED = 64  # lines that make a chunk
 class Journal:
     """The writer of one table that grows; `entry` of the manifest lists it, and one column is `step`."""
 
-    def __init__(
-        self, store: Store, entry: str, name: str, schema: Mapping[str, Any], manifest: Manifest
-    ) -> None:
+    def __init__(self, store: Store, entry: str, name: str, schema: Mapping[str, Any], manifest: Manifest) -> None:
         self.store, self.entry, self.name, self.manifest = store, entry, name, manifest
         self.schema = pl.Schema(schema)
         self.path = store.folder / name / JOURNAL

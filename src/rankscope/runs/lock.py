@@ -26,9 +26,7 @@ def lock(folder: Path) -> int:
             _acquire(handle)
         except OSError as error:
             os.close(handle)
-            sentence = (
-                f"{folder} must have one writer at a time; another run writes there: give another folder"
-            )
+            sentence = f"{folder} must have one writer at a time; another run writes there: give another folder"
             if not isinstance(error, BlockingIOError):
                 sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
             raise FileError(sentence, subject=str(folder)) from error

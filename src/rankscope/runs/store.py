@@ -101,9 +101,7 @@ class Run:
         path = self.folder / file
         listed = next((entry.files[file] for entry in self.entries.values() if file in entry.files), None)
         if listed is not None and not (path.is_file() and checksum(path) == listed.sha256):
-            sentence = (
-                f"{path} must be as it was written; its checksum is another than in {MANIFEST}: {advice}"
-            )
+            sentence = f"{path} must be as it was written; its checksum is another than in {MANIFEST}: {advice}"
             raise FileError(sentence, subject=file)
         return path
 
@@ -138,9 +136,7 @@ def read(folder: str | Path) -> Run:
     try:
         return Run(folder, {name: _entry(entry) for name, entry in entries.items()})
     except ValueError as error:
-        sentence = (
-            f"{path} must list what was run and its files; it is damaged ({error}): delete it, run it again"
-        )
+        sentence = f"{path} must list what was run and its files; it is damaged ({error}): delete it, run it again"
         raise FileError(sentence, subject=str(path)) from error
 
 
@@ -189,10 +185,7 @@ class Store:
         self._list({**self._without(new), entry: RunEntry(manifest=manifest, files=grown)})
         for name in before.keys() - grown.keys() - set(new):
             (self.folder / name).unlink(missing_ok=True)
-        files = {
-            f"{name}.parquet": self._table(f"{name}.parquet", table, manifest)
-            for name, table in tables.items()
-        }
+        files = {f"{name}.parquet": self._table(f"{name}.parquet", table, manifest) for name, table in tables.items()}
         for name, content in documents.items():
             write_text(self.folder / f"{name}.json", _json(content))
             files[f"{name}.json"] = File(sha256=checksum(self.folder / f"{name}.json"))

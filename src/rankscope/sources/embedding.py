@@ -59,9 +59,7 @@ class TextEmbedding:
         """Tokens of layer 0, zero at padding."""
         ids, device = inputs, self.words.device
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-            message = (
-                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
-            )
+            message = f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
             raise TokensError(message, subject="input_ids")
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
@@ -181,8 +179,7 @@ def _check_whole(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple
 
 TENSORS = "embedding.safetensors"
 KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, Convolution, NormWeights, Linear)
+    kind.__name__: kind for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, Convolution, NormWeights, Linear)
 }
 
 

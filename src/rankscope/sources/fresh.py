@@ -67,9 +67,7 @@ class RandomOrigin:
     def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
         """Turn texts into tokens: their words under an embedding drawn from the network's seed."""
         if isinstance(inputs, Tensor):
-            message = (
-                f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
-            )
+            message = f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
             raise TokensError(message, subject="texts")
         texts = [inputs] if isinstance(inputs, str) else inputs
         return Encoded(*word_tokens(texts, self.width, length, self.seed))

@@ -49,11 +49,7 @@ def network_of(caller: str, model: NetworkLike) -> Transformer:
 
 
 def inputs_of(
-    caller: str,
-    model: NetworkLike,
-    X: InputsLike,
-    padding: Tensor | None = None,
-    attention_mask: Tensor | None = None,
+    caller: str, model: NetworkLike, X: InputsLike, padding: Tensor | None = None, attention_mask: Tensor | None = None
 ) -> NetworkInputs:
     """The network and the tokens that a public function was given.
 

@@ -212,9 +212,7 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     from transformers import PreTrainedModel
 
     if not own_family and not isinstance(model, PreTrainedModel):
-        message = (
-            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one"
-        )
+        message = f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one"
         raise SourceError(f"{message}: give the model itself, or watch it as it is", subject="source")
     if any(weight.is_meta for weight in model.parameters()):
         message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"

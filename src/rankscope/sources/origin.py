@@ -73,8 +73,7 @@ class CheckpointOrigin:
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
             raise TokensError(
-                f"at least one text must hold a token; received {len(lists)} texts without any",
-                subject="texts",
+                f"at least one text must hold a token; received {len(lists)} texts without any", subject="texts"
             )
         longest = max(map(len, lists))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])

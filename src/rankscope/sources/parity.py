@@ -194,9 +194,7 @@ def _own(
     # Flash, flex and paged attention of transformers do not run in float64 on a CPU.
     if implementation in (None, "eager") or (implementation != "sdpa" and is_transformers_own(function)):
         return 0.0
-    prefix = (
-        f"{name} must compute attention as the canonical network does; it runs with {implementation!r}, and"
-    )
+    prefix = f"{name} must compute attention as the canonical network does; it runs with {implementation!r}, and"
     try:
         with lifted():
             original_run = original(family, core, arguments, attention=False)
@@ -222,9 +220,7 @@ def distance(network_run: ForwardPass, original_run: Original, real: Tensor, who
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     if len(original_run.states) != len(network_run.states):
         layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
-        message = (
-            f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
-        )
+        message = f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
         raise ParityError(message, subject="blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
@@ -261,9 +257,7 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
     tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
     visible: dict[Any, Tensor] = {}
     block_arguments = _block_arguments(family, core, n, wrapped)
-    if not all(
-        {"attention_mask", "position_embeddings"} <= arguments.keys() for arguments in block_arguments
-    ):
+    if not all({"attention_mask", "position_embeddings"} <= arguments.keys() for arguments in block_arguments):
         return False
     for layer, arguments in enumerate(block_arguments):
         mask = net.arch.mask_of(layer)

@@ -68,9 +68,7 @@ class StreamedCheckpoint:
     `filled(block)` gives a block its numbers for a while; `running()` runs the original block by block.
     """
 
-    def __init__(
-        self, location: CheckpointLocation, files: Sequence[str], family: str | Family | None
-    ) -> None:
+    def __init__(self, location: CheckpointLocation, files: Sequence[str], family: str | Family | None) -> None:
         import transformers
 
         headers: dict[str, _Header] = {}

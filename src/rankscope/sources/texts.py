@@ -128,9 +128,7 @@ class Excerpts(Iterator[str]):
                 subject="field",
             )
         if not isinstance(record[self.field], str):
-            message = (
-                f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
-            )
+            message = f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
             raise FileError(message, subject="field")
         buffer = _ExcerptBuffer(self.longest)
         buffer.add(_encodable(record[self.field]))
@@ -178,9 +176,7 @@ class _ExcerptBuffer:
         return "".join(self.parts).strip()
 
 
-def excerpts(
-    path: str | Path, split: str = "auto", field: str = FIELD, *, longest: int = LONGEST
-) -> Excerpts:
+def excerpts(path: str | Path, split: str = "auto", field: str = FIELD, *, longest: int = LONGEST) -> Excerpts:
     """The excerpts of a file, of a folder, or of stdin (`-`), read as they are asked for.
 
     Of a folder: the .txt, .md and .jsonl files in it and below it, in the order of their names; those whose

@@ -127,9 +127,7 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     mine, theirs = tensors_of(embedding), tensors_of(present)
     shapes = [{name: part.shape for name, part in field.items()} for field in (mine, theirs)]
     if shapes[0] != shapes[1]:
-        reason = (
-            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}"
-        )
+        reason = f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}"
         raise SourceError(f"{reason}: pass the config that the network came with", subject="config")
     for name, part in theirs.items():
         part.copy_(mine[name])

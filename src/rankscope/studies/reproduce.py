@@ -30,8 +30,7 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
     if paper == "all":
         if figure is not None:
             raise StudyError(
-                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}",
-                subject="figure",
+                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}", subject="figure"
             )
         return list(STUDIES)
     if paper not in papers:
@@ -117,10 +116,7 @@ def _section(outcome: dict[str, Any]) -> list[str]:
 
 
 def _row(comparison: Comparison) -> str:
-    verdict = (
-        comparison.verdict
-        or {True: "agrees", False: "differs", None: "no number to compare"}[comparison.agrees]
-    )
+    verdict = comparison.verdict or {True: "agrees", False: "differs", None: "no number to compare"}[comparison.agrees]
     text = f"{verdict}: {comparison.because}" if comparison.because else verdict
     cells = (comparison.what, comparison.published, comparison.ours, text)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -25,9 +25,7 @@ THEOREMS: dict[str, Theorem] = {
 
 def theorems_named(chosen: Chosen) -> list[Theorem]:
     """The theorems of a list of names and `Theorem` objects, each once; all theorems for None."""
-    names = (
-        [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
-    )
+    names = [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
     if not names:
         raise TheoremError("theorems must name at least one; got none: leave it out", subject="theorems")
     theorems_by_name: dict[str, Theorem] = {}

@@ -103,8 +103,7 @@ class Certificates(SavedTable):
         for name in self.theorems:
             part = self.of(name)
             layers = part.group_by("layer", maintain_order=True).agg(
-                pl.col("met").all(),
-                (pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")).all().alias("says"),
+                pl.col("met").all(), (pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")).all().alias("says")
             )
             held = leading(layers["met"].to_list())
             says = [layer for layer, yes in layers.select("layer", "says").iter_rows() if yes]
@@ -127,11 +126,7 @@ class Certificates(SavedTable):
         return bound_views(self.summary(), self.table)
 
     def plot(
-        self,
-        sample: int = 0,
-        *,
-        ax: "Axes | Iterable[Axes] | None" = None,
-        figsize: tuple[float, float] | None = None,
+        self, sample: int = 0, *, ax: "Axes | Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
     ) -> "Figure":
         """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
         if given, or a new figure of `figsize` inches."""
@@ -201,9 +196,7 @@ def certify(
         raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
     net = original_net.to(torch.float64, "cpu" if device is None else device)
     if X.ndim != 3 or X.shape[-1] != net.arch.width:
-        sentence = (
-            f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
-        )
+        sentence = f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
         raise TokensError(sentence, subject="X")
     X = X.to(dtype=torch.float64, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
@@ -231,9 +224,7 @@ def certify(
     return Certificates(table, manifest)
 
 
-def _rows(
-    theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int
-) -> list[dict[str, Any]]:
+def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
     rows, upper = [], theorem.kind == "upper"
     for layer, layer_bound in enumerate(layer_bounds(theorem, copies, marked), 1):
         unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]

@@ -147,9 +147,7 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
     if metric not in METRICS:
         raise MetricError(one_of("metric", metric, METRICS), subject="metric")
     if not (math.isfinite(high) and 0 <= low < high):
-        raise ArchitectureError(
-            f"0 <= low < high must be finite weights; got {low} and {high}", subject="low"
-        )
+        raise ArchitectureError(f"0 <= low < high must be finite weights; got {low} and {high}", subject="low")
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise ArchitectureError(f"tolerance must be finite and > 0; got {tolerance}", subject="tolerance")
     if reason := outside(net.arch):
@@ -158,8 +156,7 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         )
     if not applies(net):
         raise ArchitectureError(
-            f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)",
-            subject="architecture",
+            f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)", subject="architecture"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
@@ -219,9 +216,7 @@ def _theory(
 
     outcome = crossing(lambda weight: fmean(item.rate for item in exponents(weight)))
     arch = net.arch
-    scores_bounded = bool(
-        arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform"
-    )
+    scores_bounded = bool(arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform")
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if outcome.weight is None or scores_bounded or rows_alike:
         return outcome
@@ -232,9 +227,7 @@ def _theory(
     return replace(outcome, why=f"{outcome.why}; {why}: the measured crossing may lie elsewhere")
 
 
-def _bracket(
-    net: Transformer, X: Tensor, padding: Tensor | None, weight: float | None
-) -> tuple[float, float] | None:
+def _bracket(net: Transformer, X: Tensor, padding: Tensor | None, weight: float | None) -> tuple[float, float] | None:
     """1 -+ the largest share of the residual that attention adds, over the layers of the rate."""
     if weight is None:
         return None

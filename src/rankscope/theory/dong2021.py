@@ -78,9 +78,7 @@ def log_beta(layer: LayerFacts) -> float:
     """log of the safe beta of Thm 2.3."""
     if not len(layer.heads.scores):
         return -math.inf
-    scores, columns, rows = (
-        part.log() for part in (layer.heads.scores, layer.heads.columns, layer.heads.rows)
-    )
+    scores, columns, rows = (part.log() for part in (layer.heads.scores, layer.heads.columns, layer.heads.rows))
     return times(0.5 * float((scores + columns).max()), 0.5 * float((scores + rows).max()))
 
 
@@ -98,9 +96,7 @@ def cubed(bases: list[float], start: float) -> list[float]:
     with np.errstate(over="ignore", invalid="ignore"):
         for layer in range(len(largest)):
             logs[layer:] = np.where(
-                (largest[layer:] == -np.inf) | (logs[layer:] == -np.inf),
-                -np.inf,
-                _up(largest[layer:], logs[layer:]),
+                (largest[layer:] == -np.inf) | (logs[layer:] == -np.inf), -np.inf, _up(largest[layer:], logs[layer:])
             )
             finite = logs > -np.inf
             logs = np.where(finite, np.clip(logs, LOWEST, None), logs)
@@ -115,10 +111,7 @@ def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
     """What the cubing needs of attention, whatever stands beside it."""
-    return [
-        *token_scores(facts.arch),
-        equal("different sets of tokens that tokens see", facts.distinct_views, 1),
-    ]
+    return [*token_scores(facts.arch), equal("different sets of tokens that tokens see", facts.distinct_views, 1)]
 
 
 def _pure(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:

@@ -49,9 +49,7 @@ def product(start: float, factors: list[float]) -> list[float]:
     return products
 
 
-def _by_factors(
-    facts: Facts, factor: Callable[[LayerFacts], float], of_attention: list[Hypothesis]
-) -> Evaluation:
+def _by_factors(facts: Facts, factor: Callable[[LayerFacts], float], of_attention: list[Hypothesis]) -> Evaluation:
     arch = facts.arch
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *of_attention]
     bounds = product(facts.sizes[0].residual, [factor(layer) for layer in facts.layers])
@@ -88,10 +86,7 @@ def branches_recorded(facts: Facts) -> list[Hypothesis]:
 def _dobrushin(facts: Facts) -> Evaluation:
     factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
     factors = [math.inf if math.isnan(factor) else factor for factor in factors]
-    fixed, bounds = (
-        [averages(facts.arch), *branches_recorded(facts)],
-        product(facts.sizes[0].diameter, factors),
-    )
+    fixed, bounds = ([averages(facts.arch), *branches_recorded(facts)], product(facts.sizes[0].diameter, factors))
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
 
 

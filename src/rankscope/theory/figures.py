@@ -55,9 +55,7 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
         depth = int(first["layer"].to_numpy().max(initial=1))
         words = quantity(name)
         heading = fig.Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
-        panels.append(
-            fig.Panel(fig.Axis("layer", last=depth), fig.Axis(powers=fig.Powers(logs)), lines, heading)
-        )
+        panels.append(fig.Panel(fig.Axis("layer", last=depth), fig.Axis(powers=fig.Powers(logs)), lines, heading))
     return fig.Chart(
         panels, table.select(COLUMNS).to_dict(as_series=False),
         "Bounds and measurement by layer, of " + ", ".join(quantity(name).words for name in shown) + ".",
@@ -170,10 +168,7 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
 def _title(bounds: Sequence[BoundView], samples: int) -> str:
     """How much was asked and how much of it applies."""
     met = sum(view.met_to > 0 for view in bounds)
-    return (
-        f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, "
-        f"{counted(samples, 'sample')}"
-    )
+    return f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, {counted(samples, 'sample')}"
 
 
 def depth_repr(depth: DepthView) -> str:

@@ -23,9 +23,7 @@ CLEAR = 1e-6
 before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
 
 
-def half_facts(
-    arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms
-) -> HalfFacts:
+def half_facts(arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms) -> HalfFacts:
     """The facts of one half of a block (a skip and its branches).
 
     `averaging` is the log of the factor by which attention shrinks distances, `mlp` the MLP's constants.

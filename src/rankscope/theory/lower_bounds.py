@@ -153,9 +153,7 @@ def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
     for half in (half for layer in facts.layers[:upto] for half in layer.halves):
         weight = log(abs(half.weight))
         kept, written = times(kept, weight), plus(times(written, weight), _log_size(half.branch, Q, 1))
-    return times(
-        minus(kept, written), -math.log1p(lost(facts.arch.width))
-    )  # Q's own norm is one but for this
+    return times(minus(kept, written), -math.log1p(lost(facts.arch.width)))  # Q's own norm is one but for this
 
 
 def _log_size(R: Scaled, Q: Tensor, side: int) -> float:

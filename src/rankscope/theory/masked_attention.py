@@ -76,9 +76,7 @@ def log_smallest(facts: Facts, upto: int) -> float:
 
 def positive(facts: Facts, upto: int) -> Hypothesis:
     """eps is above zero: not underflown."""
-    return above(
-        "smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True
-    )
+    return above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True)
 
 
 def log_shrink(log_share: float) -> float:

@@ -95,9 +95,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
     unit = (all_tokens.log + state.log)[0]
     reading = _read("mu", state)
     residual, mu = _log(RESIDUAL[centre], state), float(reading.log10[0]) * TEN
-    composite, frobenius = (
-        log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius")
-    )
+    composite, frobenius = (log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius"))
     noise = bool(reading.below_floor[0])
     if not deviates:
         noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
@@ -178,13 +176,7 @@ def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
 
 
 def _oscillation(
-    arch: Architecture,
-    index: int,
-    layer: Layer,
-    state: State,
-    visible: Tensor,
-    norms: HeadNorms,
-    centre: Centre,
+    arch: Architecture, index: int, layer: Layer, state: State, visible: Tensor, norms: HeadNorms, centre: Centre
 ) -> tuple[float, float]:
     """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
     active = list(active_heads(arch, index))
@@ -205,9 +197,7 @@ def _oscillation(
     return float(size.max()), _combined(columns, rows, norms)
 
 
-def _log_most(
-    arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor
-) -> Float[Tensor, " head"]:
+def _log_most(arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, " head"]:
     """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
     q, k = common_heads(x, layer.attention.query, arch), common_heads(x, layer.attention.key, arch)
     ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
@@ -285,9 +275,7 @@ def visible_to_float64(state: State) -> bool:
     return share > math.log(RESOLVED) and abs(size) < WITHIN
 
 
-def float64_records(
-    net: Transformer, first: State, settings: PassSettings, seed: int | None
-) -> Iterator[BlockRecord]:
+def float64_records(net: Transformer, first: State, settings: PassSettings, seed: int | None) -> Iterator[BlockRecord]:
     """Run the network in float64 and give a record of each block: its attention pattern, and for a layer
     without norms and MLP the branch that was added to the skip."""
     rules = Plain(net.arch, settings) if seed is None else PerturbedPlain(net.arch, settings, seed)

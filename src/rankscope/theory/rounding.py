@@ -16,13 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.deviation.comparison import (
-    attends_elsewhere,
-    state_distance,
-    steep_scores,
-    tokens_lost,
-    undecided,
-)
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
@@ -72,16 +66,12 @@ def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[boo
         bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
         if refusal is not None and all(item.met for item in hypotheses):
             hypotheses.append(refusal)
-        values = [
-            _measured(theorem, facts, item, layer) for facts, item in zip(copies, evaluations, strict=True)
-        ]
+        values = [_measured(theorem, facts, item, layer) for facts, item in zip(copies, evaluations, strict=True)]
         noise = marked[layer] or not _alike(values, copies[0].centre)
         noise = noise or (values[0] == -math.inf and theorem.quantity != "affine_rank"
                           and not _exactly_zero(copies[0], layer))  # fmt: skip
         if theorem.quantity == "affine_rank":
-            noise = noise or not all(
-                half.clear for facts in copies for half in facts.layers[layer - 1].halves
-            )
+            noise = noise or not all(half.clear for facts in copies for half in facts.layers[layer - 1].halves)
         rows.append(LayerBound(bound, hypotheses, values[0], noise))
     return rows
 
@@ -98,8 +88,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     evaluations, gone = [], False
     for layer, sizes in enumerate(first.sizes):
         difference = max(
-            (float(state_distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies),
-            default=0.0,
+            (float(state_distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies), default=0.0
         )
         blind = any(item.sizes[layer].noise for item in copies)
         if layer > 0:
@@ -112,9 +101,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
             gone = gone or any(bool(undecided(first_layer.attention, P)) for P in other_patterns)
             if difference <= AGREED and bool(steep_scores(first_layer.attention)):
                 # Other tokens are looked at, and it does not show.
-                gone = gone or any(
-                    bool(attends_elsewhere(first_layer.attention, P.matrix())) for P in other_patterns
-                )
+                gone = gone or any(bool(attends_elsewhere(first_layer.attention, P.matrix())) for P in other_patterns)
         evaluations.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
     return evaluations
 
@@ -140,12 +127,7 @@ def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesi
 
 
 def _outward(
-    theorem: Theorem,
-    facts: Facts,
-    layer: int,
-    bounds: Sequence[float],
-    size: float,
-    float64_difference: float,
+    theorem: Theorem, facts: Facts, layer: int, bounds: Sequence[float], size: float, float64_difference: float
 ) -> tuple[float, Hypothesis | None]:
     """The bound moved outward, and the failed hypothesis where there is no bound."""
     upper = theorem.kind == "upper"
@@ -164,9 +146,7 @@ def _outward(
     counted = theorem.quantity == "affine_rank"
     agreed = 0.0 if counted else LOOSE if facts.centre == "argmin" else AGREED
     if not difference <= agreed * size:
-        sentence = (
-            f"{ROUNDING}: difference of the bound's log between passes that round otherwise, as a share"
-        )
+        sentence = f"{ROUNDING}: difference of the bound's log between passes that round otherwise, as a share"
         return math.nan, Hypothesis(sentence, difference / size, f"<= {agreed:g}", False)
     if counted:
         return low, None

@@ -82,9 +82,7 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
 
 def of_one_length(facts: Facts, upto: int) -> Hypothesis:
     """No norm met a token of length zero, which it leaves at zero."""
-    log_ratios = [
-        sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf
-    ]
+    log_ratios = [sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf]
     ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
     says = "shortest token, in lengths of the longest"
     return Hypothesis(says, ratio, "= 1", ratio > 1 - 1e-9)
@@ -111,9 +109,7 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
         square, g = W @ W.mT, lost(*W.shape)
         mean = float(square.diagonal().mean())
         off = float((square - mean * torch.eye(len(square), dtype=W.dtype, device=W.device)).norm())
-        off += g * float(
-            W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm()
-        )  # of what rounding moved
+        off += g * float(W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm())  # of what rounding moved
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
@@ -135,14 +131,7 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
     arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
-    return [
-        softmax(arch),
-        no_skip(arch),
-        no_mlp(arch),
-        *one_length(facts),
-        *orthogonal,
-        *connected(facts),
-    ], delta
+    return [softmax(arch), no_skip(arch), no_mlp(arch), *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
 def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
@@ -170,9 +159,7 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
         eps = min((layer_facts.log_smallest for layer_facts in facts.layers[start:layer]), default=0.0)
         shrink = log_shrink(math.log(count) + 2 * radius * eps) if count else 0.0
         bent = 2 * (1 + N) * layer * delta
-        bounds.append(
-            times(length, 0.5 * math.log(N - 1), 0.5 * gap, 0.5 * rounds * shrink if rounds else 0.0, bent)
-        )
+        bounds.append(times(length, 0.5 * math.log(N - 1), 0.5 * gap, 0.5 * rounds * shrink if rounds else 0.0, bent))
     return bounds
 
 
@@ -202,9 +189,7 @@ def _theorem(facts: Facts) -> Evaluation:
         at_most("tokens, against the width", N, d),
         equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
     ]
-    return Evaluation(
-        _cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto))
-    )
+    return Evaluation(_cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
 
 
 def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:

@@ -141,13 +141,9 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
 
 def _refuse(arch: Architecture) -> None:
     if arch.parts or not isinstance(arch.kernel, str):
-        raise ArchitectureError(
-            "no exponent is known of parts of one's own: measure instead", subject="parts"
-        )
+        raise ArchitectureError("no exponent is known of parts of one's own: measure instead", subject="parts")
     if reason := outside(arch):
-        raise ArchitectureError(
-            f"no exponent is known with {reason}: measure instead", subject="architecture"
-        )
+        raise ArchitectureError(f"no exponent is known with {reason}: measure instead", subject="architecture")
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
         raise ArchitectureError(
@@ -155,8 +151,7 @@ def _refuse(arch: Architecture) -> None:
         )
     if arch.positions not in ("none", "absolute") and kernel != "uniform":
         raise ArchitectureError(
-            f"positions must be none or absolute; got {arch.positions!r}: measure instead",
-            subject="positions",
+            f"positions must be none or absolute; got {arch.positions!r}: measure instead", subject="positions"
         )
 
 
@@ -218,9 +213,7 @@ def log_length(x: Scaled) -> Float[Tensor, " batch"]:
     return torch.linalg.vector_norm(x.value.flatten(1), dim=1).log() + x.log
 
 
-def _images(
-    arch: Architecture, index: int, layer: Layer, x: Scaled, M: Tensor
-) -> tuple[Scaled, Tensor, Tensor, float]:
+def _images(arch: Architecture, index: int, layer: Layer, x: Scaled, M: Tensor) -> tuple[Scaled, Tensor, Tensor, float]:
     """(next x, M G_0, M G_1, the log of both their units), by as few directions as will do."""
     rows = torch.view_as_real(M).movedim(-1, 0) if M.is_complex() else M[None]
     flat = rows.flatten(0, -2)  # [part * mode * probe, width]

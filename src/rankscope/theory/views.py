@@ -121,9 +121,7 @@ class BoundView:
 
 def bound_views(summary: pl.DataFrame, table: pl.DataFrame) -> list[BoundView]:
     """One view per theorem, from `Certificates.summary()` and its table."""
-    means = (
-        table.group_by("theorem", "layer").agg(pl.col("log10_measured", "log10_bound").mean()).sort("layer")
-    )
+    means = table.group_by("theorem", "layer").agg(pl.col("log10_measured", "log10_bound").mean()).sort("layer")
     views = []
     for row in summary.iter_rows(named=True):
         slack = row.pop("slack")

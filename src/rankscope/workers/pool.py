@@ -94,9 +94,7 @@ class _Unit(Generic[Piece]):
 class _Queue(Generic[Piece]):
     """Pieces that wait, and the time that is left."""
 
-    def __init__(
-        self, pieces: Iterable[Piece], cost: Callable[[Piece], float] | None, deadline: float
-    ) -> None:
+    def __init__(self, pieces: Iterable[Piece], cost: Callable[[Piece], float] | None, deadline: float) -> None:
         self.cost, self.deadline = cost, deadline
         self.coming = iter(pieces) if cost is None else iter(())
         self.sorted = [] if cost is None else sorted(pieces, key=cost, reverse=True)

@@ -106,25 +106,18 @@ def first(found: Any) -> Tensor:
 
 
 WAYS: dict[str, tuple[Heads, Heads]] = {
-    "plain": (
-        lambda _, q, k, v: flex_attention(q, k, v),
-        lambda _, q, k, v: F.scaled_dot_product_attention(q, k, v),
-    ),
+    "plain": (lambda _, q, k, v: flex_attention(q, k, v), lambda _, q, k, v: F.scaled_dot_product_attention(q, k, v)),
     "a bias and a mask": (
         lambda _, q, k, v: flex_attention(q, k, v, alibi, CAUSAL),
         lambda _, q, k, v: by_bias(q, k, v, causal=True),
     ),
     "a bias, by the module's name, with more to return": (
-        lambda _, q, k, v: first(
-            flex.flex_attention(q, k, v, alibi, scale=0.3, return_aux=flex.AuxRequest(lse=True))
-        ),
+        lambda _, q, k, v: first(flex.flex_attention(q, k, v, alibi, scale=0.3, return_aux=flex.AuxRequest(lse=True))),
         lambda _, q, k, v: by_bias(q, k, v, causal=False, scale=0.3),
     ),
     "grouped heads": (
         lambda _, q, k, v: flex_attention(q, k[:, ::2], v[:, ::2], block_mask=CAUSAL, enable_gqa=True),
-        lambda _, q, k, v: F.scaled_dot_product_attention(
-            q, k[:, ::2], v[:, ::2], is_causal=True, enable_gqa=True
-        ),
+        lambda _, q, k, v: F.scaled_dot_product_attention(q, k[:, ::2], v[:, ::2], is_causal=True, enable_gqa=True),
     ),
 }
 

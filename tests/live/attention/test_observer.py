@@ -64,9 +64,7 @@ class KernelObserver:
                 "head_outputs": lambda: y.transpose(1, 2),
                 "contributions": lambda: torch.einsum("bhtd,whd->bhtw", y, weight),
             }
-            on_attention(
-                AttentionCall(pattern=lambda: pattern(q, k), **{part: known[part] for part in self.parts})
-            )
+            on_attention(AttentionCall(pattern=lambda: pattern(q, k), **{part: known[part] for part in self.parts}))
 
         handles = [block.get_submodule("attn").register_forward_hook(hook) for block in blocks]
         try:

@@ -79,9 +79,7 @@ def flattened_after(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(att.view(-1, *att.shape[2:]), v.reshape(-1, *v.shape[2:])).view(q.shape)
 
 
-WAYS: dict[str, Heads] = {
-    each.__name__: each for each in (as_mingpt, by_method, by_einsum, by_bmm, flattened_after)
-}
+WAYS: dict[str, Heads] = {each.__name__: each for each in (as_mingpt, by_method, by_einsum, by_bmm, flattened_after)}
 
 
 def alike(heads: Heads, block: type[Block] = Block) -> tuple[GPT, GPT]:
@@ -119,9 +117,7 @@ def one_by_einsum(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bjd,bhij->bhid", v[:, 0], att.masked_fill(hidden(q), -torch.inf).softmax(-1))
 
 
-@pytest.mark.parametrize(
-    ("written", "by_torch"), [(shared_in_groups, shared_by_torch), (one_by_einsum, one_by_torch)]
-)
+@pytest.mark.parametrize(("written", "by_torch"), [(shared_in_groups, shared_by_torch), (one_by_einsum, one_by_torch)])
 def test_heads_that_share_keys_and_values(written: Heads, by_torch: Heads) -> None:
     same(seen(gpt(written), METRICS, words()), seen(gpt(by_torch), METRICS, words()))
 
@@ -318,9 +314,7 @@ def heads_first(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (causal(q, k).softmax(-1) @ v).transpose(0, 1)
 
 
-@pytest.mark.parametrize(
-    ("heads", "batch", "token"), [(over_channels, 2, WIDTH // HEADS), (heads_first, HEADS, 6)]
-)
+@pytest.mark.parametrize(("heads", "batch", "token"), [(over_channels, 2, WIDTH // HEADS), (heads_first, HEADS, 6)])
 def test_other_axes_of_the_same_size_are_no_tokens(heads: Heads, batch: int, token: int) -> None:
     with raises(WatchError, subject="attention"):
         seen(gpt(heads), "entropy", words(batch, token))

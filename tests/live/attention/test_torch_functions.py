@@ -44,10 +44,7 @@ def canonical() -> tuple[GPT, Any]:
     mine = GPT().double().eval()
     config = hf.GPT2Config(vocab_size=WORDS, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
     theirs = hf.GPT2LMHeadModel(config).double().eval()
-    weights = {
-        name: x.T if name.endswith("weight") and ("c_" in name) else x
-        for name, x in mine.state_dict().items()
-    }
+    weights = {name: x.T if name.endswith("weight") and ("c_" in name) else x for name, x in mine.state_dict().items()}
     weights["lm_head.weight"] = weights["transformer.wte.weight"]  # the two are tied there
     theirs.load_state_dict(weights)
     return mine, theirs
@@ -62,9 +59,7 @@ def test_watch_equals_measure() -> None:
     w = seen(mine, METRICS, ids)
     expected = rankscope.measure(net, X, padding, METRICS, "float64")
     for each in METRICS:
-        torch.testing.assert_close(
-            w.profile().curve(each), expected.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True
-        )
+        torch.testing.assert_close(w.profile().curve(each), expected.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True)
     assert checks(w)["rows_sum_to_one"] is True
     assert "Attention was seen in torch's functions; its pattern is that before dropout." in w.notes
 
@@ -129,10 +124,7 @@ def test_cross_attention_of_as_many_tokens_is_told_apart(order: str) -> None:
     torch.testing.assert_close(w.profile().curve("entropy")[:, 1], alone.profile().curve("entropy")[:, 1])
 
 
-REFUSED = {
-    "cross": "attention",
-    "self, self": "blocks",
-}
+REFUSED = {"cross": "attention", "self, self": "blocks"}
 
 
 @pytest.mark.parametrize("order", REFUSED)
@@ -256,9 +248,7 @@ def test_chunks_that_go_on_from_a_cache_of_ones_own_are_left_out_and_said() -> N
         model(X)
         model(X[:, :3])
         model(X[:, :1])
-    said = (
-        "1 call was left out: its tokens looked at more than themselves, as a chunk that goes on from a cache"
-    )
+    said = "1 call was left out: its tokens looked at more than themselves, as a chunk that goes on from a cache"
     assert any(said in note for note in w.notes)
     assert sum(checks(w)["calls_left_out"].values()) == 2 and w.profile().curve("mu").shape == (2, 3)
     with raises(WatchError, subject="attention"):

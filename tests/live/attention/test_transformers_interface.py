@@ -57,10 +57,7 @@ class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool, dropout: float) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 24, dropout, batch_first=True)
-        self.layers, self.reentrant = (
-            nn.ModuleList([layer, layer.__class__(WIDTH, 4, 24, dropout)]),
-            reentrant,
-        )
+        self.layers, self.reentrant = (nn.ModuleList([layer, layer.__class__(WIDTH, 4, 24, dropout)]), reentrant)
         self.layers[1] = nn.TransformerEncoderLayer(WIDTH, 4, 24, dropout, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,10 +146,7 @@ def test_an_attention_function_of_ones_own_is_watched_as_it_is() -> None:
     # Softmax of three times the scores: the cube of the weights, made to sum to one again.
     cube = weights("eager") ** 3
     torch.testing.assert_close(mine, cube / cube.sum(-1, keepdim=True), rtol=1e-9, atol=1e-12)
-    with (
-        registered("mine", silent),
-        raises(WatchError, subject="attention"),
-    ):
+    with registered("mine", silent), raises(WatchError, subject="attention"):
         weights("mine")
 
 
@@ -185,9 +179,7 @@ def test_the_mask_of_a_kernel_without_a_matrix(name: str) -> None:
     assert taken
     for module, mask, kwargs in taken:
         like = torch.zeros(1, dtype=torch.float64)
-        found = additive_mask(
-            batch["attention_mask"], (2, 6, 6), like, module.is_causal, kwargs.get("sliding_window")
-        )
+        found = additive_mask(batch["attention_mask"], (2, 6, 6), like, module.is_causal, kwargs.get("sliding_window"))
         assert found is not None
         rows = real[:, None, :, None].expand(2, 1, 6, 6)
         assert torch.equal((found == 0)[rows], (mask == 0).expand(2, 1, 6, 6)[rows])

@@ -15,13 +15,7 @@ WORDS, LENGTH = 32, 12
 
 def model(dropout: float = 0.1) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    size: dict[str, Any] = {
-        "vocab_size": WORDS,
-        "n_positions": LENGTH,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-    }
+    size: dict[str, Any] = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2}
     dropped: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     model = GPT2LMHeadModel(GPT2Config(**size, **dropped, bos_token_id=0, eos_token_id=0))
     return model.train()

@@ -60,12 +60,7 @@ class Learner(pl.LightningModule):
 
 
 def fit(
-    learner: Learner,
-    folder: Path,
-    *callbacks: pl.Callback,
-    steps: int = 12,
-    resume: Path | None = None,
-    **more: Any,
+    learner: Learner, folder: Path, *callbacks: pl.Callback, steps: int = 12, resume: Path | None = None, **more: Any
 ) -> pl.Trainer:
     torch.manual_seed(3)
     more = {"limit_val_batches": 0 if "val_check_interval" not in more else 2, **more}
@@ -115,14 +110,10 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, precision: Any) -> None:
-    monitor = LightningMonitor(
-        part="model", metrics="relative_mu", probe=tasks.probe(), every=10, run=tmp_path / "run"
-    )
+    monitor = LightningMonitor(part="model", metrics="relative_mu", probe=tasks.probe(), every=10, run=tmp_path / "run")
     learner = Learner()
     fit(learner, tmp_path, monitor, steps=1, precision=precision)
-    found = table(tmp_path / "run").filter(
-        (polars.col("step") == 0) & (polars.col("metric") == "relative_mu")
-    )
+    found = table(tmp_path / "run").filter((polars.col("step") == 0) & (polars.col("metric") == "relative_mu"))
     fresh = tasks.model().eval()
     mixed = precision == "bf16-mixed"
     fresh = fresh if mixed else fresh.to(torch.bfloat16)
@@ -177,9 +168,7 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
         if measurement.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
-    monitor = LightningMonitor(
-        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop]
-    )
+    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop])
     trainer = fit(Learner(), tmp_path, monitor)
     assert trainer.global_step == 6 and measured == [0, 3, 6]
 

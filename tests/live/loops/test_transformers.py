@@ -30,15 +30,9 @@ class Losses(TrainerCallback):
 
 def trainer(folder: Path, *callbacks: TrainerCallback, texts: int = 40, **settings: Any) -> Trainer:
     given = {"max_steps": 12, "logging_steps": 1, "save_strategy": "no", "per_device_train_batch_size": 2}
-    args = TrainingArguments(
-        str(folder), report_to=[], disable_tqdm=True, use_cpu=True, **{**given, **settings}
-    )
+    args = TrainingArguments(str(folder), report_to=[], disable_tqdm=True, use_cpu=True, **{**given, **settings})
     return Trainer(
-        tasks.model(),
-        args,
-        train_dataset=tasks.Texts(texts),
-        eval_dataset=tasks.Texts(4),
-        callbacks=list(callbacks),
+        tasks.model(), args, train_dataset=tasks.Texts(texts), eval_dataset=tasks.Texts(4), callbacks=list(callbacks)
     )
 
 
@@ -182,9 +176,7 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
         if measurement.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
-    monitor = MonitorCallback(
-        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop]
-    )
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop])
     one = trainer(tmp_path, monitor, max_steps=12)
     one.train()
     assert one.state.global_step == 6 and measured == [0, 3, 6]

@@ -41,9 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
 def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple[Path, list[str]]) -> None:
     keys = ["step", "layer", "head", "metric"]
-    one, two = (
-        rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
-    )
+    one, two = (rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}"))
     assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
     for name in ("mu", "relative_mu", "grad_tokens"):
         tokens = one.filter(metric=name), two.filter(metric=name)

@@ -189,16 +189,10 @@ def test_blocks_that_return_more_than_tokens_are_refused(tmp_path: Path) -> None
             return X
 
     model = Odd()
-    with (
-        Monitor(model, every=1, run=tmp_path),
-        raises(MonitorError, subject="blocks"),
-    ):
+    with Monitor(model, every=1, run=tmp_path), raises(MonitorError, subject="blocks"):
         model(torch.randn(2, 5, 8))
 
 
 def test_a_step_without_a_call_is_said(tmp_path: Path) -> None:
-    with (
-        Monitor(gpt2(), every=1, run=tmp_path) as monitor,
-        raises(MonitorError, subject="model"),
-    ):
+    with Monitor(gpt2(), every=1, run=tmp_path) as monitor, raises(MonitorError, subject="model"):
         monitor.step()

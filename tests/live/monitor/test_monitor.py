@@ -143,9 +143,7 @@ def stepped(model: torch.nn.Module, monitor: Monitor, step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", METRICS)
-def test_training_batches_of_a_step_that_was_not_recorded_are_measured_at_the_next(
-    kind: str, tmp_path: Path
-) -> None:
+def test_training_batches_of_a_step_that_was_not_recorded_are_measured_at_the_next(kind: str, tmp_path: Path) -> None:
     model = encoder()
     with Monitor(model, METRICS[kind], 100, run=tmp_path) as monitor:
         for step in (1, 2, 150, 151, 152):  # a leap that nothing announced
@@ -172,9 +170,7 @@ def test_measuring_now_off_schedule(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("back_to", [0, 4, 5])
-def test_json_lines_are_those_of_the_run_after_going_back_in_one_process(
-    back_to: int, tmp_path: Path
-) -> None:
+def test_json_lines_are_those_of_the_run_after_going_back_in_one_process(back_to: int, tmp_path: Path) -> None:
     writer = JSONLines(tmp_path / "lines.jsonl")
     with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path / "run", writers=[writer]) as monitor:
         for _ in range(7):
@@ -207,9 +203,7 @@ def test_json_lines_are_those_of_the_run_after_going_back_in_one_process(
         ({"paths_every": 3}, "paths_every"),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_one_sentence(
-    options: dict[str, Any], subject: str, tmp_path: Path
-) -> None:
+def test_an_argument_of_a_wrong_type_is_one_sentence(options: dict[str, Any], subject: str, tmp_path: Path) -> None:
     given = {"model": encoder(), "metrics": "mu", "every": 2, "probe": tokens(1), "run": tmp_path, **options}
     with raises(MonitorError, subject=subject) as caught:
         Monitor(**given)

@@ -152,9 +152,7 @@ def test_code_that_has_none_is_looked_at_without(tmp_path: Path) -> None:
         monitor.step()
         said = [each for each in monitor.notes if "gradients at the probe's tokens are not measured" in each]
     assert len(said) == 1 and "heckpoint" in said[0] and not sizes(tmp_path)
-    assert (
-        rankscope.read(tmp_path).table("training").filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
-    )
+    assert rankscope.read(tmp_path).table("training").filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
 
 
 LOOPS: list[dict[str, Any]] = [

@@ -83,9 +83,7 @@ def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
         with torch.no_grad():
             next(model.transformer.h.parameters()).fill_(torch.nan)
         monitor.step()
-        assert any(
-            "step 1: paths or certificates are not measured: the weights" in each for each in monitor.notes
-        )
+        assert any("step 1: paths or certificates are not measured: the weights" in each for each in monitor.notes)
     rows = shares(tmp_path).filter(step=1)
     assert rows["value"].null_count() == 3 and rows["broken"].to_list() == [1, 1, 1]
     assert rankscope.read(tmp_path).table("training_certificates")["step"].unique().to_list() == [0]
@@ -137,16 +135,11 @@ def unread() -> dict[str, Any]:
         ({"probe": None}, "paths are those of a probe; there is none"),
         ({"model": encoder(), "probe": tokens(1)}, "a TransformerEncoder has no config"),
         ({"model": unknown()}, "unheard"),
-        (
-            unread(),
-            "must agree with LlamaForCausalLM on this batch .* input_ids, position_ids means something else",
-        ),
+        (unread(), "must agree with LlamaForCausalLM on this batch .* input_ids, position_ids means something else"),
         ({"probe": {**padded(1), "attention_mask": torch.zeros(1, TOKENS)}}, "one real token"),
     ],
 )
-def test_what_cannot_be_taken_over_is_said_at_once(
-    options: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_taken_over_is_said_at_once(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     given = {"model": gpt2(), "metrics": "mu", "every": 2, "probe": padded(), "paths_every": 2, **options}
     with pytest.raises(MonitorError, match=sentence) as raised:
         Monitor(run=tmp_path / "run", **given)

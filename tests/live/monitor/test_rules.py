@@ -16,14 +16,7 @@ from rankscope import Monitor, read
 from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.live.monitor import Alarm, AlarmRule, default_rules
 from rankscope.live.monitor.measurement import TRAINING
-from rankscope.live.monitor.rules import (
-    AttentionSink,
-    Collapse,
-    DeadHead,
-    EntropyCollapse,
-    GradientSize,
-    TokenSize,
-)
+from rankscope.live.monitor.rules import AttentionSink, Collapse, DeadHead, EntropyCollapse, GradientSize, TokenSize
 from tests.raising import raises
 
 LAYERS = 4
@@ -64,9 +57,7 @@ def healthy(name: str, layer: int, index: int) -> float:
 
 def otherwise(changes: Mapping[str, Callable[[int, int], float | None]]) -> Run:
     """A healthy run but for these."""
-    return lambda name, layer, index: (
-        changes[name](layer, index) if name in changes else healthy(name, layer, index)
-    )
+    return lambda name, layer, index: changes[name](layer, index) if name in changes else healthy(name, layer, index)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +102,7 @@ def test_a_run_that_stays_about_its_start_raises_nothing(band: list[float], head
     def run(name: str, layer: int, index: int) -> float:
         drawn = band[hash((name, layer, index)) % len(band)]
         return (
-            min(1.0, drawn * healthy(name, layer, index))
-            if "relative" in name
-            else drawn * healthy(name, layer, index)
+            min(1.0, drawn * healthy(name, layer, index)) if "relative" in name else drawn * healthy(name, layer, index)
         )
 
     rules = default_rules()
@@ -149,9 +138,7 @@ def test_a_rule_that_goes_on_from_its_state_says_what_an_undisturbed_one_does(cu
             rule.on_measurement(rows(k, run, k), k)
     for before, after in zip(first, second, strict=True):
         after.load_state_dict(before.state_dict())
-    again = [
-        [alarm for rule in second for alarm in rule.on_measurement(rows(k, run, k), k)] for k in range(cut, 9)
-    ]
+    again = [[alarm for rule in second for alarm in rule.on_measurement(rows(k, run, k), k)] for k in range(cut, 9)]
     assert again == said[cut:] and any(said)
 
 

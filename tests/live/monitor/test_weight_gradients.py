@@ -128,9 +128,7 @@ def test_gradients_and_updates_are_those_of_autograd(kind: str, tmp_path: Path) 
     model, stack, loss, probe = made(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     blocks = FAMILIES[kind].blocks if kind in FAMILIES else None
-    with Monitor(
-        model, "mu", every=2, probe=probe, run=tmp_path, optimizer=optimizer, blocks=blocks
-    ) as monitor:
+    with Monitor(model, "mu", every=2, probe=probe, run=tmp_path, optimizer=optimizer, blocks=blocks) as monitor:
         stepped(model, loss, optimizer)
         monitor.step()
         before = [{name: each.detach().clone() for name, each in b.named_parameters()} for b in stack]

@@ -32,14 +32,7 @@ class Tally:
 
     def __init__(self, seed: int, path: Path | None) -> None:
         self.path = path
-        self.found: dict[str, Any] = {
-            "seed": seed,
-            "drawn": 0,
-            "climbed": 0,
-            "errors": {},
-            "false": [],
-            "misread": [],
-        }
+        self.found: dict[str, Any] = {"seed": seed, "drawn": 0, "climbed": 0, "errors": {}, "false": [], "misread": []}
         self.found["theorems"] = {name: dict.fromkeys(COLUMNS, 0) for name in THEOREMS}
         if path is not None and path.exists():
             kept = json.loads(path.read_text())

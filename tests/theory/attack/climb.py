@@ -96,9 +96,7 @@ def under_a_norm(seed: int) -> Plain:
 ATTACKS = [
     Attack("dong2021-2.2", slow.closed, lambda seed: Plain.random(seed, heads=1)),
     Attack("dong2021-2.3", slow.closed, Plain.random),
-    Attack(
-        "dong2021-2.3-gamma1", slow.with_gamma_one, lambda seed: Plain.random(seed, layers=1), within_root
-    ),
+    Attack("dong2021-2.3-gamma1", slow.with_gamma_one, lambda seed: Plain.random(seed, layers=1), within_root),
     Attack("dong2021-3.2", slow.closed, with_mlp),
     Attack("dong2021-skip", slow.with_skip, with_skip),
     Attack("oscillation", slow.by_oscillation, Plain.random),

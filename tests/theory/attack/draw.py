@@ -194,9 +194,7 @@ def sphere(draw: Random) -> Case:
     tensors, bend = weighted(draw, arch), draw.choice((0.0, 0.0, 1e-13, 1e-10, 1e-8))
     for name in tensors:
         if ".value." in name or ".output." in name:
-            turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(
-                -3, 3
-            )
+            turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(-3, 3)
             turn = turn * (1 + bend * normal(width, width, seed=draw.getrandbits(30)))
             tensors[name] = turn[:, None] if ".value." in name else turn[None]
         elif name.endswith("gain"):
@@ -250,9 +248,7 @@ def gated(draw: Random) -> Case:
         if name.endswith(f"mlp.{part}.weight") and draw.random() < 0.7:
             mean = X.mean(0)
             there = mean @ tensors[name]
-            tensors[name.replace("weight", "bias")] = (
-                shift - there if bool(there.isfinite().all()) else there * 0
-            )
+            tensors[name.replace("weight", "bias")] = shift - there if bool(there.isfinite().all()) else there * 0
     return of(arch, twisted(draw, arch, tensors, X)), X
 
 

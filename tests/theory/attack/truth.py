@@ -32,18 +32,13 @@ class Exact(Network):
         if self.arch.positions != "absolute":
             return rows
         table = self.tensors["positions"]
-        return [
-            [u + v for u, v in zip(row, place, strict=True)] for row, place in zip(rows, table, strict=False)
-        ]
+        return [[u + v for u, v in zip(row, place, strict=True)] for row, place in zip(rows, table, strict=False)]
 
     def norm(self, name: str, X: Rows) -> Rows:
         if self.arch.norm == "none":
             return X
         zero = [self.arch.norm_eps == 0 and not any(_centred_row(self.arch.norm, row)) for row in X]
-        safe = [
-            [mp.mpf(j) for j in range(1, len(row) + 1)] if none else row
-            for row, none in zip(X, zero, strict=True)
-        ]
+        safe = [[mp.mpf(j) for j in range(1, len(row) + 1)] if none else row for row, none in zip(X, zero, strict=True)]
         found = super().norm(name, safe)
         bias = self.tensors.get(f"{name}.bias")
         for place, none in enumerate(zero):
@@ -78,11 +73,7 @@ def diameter(X: Rows) -> Any:
     return mp.sqrt(max(dot(gap, gap) for gap in gaps))
 
 
-QUANTITIES = {
-    "residual": lambda X: composite(centred(X)),
-    "mu": lambda X: frobenius(centred(X)),
-    "diameter": diameter,
-}
+QUANTITIES = {"residual": lambda X: composite(centred(X)), "mu": lambda X: frobenius(centred(X)), "diameter": diameter}
 
 
 @dataclass(frozen=True)

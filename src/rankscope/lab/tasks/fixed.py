@@ -96,9 +96,7 @@ def attention_alone(layers: int, width: int, heads: int, **fields: Any) -> Archi
     outputs have no bias, so that every path starts at the embedding (Thm 2.1 with b = 0).
     """
     usual: dict[str, Any] = {"mlp": "none", "norm": "layer", "norm_place": "post", "norm_eps": 1e-12}
-    return Architecture(
-        layers=layers, heads=heads, width=width, **usual | {"biases": ("query", "key")} | fields
-    )
+    return Architecture(layers=layers, heads=heads, width=width, **usual | {"biases": ("query", "key")} | fields)
 
 
 def ceiling(seen: Iterable[Hashable], labels: Iterable[int]) -> float:

@@ -36,9 +36,7 @@ class Memorization(FixedTask):
     @cached_property
     def number(self) -> dict[str, int]:
         """The symbol of each word."""
-        return {
-            word: at for at, word in enumerate(dict.fromkeys(word for text in self.words for word in text))
-        }
+        return {word: at for at, word in enumerate(dict.fromkeys(word for text in self.words for word in text))}
 
     @property
     def interface(self) -> Interface:

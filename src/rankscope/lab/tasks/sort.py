@@ -33,9 +33,7 @@ class Sort(FixedTask):
 
         def draw(samples: int) -> LabelledSamples:
             symbols = torch.randint(SYMBOLS, (samples, SORTED), generator=generator)
-            return LabelledSamples(
-                symbols, symbols.sort(dim=-1).values, torch.zeros(samples, SORTED, dtype=torch.bool)
-            )
+            return LabelledSamples(symbols, symbols.sort(dim=-1).values, torch.zeros(samples, SORTED, dtype=torch.bool))
 
         return draw(self.train), draw(self.test)
 

@@ -165,9 +165,7 @@ class SoftmaxTracer:
             if certain:
                 self.made.append(softmax)
 
-    def _pass_on(
-        self, name: str, args: tuple[Any, ...], named: dict[str, Any], x: Tensor, result: Tensor
-    ) -> None:
+    def _pass_on(self, name: str, args: tuple[Any, ...], named: dict[str, Any], x: Tensor, result: Tensor) -> None:
         """Note that a call took the pattern x and gave `result`: the same pattern, or a changed one."""
         softmax, altered_by = self.patterns[x]
         same_shape = result.shape[-2:] == x.shape[-2:] and result.numel() == x.numel()
@@ -199,11 +197,7 @@ class SoftmaxTracer:
         if len(operands) == 2:
             if name == "einsum":
                 product = _einsum_product(args[0], operands[0] is pattern, values, result)
-            elif (
-                operands[0] is pattern
-                and pattern.ndim == values.ndim
-                and pattern.shape[:-2] == result.shape[:-2]
-            ):
+            elif operands[0] is pattern and pattern.ndim == values.ndim and pattern.shape[:-2] == result.shape[:-2]:
                 product = (values, result)
         if product is None or values in self.patterns:
             altered_by = altered_by or f"{name} in another way than the pattern times values"
@@ -223,9 +217,7 @@ def _axes(equation: Any) -> tuple[str, str, str] | None:
     return first, second, result
 
 
-def _einsum_product(
-    equation: Any, pattern_first: bool, values: Tensor, result: Tensor
-) -> tuple[Tensor, Tensor] | None:
+def _einsum_product(equation: Any, pattern_first: bool, values: Tensor, result: Tensor) -> tuple[Tensor, Tensor] | None:
     """Values `[..., key, d]` and outputs `[..., query, d]` in the order of the pattern's axes; None if the
     einsum is no product of a pattern with values."""
     axes = _axes(equation)

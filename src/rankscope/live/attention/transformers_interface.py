@@ -51,8 +51,7 @@ class TransformersInterface:
             yield (
                 None
                 if implementation == "eager"
-                else f"Attention ran with {implementation}; its pattern was computed a second time, without "
-                "dropout."
+                else f"Attention ran with {implementation}; its pattern was computed a second time, without dropout."
             )
         finally:
             for part in callbacks:

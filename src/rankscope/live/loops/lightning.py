@@ -77,8 +77,7 @@ class LightningMonitor(Callback):
             model = pl_module.get_submodule(self.part)
         except AttributeError as error:
             raise MonitorError(
-                f"part must name a submodule of {type(pl_module).__name__}; got {self.part!r}: {error}",
-                subject="part",
+                f"part must name a submodule of {type(pl_module).__name__}; got {self.part!r}: {error}", subject="part"
             ) from error
         options = {"optimizer": torch_optimizer(next(iter(trainer.optimizers), None)), **self.options}
         if options.get("probe") is not None:

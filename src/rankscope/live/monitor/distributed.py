@@ -73,9 +73,7 @@ def from_writer(value: Any) -> Any:
 def is_sharded(model: nn.Module) -> bool:
     """True if no rank holds all weights of the model, as under FSDP or ZeRO-3."""
     wrapped = any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
-    return wrapped or any(
-        hasattr(weight, "full_tensor") or hasattr(weight, "ds_id") for weight in model.parameters()
-    )
+    return wrapped or any(hasattr(weight, "full_tensor") or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -73,9 +73,7 @@ class OperatorMeasurement:
         self.plan, blocks, self.recording = plan, plan.blocks, False
         self.recorded = MetricValues()
         self.call: TrainingCall | None = None
-        self.seen = torch.zeros(
-            1
-        )  # operators write to it, so that the compiler neither removes nor moves them
+        self.seen = torch.zeros(1)  # operators write to it, so that the compiler neither removes nor moves them
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # if not, layers are numbered by calls
         _by_id[id(self)] = self
         self._stack = ExitStack()

@@ -77,8 +77,7 @@ class ProbePaths:
         reason = next((reason for reason in distributed.gathered(failure) if reason is not None), None)
         if reason is not None:
             raise MonitorError(
-                f"paths are read of models and batches that load can take over; {reason}",
-                subject="paths_every",
+                f"paths are read of models and batches that load can take over; {reason}", subject="paths_every"
             )
         self.batch = {name: _first(value, samples, self.samples) for name, value in self.batch.items()}
 

@@ -66,9 +66,7 @@ class EntropyCollapse(AlarmRule):
     metrics = ("entropy",)
     advice = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
 
-    def __init__(
-        self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn"
-    ) -> None:
+    def __init__(self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn") -> None:
         super().__init__(patience, action)
         self.threshold, self.share = threshold, share
 
@@ -99,9 +97,7 @@ class AttentionSink(AlarmRule):
     metrics = ("first_token_mass",)
     advice = "A gate on what heads add, or a learnt sink of their own, leaves them something else to do."
 
-    def __init__(
-        self, threshold: float = 0.8, risen: float = 0.3, patience: int = 3, action: Action = "warn"
-    ) -> None:
+    def __init__(self, threshold: float = 0.8, risen: float = 0.3, patience: int = 3, action: Action = "warn") -> None:
         super().__init__(patience, action)
         self.threshold, self.risen = threshold, risen
 
@@ -129,15 +125,11 @@ class SizeRule(AlarmRule):
         drift: Powers of ten by which it may differ from its first value.
     """
 
-    def __init__(
-        self, jump: float = 2.0, drift: float = 5.0, patience: int = 2, action: Action = "warn"
-    ) -> None:
+    def __init__(self, jump: float = 2.0, drift: float = 5.0, patience: int = 2, action: Action = "warn") -> None:
         super().__init__(patience, action)
         self.jump, self.drift = jump, drift
 
-    def changes(
-        self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]
-    ) -> dict[str, Fault]:
+    def changes(self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]) -> dict[str, Fault]:
         """A fault for each layer whose size (`now`) has jumped or drifted, or is not finite (`broken`: in how
         many samples). `metric` tells several sizes of one rule apart; `words` say what has the size."""
         faults = {}

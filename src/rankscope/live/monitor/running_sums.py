@@ -35,9 +35,7 @@ class Key(NamedTuple):
     metric: str
 
 
-def sums_over_samples(
-    value: Float[Tensor, "sample key"], floor: Float[Tensor, "sample key"]
-) -> Float[Tensor, "key 7"]:
+def sums_over_samples(value: Float[Tensor, "sample key"], floor: Float[Tensor, "sample key"]) -> Float[Tensor, "key 7"]:
     """The running sum of each column of values."""
     if not len(value):
         return EMPTY.to(value.device).expand(value.shape[1], WIDTH)

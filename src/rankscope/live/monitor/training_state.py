@@ -58,9 +58,7 @@ def _restore_buffer(module: nn.Module, name: str, buffer: Tensor | None, content
     """Let the name stand for this tensor again, with this content; NaN equals NaN."""
     module._buffers[name] = buffer
     if buffer is not None and content is not None:
-        same = torch.equal(buffer, content) or (
-            (buffer == content) | (buffer != buffer) & (content != content)
-        )
+        same = torch.equal(buffer, content) or ((buffer == content) | (buffer != buffer) & (content != content))
         if not bool(torch.as_tensor(same).all()):
             with torch.no_grad():
                 buffer.copy_(content)

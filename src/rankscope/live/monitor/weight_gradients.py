@@ -192,10 +192,7 @@ class WeightGradients:
         self._rate: Any = None
         self._scale: float | Tensor = 1.0
         self._skipped: bool | Tensor = False
-        self._hooks = [
-            inner.register_step_pre_hook(self._before_step),
-            inner.register_step_post_hook(self._after_step),
-        ]
+        self._hooks = [inner.register_step_pre_hook(self._before_step), inner.register_step_post_hook(self._after_step)]
 
     def record(self, on: bool) -> None:
         """Drop what was recorded, and record the next step or not."""

@@ -5,13 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import (
-    SMALL_TEXT,
-    Family,
-    architecture_from,
-    linear_weights,
-    projections,
-)
+from rankscope.sources.families.family import SMALL_TEXT, Family, architecture_from, linear_weights, projections
 
 SIZES = SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4, "intermediate_size": 24}
 

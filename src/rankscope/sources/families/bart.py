@@ -31,11 +31,7 @@ class Bart(Family):
         "mlp.down": "fc2",
         "mlp_norm": "final_layer_norm",
     }
-    embedding_parts: ClassVar = {
-        "words": "embed_tokens",
-        "positions": "embed_positions",
-        "norm": "layernorm_embedding",
-    }
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
     tiny_fields: ClassVar = {
         "plain": ("BartConfig", SIZES | {"max_position_embeddings": 32}),
         "words scaled": ("BartConfig", SIZES | {"max_position_embeddings": 32, "scale_embedding": True}),

@@ -45,10 +45,7 @@ class ClipText(Tower):
 
     name, types = "clip_text", ("clip_text_model",)
     inside, final_norm, mask = "text_model", "final_layer_norm", "causal"
-    embedding_parts: ClassVar = {
-        "words": "embeddings.token_embedding",
-        "positions": "embeddings.position_embedding",
-    }
+    embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
     tiny_fields: ClassVar = {"text": ("CLIPTextConfig", TEXT)}
 
 

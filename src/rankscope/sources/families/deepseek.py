@@ -51,10 +51,7 @@ class DeepSeek(Mixtral):
             DENSE_LAYERS | {"q_lora_rank": None, "rope_parameters": YARN, "mlp_bias": True},
         ),
         "v3": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_parameters": YARN, "attention_bias": True}),
-        "v3 halves": (
-            "DeepseekV3Config",
-            DENSE_LAYERS | GROUPS | {"rope_interleave": False, "rms_norm_eps": 0.02},
-        ),
+        "v3 halves": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_interleave": False, "rms_norm_eps": 0.02}),
     }
 
     def architecture(self, config: Any) -> Architecture:

@@ -103,9 +103,7 @@ class Family(ABC):
         model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
         return model.double().eval()
 
-    def call(
-        self, model: Any, arguments: Mapping[str, Any], attention: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    def call(self, model: Any, arguments: Mapping[str, Any], attention: bool) -> tuple[Tensor | None, list[Tensor]]:
         """Run the original on `arguments` (transformers' names); return its output and attention patterns.
 
         The output is None where it is that of the last norm or block, as in a module that is no model of

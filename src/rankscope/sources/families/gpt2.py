@@ -3,14 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    SMALL_TEXT,
-    Family,
-    Tensors,
-    activation,
-    architecture_from,
-    require,
-)
+from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, activation, architecture_from, require
 
 SIZES = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
 

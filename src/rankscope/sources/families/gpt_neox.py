@@ -27,8 +27,7 @@ class GPTNeoX(Family):
         "parallel": ("GPTNeoXConfig", SIZES | {"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}),
         "serial": (
             "GPTNeoXConfig",
-            SIZES
-            | {"use_parallel_residual": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+            SIZES | {"use_parallel_residual": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
         ),
     }
 

@@ -3,14 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    SMALL_TEXT,
-    Family,
-    Tensors,
-    architecture_from,
-    projections,
-    read_block,
-)
+from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, architecture_from, projections, read_block
 from rankscope.sources.families.rotary import masks, rotary, sliding
 
 SMALL_GROUPED: dict[str, Any] = {

@@ -28,10 +28,7 @@ class ModernBert(Family):
     embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
     tiny_fields: ClassVar = {
         "no biases": ("ModernBertConfig", SIZES),
-        "biases": (
-            "ModernBertConfig",
-            SIZES | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True),
-        ),
+        "biases": ("ModernBertConfig", SIZES | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True)),
     }
 
     def architecture(self, config: Any) -> Architecture:

@@ -5,13 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bart import Bart
-from rankscope.sources.families.family import (
-    SMALL_TEXT,
-    Family,
-    activation,
-    architecture_from,
-    linear_weights,
-)
+from rankscope.sources.families.family import SMALL_TEXT, Family, activation, architecture_from, linear_weights
 
 SIZES = SMALL_TEXT | {"ffn_dim": 24}
 

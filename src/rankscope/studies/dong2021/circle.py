@@ -108,9 +108,7 @@ def initial(network: CircleNetwork, width: int, seeds: int) -> Tensors:
     return {name: torch.stack([tensors[name] for tensors in by_seed]) for name in by_seed[0]}
 
 
-def step(
-    arch: Architecture, tensors: Tensors, pairs: Pairs
-) -> tuple[Pairs, Float[Tensor, "seed pair head 2 2"]]:
+def step(arch: Architecture, tensors: Tensors, pairs: Pairs) -> tuple[Pairs, Float[Tensor, "seed pair head 2 2"]]:
     """The next pair of each pair, and the attention of each."""
     if arch.norm == "none":
         return _folded(arch, tensors, pairs)
@@ -125,9 +123,7 @@ def canonical(
     arch: Architecture, tensors: Tensors, pairs: Float[Tensor, "pair 2 2"]
 ) -> tuple[Float[Tensor, "pair 2 2"], Float[Tensor, "pair head 2 2"]]:
     """One network on its own tensors (no axis of seeds), layer and all, as it is defined."""
-    net = Transformer.from_weights(
-        arch, {name: tensor for name, tensor in tensors.items() if name not in OWN}
-    )
+    net = Transformer.from_weights(arch, {name: tensor for name, tensor in tensors.items() if name not in OWN})
     X = pairs @ tensors["into.weight"] + tensors["into.bias"]
     if arch.norm == "layer":
         X = F.layer_norm(X, (arch.width,), eps=arch.norm_eps)
@@ -176,8 +172,7 @@ def trained(network: CircleNetwork, width: int, seeds: int, rounds: int, device:
     arch = network.architecture(width)
     dtype = torch.float32 if network.as_published else torch.float64
     tensors = {
-        name: tensor.to(device, dtype).requires_grad_()
-        for name, tensor in initial(network, width, seeds).items()
+        name: tensor.to(device, dtype).requires_grad_() for name, tensor in initial(network, width, seeds).items()
     }
     if network.as_published:
         pairs, spacing, rate = circle(apart=0.499)[:500], 1, 1e-5
@@ -239,8 +234,7 @@ def multipliers(
     apart = (after[:, :, 0] - after[:, :, 1]).norm(dim=-1).log()
     (radial,) = torch.autograd.grad(apart.sum(), nudge, retain_graph=True)
     rows = [
-        torch.autograd.grad(after.mean(2)[..., axis].sum(), nudge, retain_graph=True)[0][..., 1:]
-        for axis in (0, 1)
+        torch.autograd.grad(after.mean(2)[..., axis].sum(), nudge, retain_graph=True)[0][..., 1:] for axis in (0, 1)
     ]
     worst = torch.linalg.matrix_norm(torch.stack(rows, -2), 2)
     return radial[..., 0].mean(1), worst.mean(1)

@@ -22,13 +22,7 @@ from rankscope.figures.style import FAINT, MARKERS, PALETTE
 from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
-from rankscope.studies.dong2021.networks import (
-    FAMILIES,
-    Subject,
-    published_variant,
-    random_subject,
-    trained_subjects,
-)
+from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_variant, random_subject, trained_subjects
 from rankscope.studies.dong2021.published import published
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 
@@ -110,9 +104,7 @@ def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
     for family in ("bert", "albert"):
         for curve in ("san+skip", "transformer"):
             ours = _by_layer(fresh.filter(family=family, curve=curve))
-            apart = [
-                abs(mine - theirs) for mine, theirs in zip(ours, published_curves[family][curve], strict=True)
-            ]
+            apart = [abs(mine - theirs) for mine, theirs in zip(ours, published_curves[family][curve], strict=True)]
             yield Comparison(
                 f"{family}, initialised, {curve}: by layer",
                 _listed(published_curves[family][curve]),
@@ -187,9 +179,7 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
         top, bottom = axes[column], axes[len(networks) + column]
         family = rows.filter(network=network)["family"][0]
         for k, curve in enumerate(DEFINED):
-            part = rows.filter(
-                network=network, curve=curve, mode="published" if curve == "transformer" else mode
-            )
+            part = rows.filter(network=network, curve=curve, mode="published" if curve == "transformer" else mode)
             style: dict[str, Any] = {
                 "color": PALETTE[k],
                 "marker": MARKERS[k],

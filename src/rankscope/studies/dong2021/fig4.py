@@ -91,9 +91,7 @@ class TaskPlan:
         )  # fmt: skip
         arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)
         start = Initialisation("kaiming", self.embedding_std, self.dropout)
-        return Training(
-            self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False
-        )
+        return Training(self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False)
 
 
 QUICK = {
@@ -105,17 +103,13 @@ QUICK = {
     "hull": TaskPlan(Hull(), 84, 3, epochs=3, batch=100, lr=1e-3, checkpoint_every=1, seeds=2),
 }  # fmt: skip
 FULL = {
-    "memorization": replace(
-        QUICK["memorization"], task=Memorization(), epochs=50, checkpoint_every=1, seeds=5
-    ),
+    "memorization": replace(QUICK["memorization"], task=Memorization(), epochs=50, checkpoint_every=1, seeds=5),
     "sort": replace(QUICK["sort"], seeds=5),
     "hull": replace(QUICK["hull"], epochs=15, seeds=5),
 }
 
 
-def effectiveness(
-    setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS
-) -> StudyResult:
+def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS) -> StudyResult:
     """Train each task's networks, evaluate their paths, and hold the accuracies against the published ones;
     plans are those of the setup's size if left out."""
     plans = plans or (FULL if setup.full else QUICK)
@@ -184,9 +178,7 @@ def by_seed(table: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def compared(
-    task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published
-) -> list[Comparison]:
+def compared(task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published) -> list[Comparison]:
     """What the paper's figure shows of a task, and what came out here."""
     name, full = task.name, curve(summary, task.name, "full", "all")[0]
     told = said["full"]
@@ -201,9 +193,7 @@ def compared(
     for paths in ("5", "20"):
         theirs, ours = said[f"{paths} paths"], curve(summary, name, "own", paths)
         least, most = (curve(seeds, name, "own", paths, what) for what in ("least", "most"))
-        gaps = [
-            max(low - told, told - high, 0.0) for low, told, high in zip(least, theirs, most, strict=True)
-        ]
+        gaps = [max(low - told, told - high, 0.0) for low, told, high in zip(least, theirs, most, strict=True)]
         worst = max(range(len(gaps)), key=gaps.__getitem__)
         trained = int(seeds.filter(task=name)["seeds"].max())  # type: ignore[arg-type]
         ranged = (
@@ -303,9 +293,5 @@ def _listed(values: list[float]) -> str:
 
 
 FIG4 = Study(
-    "dong2021",
-    "fig4",
-    "path effectiveness on memorization, sorting, convex hull",
-    effectiveness,
-    seconds=160.0,
+    "dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", effectiveness, seconds=160.0
 )

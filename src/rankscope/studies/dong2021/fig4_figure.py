@@ -22,17 +22,13 @@ Published = dict[str, Any]
 TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
 
 
-def curve(
-    summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy"
-) -> list[float]:
+def curve(summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy") -> list[float]:
     """A column of the summary by path length, of one task and kind of path."""
     part = summary.filter(task=task, attention=attention, paths=paths).sort("length")
     return part[what].to_list()
 
 
-def effectiveness_figure(
-    summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[str, Published]
-) -> Figure:
+def effectiveness_figure(summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[str, Published]) -> Figure:
     """One panel per task: accuracy by path length, ours with the published points."""
     figure, axes = panels(len(tasks), width=4.3, height=4.4)
     for panel, (name, task) in zip(axes, tasks.items(), strict=True):
@@ -52,9 +48,7 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) 
     name = task.name
     axes.axhline(curve(summary, name, "full", "all")[0], color=INK, linewidth=1.2, label="whole network")
     axes.axhline(said["full"], color=INK, linestyle=":", label="whole network, published")
-    axes.axhline(
-        task.baselines["majority"], color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess"
-    )
+    axes.axhline(task.baselines["majority"], color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
     for which in WITHOUT_CONTEXT & task.baselines.keys():
         axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
     shown = (("own", "5"), ("own", "20"), ("shared", "all"))

@@ -28,27 +28,16 @@ ARCHITECTURES = {
 def _run(setup: Setup) -> StudyResult:
     del setup  # counted, not sampled: one size does for all
     rows = [
-        {
-            "architecture": name,
-            "layers": layers,
-            "heads": heads,
-            "length": k,
-            "paths": str(count),
-            "share": share,
-        }
+        {"architecture": name, "layers": layers, "heads": heads, "length": k, "paths": str(count), "share": share}
         for name, (layers, heads) in ARCHITECTURES.items()
-        for k, (count, share) in enumerate(
-            zip(path_counts(layers, heads), path_shares(layers, heads), strict=True)
-        )
+        for k, (count, share) in enumerate(zip(path_counts(layers, heads), path_shares(layers, heads), strict=True))
     ]
     table = pl.DataFrame(rows)
     theirs = published()["path_length_distribution"]
     comparisons = [_mode(table, name, theirs) for name in ARCHITECTURES]
     counts = theirs["H=2 L=6 counts"]
     comparisons.append(
-        Comparison(
-            "paths by length, H = 2, L = 6", str(counts), str(path_counts(6, 2)), path_counts(6, 2) == counts
-        )
+        Comparison("paths by length, H = 2, L = 6", str(counts), str(path_counts(6, 2)), path_counts(6, 2) == counts)
     )
     return StudyResult({"lengths": _figure(table)}, {"lengths": table}, comparisons)
 

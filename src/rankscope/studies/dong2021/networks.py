@@ -101,9 +101,7 @@ def _chemist(package: str, folder: Path, family: str | None, device: str) -> Sub
             for reaction_tokens in lists
         ]
     )
-    hidden = torch.tensor(
-        [[column >= len(reaction_tokens) for column in range(longest)] for reaction_tokens in lists]
-    )
+    hidden = torch.tensor([[column >= len(reaction_tokens) for column in range(longest)] for reaction_tokens in lists])
     net = load(folder, family=family, device=device)
     X, padding = net.encode(ids, longest, hidden)
     kind = "albert" if net.arch.shared else "bert"

@@ -44,9 +44,7 @@ def drawn_path(layers: int, heads: int, length: int, draw: random.Random) -> Pat
     return tuple(draw.randrange(heads) if layer in through else None for layer in range(layers))
 
 
-def draws(
-    layers: int, heads: int, counts: tuple[int, ...], repeats: int, seed: int
-) -> dict[Draw, Counter[Path]]:
+def draws(layers: int, heads: int, counts: tuple[int, ...], repeats: int, seed: int) -> dict[Draw, Counter[Path]]:
     """How often each path was drawn. The same for both kinds of attention."""
     draw = random.Random(seed)
     return {

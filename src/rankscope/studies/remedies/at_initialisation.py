@@ -41,13 +41,7 @@ def part(setup: Setup, remedy: str, norm_place: str, depth: int, seed: int) -> p
     `marked`: two passes that round otherwise differ on it in some sample. `refused` says why a remedy does
     not go onto this network, `note` what else a reader should know."""
     name = f"initial-{remedy.replace(':', '-').replace(',', '-')}-{norm_place}-{depth}-{seed}"
-    settings = {
-        "remedy": remedy,
-        "place": norm_place,
-        "depth": depth,
-        "seed": seed,
-        "size": (WIDTH, HEADS, TOKENS),
-    }
+    settings = {"remedy": remedy, "place": norm_place, "depth": depth, "seed": seed, "size": (WIDTH, HEADS, TOKENS)}
     return setup.cached(name, lambda: measured(remedy, norm_place, depth, seed, setup.device), **settings)
 
 

@@ -53,8 +53,5 @@ def spread(depths: Sequence[DepthReached]) -> str:
     >>> spread([DepthReached(8, False), DepthReached(9, False), DepthReached(12, True)])
     '9 (8–12)'
     """
-    middle, low, high = (
-        str(over_seeds(depths)),
-        *(end(depth.layers for depth in depths) for end in (min, max)),
-    )
+    middle, low, high = (str(over_seeds(depths)), *(end(depth.layers for depth in depths) for end in (min, max)))
     return middle if low == high else f"{middle} ({low:g}–{high:g})"

@@ -12,11 +12,7 @@ from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHO
 from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 
-PANELS = {
-    "whole, post-norm": ("post", WHOLE),
-    "whole, pre-norm": ("pre", WHOLE),
-    "no skips, post-norm": ("post", BARE),
-}
+PANELS = {"whole, post-norm": ("post", WHOLE), "whole, pre-norm": ("pre", WHOLE), "no skips, post-norm": ("post", BARE)}
 HELD, LOWER, COST = PALETTE[0], PALETTE[1], PALETTE[2]
 
 
@@ -56,16 +52,10 @@ def residuals(known: Curves, remedies: list[str], depth: int) -> Figure:
         else:
             panel.set_ylim(lowest * 1.08, 0.12)
         if lowest > -2:
-            panel.set_yticks(
-                [math.log10(value) for value in (1, 0.5, 0.2, 0.1, 0.05, 0.02) if value > 10**lowest]
-            )
+            panel.set_yticks([math.log10(value) for value in (1, 0.5, 0.2, 0.1, 0.05, 0.02) if value > 10**lowest])
         panel.yaxis.set_major_formatter(tick if lowest <= -2 else lambda log10, _: power(log10))
     axes[0].set_ylabel("relative residual")
-    handles = {
-        name: handle
-        for panel in axes
-        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
+    handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
     handles = dict(sorted(handles.items(), key=lambda item: item[0] != NONE))
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)),
@@ -84,9 +74,7 @@ def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth
     plain = remedy == NONE
     color = "black" if plain else PALETTE[k % 6]
     layers = range(len(middle))
-    axes.fill_between(
-        layers, [v[0] for v in by_layer], [v[-1] for v in by_layer], color=color, alpha=0.15, linewidth=0
-    )
+    axes.fill_between(layers, [v[0] for v in by_layer], [v[-1] for v in by_layer], color=color, alpha=0.15, linewidth=0)
     axes.plot(
         layers, middle, color=color, label=label(remedy), linewidth=1.6, linestyle="--" if plain else "-",
         marker=None if plain else MARKERS[k % len(MARKERS)], markersize=4.5,
@@ -132,9 +120,7 @@ def price_figure(tables: RemedyMeasurements) -> Figure:
     axes[0].set_yticklabels([label(remedy) for remedy in rows])
     caption = "Arrows: no deeper ones were trained, so more is possible. ×: does not go there."
     if len(tables.slower):
-        caption += (
-            f" Rings: learns with a learning rate of {tables.slower_rate:g} in place of {results.RATE:g}."
-        )
+        caption += f" Rings: learns with a learning rate of {tables.slower_rate:g} in place of {results.RATE:g}."
     figure.supxlabel(caption, fontsize=8, color=INK)
     return figure
 
@@ -172,14 +158,8 @@ def _depths(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
         axes.plot([0, x], [y, y], color=color, linewidth=1.2)
         axes.plot(x, y, marker=">" if reached.whole else "o", color=color, markersize=5, linestyle="none")
         for depth in results.depths(tables.slower, setting, remedy):
-            if (
-                depth > reached.layers
-                and depth in depths
-                and results.at(tables.slower, remedy, setting, depth)
-            ):
-                axes.plot(
-                    depths.index(depth), y, marker="o", markerfacecolor="none", color=color, markersize=6
-                )
+            if depth > reached.layers and depth in depths and results.at(tables.slower, remedy, setting, depth):
+                axes.plot(depths.index(depth), y, marker="o", markerfacecolor="none", color=color, markersize=6)
     axes.set_xticks(range(len(depths)), ["none", *map(str, depths[1:])])
     axes.set_xlim(-0.4, len(depths) - 0.6)
     axes.set_title(_named(setting), loc="left", fontsize=10)

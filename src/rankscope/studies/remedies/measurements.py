@@ -90,13 +90,10 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
             row |= _reached(f"start_{setting}", reached)
         for norm_place in PLACES:
             row[f"refused_{norm_place}"] = tables.refused(remedy, norm_place)
-        order = (
-            known.filter(remedy=remedy, law="order").row(0, named=True) if note and ":" not in remedy else {}
-        )
+        order = known.filter(remedy=remedy, law="order").row(0, named=True) if note and ":" not in remedy else {}
         row |= {"order_predicted": order.get("predicted"), "order_measured": order.get("measured")}
         row |= {
-            f"cold_{name}": on_trained_model.mean(tables.cold, remedy, name)
-            for name in on_trained_model.QUANTITIES
+            f"cold_{name}": on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES
         }
         row["cold_refused"] = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
         row |= _trained(tables, remedy)

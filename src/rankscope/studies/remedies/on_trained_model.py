@@ -36,9 +36,7 @@ SECONDS = 0.5
 def part(setup: Setup, remedy: str, model: str) -> pl.DataFrame:
     """What came of one remedy, or of none; `refused` says why it does not go onto the model."""
     name = f"cold-{remedy.replace(':', '-').replace(',', '-')}"
-    return setup.cached(
-        name, lambda: measured(remedy, model, setup.device), remedy=remedy, size=(TOKENS, SAMPLES)
-    )
+    return setup.cached(name, lambda: measured(remedy, model, setup.device), remedy=remedy, size=(TOKENS, SAMPLES))
 
 
 def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:

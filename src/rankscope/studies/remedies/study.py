@@ -52,8 +52,7 @@ class RemedyOptions:
             remedy(name)  # refused by its own sentence
         if not self.remedies or len(set(self.remedies)) < len(self.remedies):
             raise StudyError(
-                f"remedies must be different ones, at least one; got {', '.join(self.remedies)}",
-                subject="remedies",
+                f"remedies must be different ones, at least one; got {', '.join(self.remedies)}", subject="remedies"
             )
         for name, count in (("seeds", self.seeds), ("workers", self.workers)):
             if count < 1:
@@ -191,9 +190,7 @@ def trainings(
         parts = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
         table, again, price = (part if len(part) else None for part in parts)
         return table, again, price
-    train = partial(
-        trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers
-    )
+    train = partial(trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers)
     table, again = train(depths=options.depths), None
     if setup.full and options.depths is None:
         again = train(settings=SLOWER.settings, depths=SLOWER.depths, sizes=SLOWER.sizes)
@@ -262,9 +259,7 @@ def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements
     if len(table) and missing:
         lines.append(f"Not trained: {', '.join(missing)}.")
     if not len(measurements.costs):
-        lines.append(
-            "Time per step was not taken, so there is no figure of depth against price: --train takes it."
-        )
+        lines.append("Time per step was not taken, so there is no figure of depth against price: --train takes it.")
     return lines
 
 

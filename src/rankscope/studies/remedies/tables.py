@@ -81,17 +81,13 @@ def chosen_after(tables: RemedyMeasurements) -> PageTable | None:
 
 def initial(tables: RemedyMeasurements, variant: str) -> PageTable:
     """Residuals after the last layer, depth by depth."""
-    columns = [
-        (norm_place, depth) for norm_place in PLACES for depth in sorted(tables.initial["depth"].unique())
-    ]
+    columns = [(norm_place, depth) for norm_place in PLACES for depth in sorted(tables.initial["depth"].unique())]
     rows, marks = [], 0
     for remedy in tables.remedies:
         cells = [remedy]
         for norm_place, depth in columns:
             ends = [curve[-1] for curve in tables.known.get((remedy, norm_place, variant, depth), [])]
-            at = tables.initial.filter(
-                remedy=remedy, norm_place=norm_place, variant=variant, depth=depth, layer=depth
-            )
+            at = tables.initial.filter(remedy=remedy, norm_place=norm_place, variant=variant, depth=depth, layer=depth)
             noisy = bool(ends) and bool(at["marked"].any())
             marks += noisy
             cells.append(_ends(ends) + ("°" if noisy else "") if ends else NOTHING)
@@ -110,9 +106,7 @@ def put_cold(tables: RemedyMeasurements) -> PageTable:
     """Before and after, and why not."""
     rows, reasons = [], []
     for remedy in tables.remedies:
-        means = {
-            name: on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES
-        }
+        means = {name: on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES}
         residual = means["log10"]
         numbers = [_number(means[name], ".3f") for name in ("entropy", "moved", "cosine")]
         rows.append([remedy, NOTHING if residual is None else power(residual), *numbers])

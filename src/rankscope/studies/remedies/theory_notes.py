@@ -24,16 +24,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets import Transformer
 from rankscope.remedies import REMEDIES, TheoryNote
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies.remedies.at_initialisation import (
-    BARE,
-    NONE,
-    TOKENS,
-    WHOLE,
-    WIDTH,
-    Curves,
-    curves,
-    network,
-)
+from rankscope.studies.remedies.at_initialisation import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
 from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
@@ -97,9 +88,7 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
     mine = table.filter(remedy=remedy)
     still = set(mine.filter("held")["theorem"])
     lost = [name for name in before["theorem"].unique(maintain_order=True) if name not in still]
-    whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())[
-        "why"
-    ]
+    whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())["why"]
     usual = {reason for why in table.filter(remedy=NONE)["why"].drop_nulls() for reason in why.split("; ")}
     reasons = [reason for why in whys for reason in why.split("; ") if reason not in usual]
     return lost, statistics.mode(reasons) if reasons and lost else ""
@@ -134,9 +123,7 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
         rows.append(_order(initial, remedy, note.order, depth))
         rows += _identity(initial, remedy, depth) if note.order is None else []
         rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
-        rows += (
-            [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
-        )
+        rows += [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
     return pl.DataFrame(rows, schema=LAWS)
 
 
@@ -157,9 +144,7 @@ def order_of(curve: list[float]) -> float | None:
 
 def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
     curves_given = [
-        curve
-        for norm_place in ("post", "pre")
-        for curve in initial.get((remedy, norm_place, BARE, depth), [])
+        curve for norm_place in ("post", "pre") for curve in initial.get((remedy, norm_place, BARE, depth), [])
     ]
     orders = [m for curve in curves_given if (m := order_of(curve)) is not None]
     labels = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
@@ -172,9 +157,7 @@ def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[
 
 def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
     whole_curves = [
-        curve
-        for norm_place in ("post", "pre")
-        for curve in initial.get((remedy, norm_place, WHOLE, depth), [])
+        curve for norm_place in ("post", "pre") for curve in initial.get((remedy, norm_place, WHOLE, depth), [])
     ]
     if whole_curves:
         yield {"remedy": remedy, "law": "identity", "predicted": 0.0,
@@ -200,9 +183,7 @@ def _slope(curve: list[float]) -> float:
     return (curve[start] - curve[-1]) / (len(curve) - 1 - start)
 
 
-def _variance(
-    sizes: pl.DataFrame, remedy: str, weight: Callable[[int, int], float]
-) -> Iterator[dict[str, Any]]:
+def _variance(sizes: pl.DataFrame, remedy: str, weight: Callable[[int, int], float]) -> Iterator[dict[str, Any]]:
     if remedy == NONE:
         return
     predicted, ends = [], []

@@ -45,9 +45,7 @@ class TrainingPlan:
 FULL = TrainingPlan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
 SLOWER = TrainingPlan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 """Where depth decides who learns: whether a smaller learning rate changes who."""
-QUICK = TrainingPlan(
-    ("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64)
-)
+QUICK = TrainingPlan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
 ROUNDS, STEPS, WARM = 15, 3, 6
 """Rounds, steps of each network in a round, and steps before the first."""
 
@@ -86,8 +84,7 @@ def trained(
     ]
     if len(set(trials)) < len(trials):
         raise StudyError(
-            f"remedies, settings and depths must be different ones; got {', '.join(remedies)}",
-            subject="remedies",
+            f"remedies, settings and depths must be different ones; got {', '.join(remedies)}", subject="remedies"
         )
     until = time.time() + 60 * minutes
     work = partial(_cached_table, setup.folder, setup.full, setup.device, until)

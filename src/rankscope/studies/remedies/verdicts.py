@@ -72,9 +72,7 @@ def comparisons(tables: RemedyMeasurements) -> list[Comparison]:
         for claim in published if remedy in known else ():
             quantity = (claim.quantity,) if claim.quantity else ()
             ours, word, because = verdict = TESTS[claim.test](tables, remedy, *quantity, *claim.settings)
-            rows.append(
-                Comparison(f"{remedy}: {claim.what}", claim.published, ours, verdict.agrees, because, word)
-            )
+            rows.append(Comparison(f"{remedy}: {claim.what}", claim.published, ours, verdict.agrees, because, word))
     return rows
 
 
@@ -222,9 +220,7 @@ def weighed(
     """The verdict on differences to no remedy by network and seed: in the claimed direction where they have
     the sign."""
     if not apart:
-        return (
-            Verdict(NOT_RUN, UNTOLD) if refusal is None else Verdict("it does not go there", UNTOLD, refusal)
-        )
+        return Verdict(NOT_RUN, UNTOLD) if refusal is None else Verdict("it does not go there", UNTOLD, refusal)
     lines, ways, small = [], set[str](), True
     for key, by_seed in apart.items():
         pairs = list(by_seed.values())

@@ -70,9 +70,7 @@ def _run(setup: Setup) -> StudyResult:
         f"({_beyond(basins):.1%} of the starts with token 1 between 90° and 180° end apart).",
     ]
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
-    return StudyResult(
-        figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes
-    )
+    return StudyResult(figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes)
 
 
 def pairs(first: Angles, second: Angles) -> Pairs:

@@ -145,9 +145,5 @@ def _kept_apart(off: pl.DataFrame, name: str, depth: int) -> Comparison:
 
 
 FIG2 = Study(
-    "wu2024",
-    "fig2",
-    "BERT, five variants under four masks, dropout off and on (Figure 2)",
-    _run,
-    seconds=62.0,
+    "wu2024", "fig2", "BERT, five variants under four masks, dropout off and on (Figure 2)", _run, seconds=62.0
 )

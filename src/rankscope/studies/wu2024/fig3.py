@@ -33,9 +33,7 @@ def _run(setup: Setup) -> StudyResult:
     sharp = pl.concat([sharpness(setup, name, net, samples) for name, net in nets.items()])
     largest = {name: float(sharp.filter(network=name, divisor="1/8")["largest_weight"][0]) for name in nets}
     comparisons = [
-        _slower(table.filter(network=name, mask=mask), name, mask, largest[name])
-        for name in nets
-        for mask in MASKS
+        _slower(table.filter(network=name, mask=mask), name, mask, largest[name]) for name in nets for mask in MASKS
     ]
     notes = [
         f"Pure attention (SAN, no norm), {samples} excerpts of 128 tokens, deviation arithmetic. "
@@ -73,9 +71,7 @@ def sharpness(setup: Setup, name: str, net: Transformer, samples: int) -> pl.Dat
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 
-    return networks.of_network(
-        name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=samples)
-    )
+    return networks.of_network(name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=samples))
 
 
 def _slower(table: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:
@@ -103,9 +99,7 @@ def _slower(table: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
 
 def figure_of(table: pl.DataFrame, name: str) -> Figure:
     """A column for each mask, a line for each divisor."""
-    figure, first = collapse_figure(
-        table, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2
-    )
+    figure, first = collapse_figure(table, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2)
     key(figure, first, f"{name}, scores divided by")
     return figure
 

@@ -31,10 +31,7 @@ def _run(setup: Setup) -> StudyResult:
 def by_input(values: pl.DataFrame) -> pl.DataFrame:
     """A row of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
     most, least = pl.col("singular_value").max(), pl.col("singular_value").min()
-    tolerances = {
-        "full_rank": torch.finfo(torch.float64).eps,
-        "full_rank_float32": torch.finfo(torch.float32).eps,
-    }
+    tolerances = {"full_rank": torch.finfo(torch.float64).eps, "full_rank_float32": torch.finfo(torch.float32).eps}
     return values.group_by("network", "layer", "sample", maintain_order=True).agg(
         *(
             ((least > pl.col("size").first() * eps * most).cast(pl.Float64)).alias(name)
@@ -52,9 +49,7 @@ def mean(table: pl.DataFrame, column: str) -> list[float]:
 
 
 def _compared(table: pl.DataFrame, name: str) -> Comparison:
-    rank, single, cosine = (
-        mean(table, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine")
-    )
+    rank, single, cosine = (mean(table, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine"))
     kept, rises = min(rank) > 0.5, cosine[-1] > cosine[0]
     smallest = min(mean(table, "relative_sigma_min"))
     why = f"smallest singular value at least {smallest:.0e} of the largest"
@@ -93,6 +88,4 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-FIG4 = Study(
-    "wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0
-)
+FIG4 = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0)

@@ -53,10 +53,7 @@ def _run(setup: Setup) -> StudyResult:
     size = f"{samples} excerpt{'s' if samples > 1 else ''} of {length} tokens"
     narrow = "" if setup.full else ", weights N(0, 0.04) to keep each matrix's gain (--full has bert-base)"
     built = f"{DEPTH} different layers, width {width}, heads of 64{narrow}; {size}."
-    notes = [
-        built,
-        "Nothing trained is needed. Text: Moby Dick in place of Wikipedia, under a random embedding.",
-    ]
+    notes = [built, "Nothing trained is needed. Text: Moby Dick in place of Wikipedia, under a random embedding."]
     tables = {"collapse": table, "float32": single}
     return StudyResult({"fig6": figure_of(table, "128 layers", lowest=-1e4)}, tables, comparisons, notes)
 
@@ -128,8 +125,7 @@ def _gain(off: pl.DataFrame) -> Comparison:
     return Comparison(
         f"SAN, {mask}: mu against mu/||X||_F at layer {DEPTH}",
         "mu is drawn alone",
-        f"mu {power(mu)}, relative {power(share)}: tokens shrink by "
-        f"{10 ** ((mu - share - 2) / DEPTH):.2f} a layer",
+        f"mu {power(mu)}, relative {power(share)}: tokens shrink by {10 ** ((mu - share - 2) / DEPTH):.2f} a layer",
         None,
         "values and outputs of N(0, 0.02) multiply tokens by about 0.3: mu falls without any averaging",
     )

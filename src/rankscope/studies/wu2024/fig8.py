@@ -66,9 +66,7 @@ def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
         title(axes, name)
     rows[0][0].set_ylabel("singular value of the tokens")
     scale = ScalarMappable(Normalize(0, 1), colormaps["viridis"])
-    bar = figure.colorbar(
-        scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100)
-    )
+    bar = figure.colorbar(scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100))
     bar.ax.set_yticklabels(["first", "last"])
     return figure
 

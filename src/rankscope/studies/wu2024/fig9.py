@@ -55,9 +55,7 @@ def angles(X: Tensor) -> pl.DataFrame:
             "negative": float((values < 0).mean()),
             "mean": float(values.mean()),
         }
-        rows += [
-            {**columns, "cosine": float(low), "pairs": int(k)} for low, k in zip(BINS, counts, strict=False)
-        ]
+        rows += [{**columns, "cosine": float(low), "pairs": int(k)} for low, k in zip(BINS, counts, strict=False)]
     return pl.DataFrame(rows)
 
 

@@ -27,12 +27,7 @@ VARIANTS = {
     "SAN + skip + LN": "san+skip+norm",
     "transformer": "transformer",
 }
-MASKS = {
-    "complete": "complete",
-    "causal": "causal",
-    "window ±1": "window:1",
-    "uni-directional": "unidirectional",
-}
+MASKS = {"complete": "complete", "causal": "causal", "window ±1": "window:1", "uni-directional": "unidirectional"}
 DROPOUT = 0.1
 """BERT's, of attention, branches and embedding."""
 TOKENS = 128
@@ -187,9 +182,7 @@ def powers(logs: dict[str, float]) -> str:
 
 def spectral_networks(setup: Setup) -> dict[str, Transformer]:
     """What is at hand trained, then the paper's four untrained: those could not be had otherwise."""
-    random = {
-        f"{name} untrained": fresh(preset, device=setup.device) for name, preset in PUBLISHED_MODELS.items()
-    }
+    random = {f"{name} untrained": fresh(preset, device=setup.device) for name, preset in PUBLISHED_MODELS.items()}
     return {**trained(setup), **random}
 
 

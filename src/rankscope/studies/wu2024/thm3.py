@@ -53,10 +53,7 @@ def _run(setup: Setup) -> StudyResult:
         "equilibrium of rank two or more it is at least about 1/w).",
     ]
     return StudyResult(
-        {"thm3": _figure(table, by_size)},
-        {"equilibria": table, "starts": ends, "shares": by_size},
-        comparisons,
-        notes,
+        {"thm3": _figure(table, by_size)}, {"equilibria": table, "starts": ends, "shares": by_size}, comparisons, notes
     )
 
 
@@ -163,8 +160,7 @@ def _anisotropy(table: pl.DataFrame) -> Comparison:
     return Comparison(
         "stable rank at full rank",
         "at most N / (N - (N-1)/w^2)",
-        f"at most {worst:.4f} of it over all signs; the largest stable rank is {most:.3f}, nearly one "
-        "direction",
+        f"at most {worst:.4f} of it over all signs; the largest stable rank is {most:.3f}, nearly one direction",
         worst <= 1 + 1e-12,
     )
 
@@ -198,8 +194,7 @@ def _positive(by_size: pl.DataFrame) -> Comparison:
         "a set of positive measure",
         words,
         above,
-        "true, and small: it shrinks with N, so LayerNorm can prevent collapse in this construction but "
-        "seldom does",
+        "true, and small: it shrinks with N, so LayerNorm can prevent collapse in this construction but seldom does",
     )
 
 
@@ -241,9 +236,7 @@ def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     look: dict[str, Any] = {"color": PALETTE[1], "marker": "o", "capsize": 3, "linewidth": 1.6}
     ends.errorbar(by_size["tokens"], 100 * by_size["share"], yerr=200 * by_size["error"], **look)
     title(ends, "Random starts that end above rank one")
-    ends.set(
-        xlabel="tokens $N$ (width $d = N$, $w = N + 1$)", ylabel="per cent of starts (2 standard errors)"
-    )
+    ends.set(xlabel="tokens $N$ (width $d = N$, $w = N + 1$)", ylabel="per cent of starts (2 standard errors)")
     ends.set_ylim(bottom=0)
     return figure
 
