@@ -190,7 +190,7 @@ class Metric:
         """The reading from values `[batch, head]` that were computed without P as a whole."""
         return Reading.of(value, torch.full_like(value, (ROUNDING * unit) ** self.power))
 
-    def about(self, centre: Centre) -> "Metric":
+    def about(self, centre: str) -> "Metric":
         """This residual about another centre than the mean, named `name@centre`."""
         name = f"{self.name}@{centre}"
         if not self.centres:
