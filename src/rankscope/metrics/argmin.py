@@ -94,12 +94,9 @@ def _search(X: Matrix) -> Vector:
         if left.point == right.point:
             return best  # the vertex is attainable, but for the solver's rounding
         weights = [_normal(left.point, right.point)]
-    raise ConvergenceError(
-        f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} linear programmes left a gap of "
-        f"{np.sqrt(_product(_sums(X, best)) / product) - 1:.1e}: use centre='mean', "
-        "which is at most 2(1 - 1/n) above it",
-        subject="centre",
-    )
+    gap = np.sqrt(_product(_sums(X, best)) / product) - 1
+    sentence = f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} programmes left a gap of {gap:.1e}"
+    raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
 
 
 def _sums(X: Matrix, x: Vector) -> tuple[float, float]:
@@ -158,9 +155,6 @@ class _Programme:
         cost = np.r_[np.zeros(d + n * d), a, b]
         result = linprog(cost, A_ub=self.A, b_ub=self.b, bounds=self.bounds, method="highs")
         if result.status != 0:
-            raise ConvergenceError(
-                f"the argmin centre's linear programme must be solved; HiGHS says {result.message!r}: "
-                "use centre='mean', which is at most 2(1 - 1/n) above it",
-                subject="centre",
-            )
+            sentence = f"the linear programme of the argmin centre must be solved; HiGHS says {result.message!r}"
+            raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
         return np.asarray(result.x[:d]), (float(result.x[-2]), float(result.x[-1]))

@@ -27,17 +27,13 @@ def _ready(
 ) -> tuple[Float[Tensor, "*batch head token token"], Bool[Tensor, "*batch 1 token"]]:
     """P in float64 with padded rows and columns zero, and which rows count."""
     if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
-        raise TokensError(
-            f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}", subject="P"
-        )
+        raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
     if not P.is_floating_point():
         raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
     valid = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
     P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
     if not bool(P.isfinite().all()):
-        raise TokensError(
-            "attention must be finite; received NaN or infinity: compute it in a wider dtype", subject="P"
-        )
+        raise TokensError("attention must be finite; received NaN or infinity: use a wider dtype", subject="P")
     if not P.shape[-1]:  # as of one token that does not count
         return P.new_zeros((*P.shape[:-2], 1, 1)), valid.new_zeros((*valid.shape[:-1], 1))
     return P, valid

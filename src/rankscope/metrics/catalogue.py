@@ -42,9 +42,8 @@ def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
     alone = isinstance(metrics, str) or not isinstance(metrics, Iterable)
     for given in [metrics] if alone else metrics:  # type: ignore[union-attr]
         if not isinstance(given, str | Metric):
-            raise MetricError(
-                f"metrics must be names or Metric objects; received {type(given).__name__}", subject="metrics"
-            )
+            sentence = f"metrics must be names or Metric objects; received {type(given).__name__}"
+            raise MetricError(sentence, subject="metrics")
         wanted = metric(given) if isinstance(given, str) else given
         known = METRICS.get(wanted.name, chosen.setdefault(wanted.name, wanted))
         if known != wanted:

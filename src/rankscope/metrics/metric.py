@@ -141,16 +141,11 @@ class Metric:
         if self.of not in get_args(Of):
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
         if self.degree and (self.count or self.of in ("attention", "routing")):
-            raise MetricError(
-                f"a count and a metric of attention or of routing have degree 0; {self.name!r} has {self.degree:g}",
-                subject="degree",
-            )
+            sentence = "a count and a metric of attention or of routing have degree 0"
+            raise MetricError(f"{sentence}; {self.name!r} has {self.degree:g}", subject="degree")
         if self.degree and self.scale is None:
-            raise MetricError(
-                f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale: "
-                "give scale=, what rounding is relative to (the value itself: scale=compute)",
-                subject="scale",
-            )
+            sentence = f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale"
+            raise MetricError(f"{sentence}: give scale=, what rounding is relative to", subject="scale")
         object.__setattr__(self, "symbol", self.symbol or self.name)
         object.__setattr__(self, "tex", self.tex or tex_of(self.name))
 
@@ -218,12 +213,9 @@ class Metric:
     def _checked(self, part: str, result: object, x: TokensLike) -> Tensor:
         expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
         if not isinstance(result, Tensor) or result.shape != expected:
-            raise MetricError(
-                f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}, a number "
-                "for each sample (and head); received "
-                f"{tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__}",
-                subject=part,
-            )
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            sentence = f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}; received {got}"
+            raise MetricError(sentence, subject=part)
         return result.to(torch.float64)
 
 

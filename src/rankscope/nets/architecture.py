@@ -191,11 +191,8 @@ def _resolved(value: Any, objects: dict[str, Any]) -> Any:
         return value
     if value not in objects:
         name = value.removeprefix("own:")
-        raise ArchitectureError(
-            f"this architecture has a part of the user's own, {name!r}, which a file cannot hold: pass the "
-            f"object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}",
-            subject=name,
-        )
+        sentence = f"a file cannot hold the user's own part {name!r}: pass it, from_dict(fields, own=[...])"
+        raise ArchitectureError(f"{sentence}; got {', '.join(objects) or 'none'}", subject=name)
     return objects[value]
 
 

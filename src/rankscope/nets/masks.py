@@ -80,10 +80,8 @@ def spec_of(mask: MaskLike) -> str:
     pairs = list(mask) if isinstance(mask, Iterable) else [mask]
     for pair in pairs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-            raise MaskError(
-                f"a mask must be a string, a boolean tensor or a list of edges (source, target); got {mask!r:.60}",
-                subject="mask",
-            )
+            sentence = "a mask must be a string, a boolean tensor or a list of edges (source, target)"
+            raise MaskError(f"{sentence}; got {mask!r:.60}", subject="mask")
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
 
 
@@ -132,10 +130,8 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
             result &= rule.build(torch.arange(start, stop), n, *numbers)
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
-        raise MaskError(
-            f"every token must attend to at least one token; under mask {name[:60]} token {start + blind[0]} sees none",
-            subject="mask",
-        )
+        sentence = f"every token must attend to some token; under mask {name[:60]} token {start + blind[0]} sees none"
+        raise MaskError(sentence, subject="mask")
     return result.to(device)
 
 
@@ -150,9 +146,8 @@ def _built(mask: Mask, n: int) -> Matrix:
 def from_matrix(M: Tensor) -> str:
     """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
     if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
-        raise MaskError(
-            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}", subject="mask"
-        )
+        got = f"{M.dtype} with shape {tuple(M.shape)}"
+        raise MaskError(f"a mask matrix must be boolean and square; received {got}", subject="mask")
     bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
 
@@ -256,9 +251,7 @@ def _bits(size: str, digits: str) -> str:
     try:
         bits = f"{int(digits, 16):b}"[1:]
     except ValueError:
-        raise MaskError(
-            f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex", subject="mask"
-        ) from None
+        raise MaskError(f"mask 'matrix' must be matrix:n:hex; got {digits[:20]!r} for hex", subject="mask") from None
     if not size.isdecimal() or len(bits) != int(size) ** 2:
         raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}", subject="mask")
     return bits

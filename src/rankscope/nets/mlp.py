@@ -65,9 +65,7 @@ class Experts:
         for name, least in (("number", 1), ("chosen", 1), ("width", 1), ("shared_width", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ArchitectureError(
-                    f"{name} of experts must be a whole number >= {least}; got {value!r}", subject=name
-                )
+                raise ArchitectureError(f"{name} must be a whole number >= {least}; got {value!r}", subject=name)
         if self.chosen > self.number:
             sentence = f"chosen must be at most the number of experts, {self.number}; got {self.chosen}"
             raise ArchitectureError(sentence, subject="chosen")
@@ -84,9 +82,8 @@ class Experts:
         try:
             return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         except TypeError as error:
-            raise ArchitectureError(
-                f"experts have {', '.join(field.name for field in fields(cls))}; got {values!r:.80}", subject="experts"
-            ) from error
+            names = ", ".join(field.name for field in fields(cls))
+            raise ArchitectureError(f"experts have {names}; got {values!r:.80}", subject="experts") from error
 
 
 def chosen_weights(logits: Float[Tensor, "*batch expert"], experts: Experts) -> Float[Tensor, "*batch expert"]:

@@ -97,11 +97,8 @@ def check_tokens(
         sentence = f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}"
         raise TokensError(sentence, subject="X")
     if X.dtype != like.dtype or X.device != like.device:
-        raise TokensError(
-            f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on "
-            f"{X.device}: use X.to or net.to",
-            subject="X",
-        )
+        sentence = f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on {X.device}"
+        raise TokensError(f"{sentence}: use X.to or net.to", subject="X")
     if arch.cross_attention and not has_memory:
         sentence = "cross-attention reads a memory; this network has none: use net.with_memory(M, padding)"
         raise TokensError(sentence, subject="memory")
@@ -110,11 +107,8 @@ def check_tokens(
         sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}"
         raise TokensError(sentence, subject="length")
     if 0 < arch.rotary_reach < X.shape[1]:
-        raise TokensError(
-            f"this network has rotary angles for up to {arch.rotary_reach} tokens; received {X.shape[1]}: "
-            "the original model has other angles for longer inputs, and watch measures it",
-            subject="rotary_reach",
-        )
+        sentence = f"this network has rotary angles for {arch.rotary_reach} tokens; received {X.shape[1]}"
+        raise TokensError(f"{sentence}: watch measures the original model on them", subject="rotary_reach")
     return valid_tokens(X.shape[:-1], padding, X.device)
 
 

@@ -172,20 +172,17 @@ def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unknown:
         problem = f"{sorted(missing)[0]!r} is missing" if missing else f"{sorted(unknown)[0]!r} is not one of them"
-        raise WeightsError(
-            f"this architecture has {len(expected)} tensors; of the {len(tensors)} given, {problem}: "
-            "rankscope.nets.shapes(arch) lists them",
-            subject=sorted(missing or unknown)[0],
-        )
+        sentence = f"this architecture has {len(expected)} tensors; of the {len(tensors)} given, {problem}"
+        subject = sorted(missing or unknown)[0]
+        raise WeightsError(f"{sentence}: rankscope.nets.shapes(arch) lists them", subject=subject)
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             raise WeightsError(f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}", subject=name)
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors.values()}
     if len(kinds) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
         kinds_text = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise WeightsError(
-            f"weights must share one floating dtype and one device; received {kinds_text}", subject="dtype"
-        )
+        sentence = f"weights must share one floating dtype and one device; received {kinds_text}"
+        raise WeightsError(sentence, subject="dtype")
 
 
 PARTS: dict[str, type] = {

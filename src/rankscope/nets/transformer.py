@@ -246,11 +246,10 @@ class Transformer:
         """
         chosen_remedy = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
         if not isinstance(chosen_remedy, Remedy) or (numbers and chosen_remedy is remedy):
-            raise ArchitectureError(
-                "a remedy must be a name and numbers, as with_remedy('attnscale', w=0.5), or an object with "
-                f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}",
-                subject="remedy",
+            sentence = (
+                "a remedy must be a name and numbers, as ('attnscale', w=0.5), or an object with name and applied(arch)"
             )
+            raise ArchitectureError(f"{sentence}; got {remedy!r}{' and numbers' * bool(numbers)}", subject="remedy")
         arch = chosen_remedy.applied(self.arch)
         state = with_parts(arch, self.state(), self.weights.like)
         changed = getattr(chosen_remedy, "tensors", lambda arch, state: state)(arch, state)

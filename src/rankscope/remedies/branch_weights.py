@@ -99,11 +99,8 @@ class _BranchRemedy(BuiltInRemedy):
         if not self.norms:
             return super().applied(arch.replace(norm="none"))
         if arch.norm_place == "sandwich" and arch.norm != "none":
-            raise ArchitectureError(
-                f"{self.name} weighs what a branch adds, which in this network goes through a norm of its "
-                "own (norm_place 'sandwich') that takes any weight back: take norms out, variant(norm=False)",
-                subject="norm_place",
-            )
+            sentence = f"{self.name} weighs what branches add, and the second norm of a sandwich takes any weight back"
+            raise ArchitectureError(f"{sentence}: take norms out, variant(norm=False)", subject="norm_place")
         return super().applied(arch)
 
 
@@ -227,11 +224,8 @@ class LayerNormScaling(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with it, if its branches read through a norm."""
         if arch.norm_place == "post":
-            raise ArchitectureError(
-                f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or "
-                f"'sandwich'; got {arch.norm_place!r}",
-                subject="norm_place",
-            )
+            sentence = f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or 'sandwich'"
+            raise ArchitectureError(f"{sentence}; got {arch.norm_place!r}", subject="norm_place")
         return super().applied(arch)
 
     @property

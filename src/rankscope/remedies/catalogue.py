@@ -40,10 +40,8 @@ def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
     for pair in filter(None, written.split(",")):
         key, equals, value = pair.partition("=")
         if not equals or not _is_number(value):
-            raise ArchitectureError(
-                f"the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5; got {pair!r} in {spec!r}",
-                subject=name,
-            )
+            sentence = "the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5"
+            raise ArchitectureError(f"{sentence}; got {pair!r} in {spec!r}", subject=name)
         values[key] = float(value)
     for key, value in values.items():
         if key not in known:

@@ -48,16 +48,11 @@ class DeepNorm(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with both skips set."""
         if arch.norm_place != "post" or arch.norm == "none":
-            raise ArchitectureError(
-                f"{self.name} weighs skips under a norm: norm_place must be 'post', with a norm; got "
-                f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}",
-                subject="norm_place",
-            )
+            got = f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}"
+            raise ArchitectureError(f"{self.name} needs norm_place 'post' and a norm; got {got}", subject="norm_place")
         weight = ((3 if arch.cross_attention else 2) * arch.layers) ** 0.25
         if arch.attention_skip == weight:
-            raise ArchitectureError(
-                f"{self.name} is put on once, for it divides weights; it is on already", subject="remedy"
-            )
+            raise ArchitectureError(f"{self.name} divides weights and goes on once; it is on", subject="remedy")
         return arch.replace(attention_skip=weight, mlp_skip=1.0 if arch.parallel else weight)
 
     def tensors(self, arch: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:

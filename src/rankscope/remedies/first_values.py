@@ -31,11 +31,8 @@ def first_values(block: Any, rules: Any, V: Any) -> Any:
     if block.index == 0:
         rules.memory[FIRST] = V
     if FIRST not in rules.memory:
-        raise ArchitectureError(
-            "a layer that uses the values of the first one must be run after it; this pass began at layer "
-            f"{block.index + 1}: begin at layer 1",
-            subject="layers",
-        )
+        sentence = f"values of the first layer are used after it; this pass began at layer {block.index + 1}"
+        raise ArchitectureError(f"{sentence}: begin at layer 1", subject="layers")
     return rules.memory[FIRST]
 
 

@@ -44,9 +44,7 @@ class Gate(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `head_gate` set."""
         if arch.head_gate:
-            raise ArchitectureError(
-                "gates go on heads that have none; the heads of this network have gates", subject="head_gate"
-            )
+            raise ArchitectureError("gates go on heads that have none; these have gates", subject="head_gate")
         return arch.replace(head_gate=True)
 
     def tensors(self, arch: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
