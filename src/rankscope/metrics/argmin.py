@@ -6,11 +6,10 @@ be had or exceeded. Every linear programme
 
     minimise  a f + b g   over x,  with s_ij >= |X_ij - x_j|,  f >= sum_i s_ij,  g >= sum_j s_ij
 
-(a = t, b = 1/t in `min_t (t f + g/t) / 2 = sqrt(f g)`) gives one supporting line of that set and one
-point on it. The lines enclose the set from below in a polygon, and `f g` is quasi-concave, so its
-minimum over the polygon lies at a vertex: a lower bound. Points give upper bounds. The loop cuts off
-the best vertex, by the programme whose weights are normal to the chord beneath which it lies, until
-the two bounds meet: a global minimum, proved to `TOLERANCE`.
+(a = t, b = 1/t in `min_t (t f + g/t) / 2 = sqrt(f g)`) gives one supporting line of that set and one point on it. The
+lines enclose the set from below in a polygon, and `f g` is quasi-concave, so its minimum over the polygon lies at a
+vertex: a lower bound. Points give upper bounds. The loop cuts off the best vertex, by the programme whose weights are
+normal to the chord beneath which it lies, until the two bounds meet: a global minimum, proved to `TOLERANCE`.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Every built-in metric by name, and the metrics that a caller asks for.
 
-Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a metric's name in a table
-(`metric`, `symbol_of`, `is_share`, `direction_of`). The metrics themselves are made in the files of their
-families.
+Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a metric's name in a table (`metric`,
+`symbol_of`, `is_share`, `direction_of`). The metrics themselves are made in the files of their families.
 """
 
 from collections.abc import Iterable, Sequence
@@ -75,15 +74,13 @@ def symbol_of(name: str, tex: bool = False) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric says how far apart tokens are as a share of their size: of these alone a threshold
-    makes tokens uniform."""
+    """Whether a metric is how far apart tokens are as a share of their size, so that it can have a threshold."""
     known = _known(name)
     return known is not None and known.share
 
 
 def direction_of(name: str) -> int:
-    """1 where a large value means that tokens differ, -1 where it means that they are the same, 0 where it
-    says neither.
+    """1 where a large value means that tokens differ, -1 where it means that they are the same, or 0.
 
     >>> [direction_of(name) for name in ("relative_mu", "mean_cosine", "entropy", "stable_rank")]
     [1, -1, 0, 0]

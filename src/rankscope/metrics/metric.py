@@ -75,8 +75,7 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A named number of tokens X, of an attention pattern P, of what each head adds, or of how a mixture of
-    experts routes.
+    """A named number of tokens X, of an attention pattern P, of what each head adds, or of routing to experts.
 
     `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
     `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
@@ -103,8 +102,7 @@ class Metric:
     direction: Literal[-1, 0, 1] = 0
     """1 where a large value means that tokens differ, -1 where it means that they are the same; or 0."""
     share: bool = False
-    """Whether it says by how much tokens differ as a share of their size: then a threshold can say when they
-    are uniform."""
+    """Whether it is by how much tokens differ as a share of their size, so that it can have a threshold."""
 
     # Its floor.
     degree: int | float = 0

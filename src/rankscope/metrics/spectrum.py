@@ -132,8 +132,7 @@ def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:
 
 
 def _affine_rank_rule(tokens: ScaledTokens) -> Reading:
-    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
-    marked."""
+    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is marked."""
     R = tokens.residual.value
     value = numerical_rank(R, tokens.padding)
     low, high = (numerical_rank(R, tokens.padding, unit=UNIT * share) for share in (1 / 3, 1e3))

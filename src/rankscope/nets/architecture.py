@@ -52,8 +52,7 @@ class Architecture(ArchitectureFields):
         raise_first(problems(self))
 
     def _fill(self) -> None:
-        """Put the usual numbers in place of 0, and tuples in place of lists, so that equal networks compare
-        equal."""
+        """Put the usual numbers in place of 0, and tuples in place of lists, so that equal networks compare equal."""
         put, biases = object.__setattr__, self.biases
         put(self, "head_width", self.head_width or self.width // self.heads)
         for name, value in self._usual().items():

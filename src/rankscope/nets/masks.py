@@ -63,8 +63,7 @@ class MaskRule:
 
 
 def spec_of(mask: MaskLike) -> str:
-    """The canonical string of a mask given as a string, a boolean matrix or a list of edges (j, i); of one's
-    own its name.
+    """The canonical string of a mask given as a string, a boolean matrix or edges (j, i); the name of a `Mask`.
 
     >>> spec_of([(0, 1), (0, 2)])
     'edges:0>1,0>2'
@@ -86,8 +85,7 @@ def spec_of(mask: MaskLike) -> str:
 
 
 def mask_spec(mask: MaskLike) -> "str | Mask":
-    """Return a `Mask` as it is, any other mask as one canonical string, or several joined by `;`, one per
-    layer."""
+    """Return a `Mask` as it is, any other mask as one canonical string, or several joined by `;`, one per layer."""
     if isinstance(mask, str):
         return ";".join(spec_of(part) for part in mask.split(";"))
     return mask if isinstance(mask, Mask) else spec_of(mask)
@@ -179,40 +177,14 @@ def _offset(i: Places, n: int) -> Int[Tensor, "row token"]:
     return i[:, None] - torch.arange(n)[None, :]
 
 
-def _complete(i: Places, n: int) -> Rows:
-    return torch.ones(len(i), n, dtype=torch.bool)
-
-
-def _causal(i: Places, n: int) -> Rows:
-    return _offset(i, n) >= 0
-
-
-def _window(i: Places, n: int, w: int) -> Rows:
-    return _offset(i, n).abs() <= w
-
-
-def _unidirectional(i: Places, n: int) -> Rows:
-    back = _offset(i, n)
-    return (back == 0) | (back == 1)
-
-
-def _dilated(i: Places, n: int, w: int, s: int) -> Rows:
-    back = _offset(i, n)
-    return (back.abs() <= w * s) & (back % s == 0)
-
-
 def _strided(i: Places, n: int, s: int | None = None) -> Rows:
     stride = s or max(1, round(math.sqrt(n)))
     back = _offset(i, n)
     return (back >= 0) & ((back < stride) | (back % stride == 0))
 
 
-def _prefix(i: Places, n: int, p: int) -> Rows:
-    return _causal(i, n) | (torch.arange(n) < p)
-
-
 def _longformer(i: Places, n: int, w: int, g: int) -> Rows:
-    return _window(i, n, w) | (i < g)[:, None] | (torch.arange(n) < g)[None, :]
+    return (_offset(i, n).abs() <= w) | (i < g)[:, None] | (torch.arange(n) < g)[None, :]
 
 
 def _bigbird(i: Places, n: int, w: int, g: int, r: int, seed: int = 0) -> Rows:
@@ -258,13 +230,15 @@ def _bits(size: str, digits: str) -> str:
 
 
 RULES: dict[str, MaskRule] = {
-    "complete": MaskRule(0, 0, _complete, "complete"),
-    "causal": MaskRule(0, 0, _causal, "causal"),
-    "window": MaskRule(1, 1, _window, "window:w"),
-    "unidirectional": MaskRule(0, 0, _unidirectional, "unidirectional"),
-    "dilated": MaskRule(2, 2, _dilated, "dilated:w:s"),
+    "complete": MaskRule(0, 0, lambda i, n: torch.ones(len(i), n, dtype=torch.bool), "complete"),
+    "causal": MaskRule(0, 0, lambda i, n: _offset(i, n) >= 0, "causal"),
+    "window": MaskRule(1, 1, lambda i, n, w: _offset(i, n).abs() <= w, "window:w"),
+    "unidirectional": MaskRule(0, 0, lambda i, n: (_offset(i, n) == 0) | (_offset(i, n) == 1), "unidirectional"),
+    "dilated": MaskRule(
+        2, 2, lambda i, n, w, s: (_offset(i, n).abs() <= w * s) & (_offset(i, n) % s == 0), "dilated:w:s"
+    ),
     "strided": MaskRule(0, 1, _strided, "strided or strided:s"),
-    "prefix": MaskRule(1, 1, _prefix, "prefix:p"),
+    "prefix": MaskRule(1, 1, lambda i, n, p: (_offset(i, n) >= 0) | (torch.arange(n) < p), "prefix:p"),
     "longformer": MaskRule(2, 2, _longformer, "longformer:w:g"),
     "bigbird": MaskRule(3, 4, _bigbird, "bigbird:w:g:r or bigbird:w:g:r:seed"),
     "edges": MaskRule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),

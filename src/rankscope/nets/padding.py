@@ -90,8 +90,7 @@ class TokenOrder:
 def check_tokens(
     arch: Architecture, like: Tensor, has_memory: bool, X: Tensor, padding: Tensor | None
 ) -> Bool[Tensor, "batch token"]:
-    """Return which positions of X are tokens, or raise `TokensError` if a network cannot take X; `like` is
-    one of its weights."""
+    """Return which positions of X are tokens; `TokensError` if a network with weights `like` cannot take X."""
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         sentence = f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}"

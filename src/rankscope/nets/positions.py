@@ -24,8 +24,7 @@ Table = Float[Tensor, "token half"]
 
 
 def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table, Table], ...]:
-    """Cosine and sine of every angle `position * frequency`, times the layer's scale, computed in float64; by
-    layer, repeating."""
+    """Cosine and sine of every angle `position * frequency`, times the layer's scale; by layer, repeating."""
     half = arch.rotary_width // 2
     usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]

@@ -174,10 +174,17 @@ class Transformer:
         kept = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.valid}
         return storage.fingerprint(self.arch, self.weights, kept)
 
-    def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        inputs: Inputs,
+        tokens: int | None = None,
+        padding: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Encoded:
         """Return (X, padding) of texts: tokenised as the model does, cut to `tokens` (128), embedded, padded.
-        Token ids `[batch, token]`, with their padding, and images are not cut unless `tokens` is given."""
-        X, padding = encoded(self.origin, inputs, tokens, padding)
+        Token ids `[batch, token]` and images are not cut unless `tokens` is given; with token ids comes their
+        padding, as `padding` or as `attention_mask` (those of `steps`)."""
+        X, padding = encoded(self.origin, inputs, tokens, padding_from(padding, attention_mask))
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
     def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
@@ -297,11 +304,9 @@ class Transformer:
         >>> net.variant("san", layers=6)
         Transformer(6 layers, width 8, 2 heads, no skip, no MLP, no norm, torch.float64 on cpu)
         """
-        changes: dict[str, Any] = {
-            "skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip, "mask": mask,
-            "divisor": divisor, "score_cap": score_cap, "kernel": kernel, "activation": activation,
-            "heads": heads,
-        }  # fmt: skip
+        skips = {"skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip}
+        scores = {"mask": mask, "divisor": divisor, "score_cap": score_cap, "kernel": kernel}
+        changes: dict[str, Any] = {**skips, **scores, "activation": activation, "heads": heads}
         if name is not None:
             base = self.variant(**named_changes(self.arch, name)) if name != "transformer" else self
             unchanged = mlp and norm and layers is None and all(value is None for value in changes.values())

@@ -80,8 +80,7 @@ def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
 
 @runtime_checkable
 class Rules(Protocol[State]):
-    """What each part of a block does to a state. `Any` is what an arithmetic has for values, patterns and
-    outputs of heads."""
+    """What each part of a block does to a state; values, patterns and head outputs are of any type."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Whether a branch is computed at all."""
@@ -93,7 +92,7 @@ class Rules(Protocol[State]):
         """The values V that heads mix."""
 
     def pattern(self, block: Block, state: State) -> Any:
-        """P, the attention pattern."""
+        """The attention pattern P of every head."""
 
     def mix(self, block: Block, pattern: Any, values: Any) -> Any:
         """P V, the output of each head."""

@@ -40,7 +40,9 @@ def named_changes(arch: Architecture, name: str) -> dict[str, Any]:
     removes = isinstance(name, str) and name.startswith("transformer")
     base, *parts = str(name).split("-" if removes else "+")
     if base not in ("transformer", "san"):
-        sentence = "a variant must be 'transformer', or 'san' and parts, as san+skip+norm, or transformer-norm and its like"
+        sentence = (
+            "a variant must be 'transformer', or 'san' and parts, as san+skip+norm, or transformer-norm and its like"
+        )
         raise ArchitectureError(f"{sentence}; got {name!r}", subject="variant")
     for part in parts:
         if part not in VARIANT_PARTS:
@@ -94,8 +96,7 @@ def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
 
 
 def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> Architecture:
-    """Return the architecture with those options of `Transformer.variant` changed that are not None (or
-    False, of mlp and norm)."""
+    """Return the architecture with the options of `Transformer.variant` that are given: not None, or False."""
     given = {name: value for name, value in options.items() if value is not None}
     changes: dict[str, Any] = {name: given[name] for name in ("attention_skip", "mlp_skip") if name in given}
     for name in ("attention_skip", "mlp_skip") if "skip" in given else ():

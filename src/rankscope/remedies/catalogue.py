@@ -12,12 +12,9 @@ from rankscope.remedies.names import REMEDY_FILES
 
 
 def _class_of(name: str) -> type[BuiltInRemedy]:
-    module = import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")
-    return next(
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, BuiltInRemedy) and getattr(kind, "name", "") == name
-    )
+    members = vars(import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")).values()
+    kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, BuiltInRemedy)]
+    return next(kind for kind in kinds if getattr(kind, "name", "") == name)
 
 
 REMEDIES: dict[str, type[BuiltInRemedy]] = {name: _class_of(name) for name in REMEDY_FILES}
