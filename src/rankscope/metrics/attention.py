@@ -182,4 +182,5 @@ METRICS = [
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
             "Theorems on averaging speak of attention whose weights sum to one.",
-            equal="as before: it says whether attention averages at all"))]  # fmt: skip
+            equal="as before: it says whether attention averages at all")),
+]  # fmt: skip

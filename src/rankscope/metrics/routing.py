@@ -45,5 +45,5 @@ METRICS = [
         meaning=Meaning("k/E to 1", _BALANCED, "every token goes through one of them (1)",
             "k experts are chosen for each token.", equal="1")),
     Metric("expert_entropy", expert_entropy, "H(load)", r"H(\mathrm{load})", "routing",
-        meaning=Meaning("log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k"
-        ))]  # fmt: skip
+        meaning=Meaning("log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k")),
+]  # fmt: skip
