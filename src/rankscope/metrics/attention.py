@@ -18,13 +18,12 @@ HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 FEW = 256  # the most tokens of which all pairs of rows are compared at once
 NARROW = 0.05  # by how much the weights of a row may miss one in all: bfloat16 has two to three digits
+Valid = Bool[Tensor, "*batch 1 token"]
 RowsOf = Float[Tensor, "*batch head row token"]
 """Some rows of P, zero at padding, in the arithmetic that made them."""
 
 
-def _ready(
-    P: Tensor, padding: Tensor | None
-) -> tuple[Float[Tensor, "*batch head token token"], Bool[Tensor, "*batch 1 token"]]:
+def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch head token token"], Valid]:
     """P in float64 with padded rows and columns zero, and which rows count."""
     if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
         raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
@@ -39,12 +38,12 @@ def _ready(
     return P, valid
 
 
-def _over_rows(value: Float[Tensor, "*batch head token"], valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+def _over_rows(value: Float[Tensor, "*batch head token"], valid: Valid) -> HeadValues:
     """Mean over valid rows; NaN where there is none (0 / 0)."""
     return value.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1)
 
 
-def _nan_where_empty(value: HeadValues, valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+def _nan_where_empty(value: HeadValues, valid: Valid) -> HeadValues:
     return value.masked_fill(~valid.any(-1), torch.nan)
 
 
@@ -71,7 +70,7 @@ def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _over_rows(entropy_of_rows(P, valid), valid)
 
 
-def entropy_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def entropy_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
     entropies = -torch.linalg.vecdot(P, logs)
@@ -103,7 +102,7 @@ def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _over_rows(first_token_of_rows(P, valid), valid)
 
 
-def first_token_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def first_token_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """The weight of each row on the first valid token."""
     first = valid.to(torch.int8).argmax(-1)[..., None, None]
     return P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
@@ -115,7 +114,7 @@ def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _nan_where_empty(defect_of_rows(P, valid).masked_fill(~valid, 0.0).amax(-1), valid)
 
 
-def defect_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def defect_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """The defect of each row, `|sum_j P_ij - 1|`."""
     return (P.sum(-1) - 1).abs()
 

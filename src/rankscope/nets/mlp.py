@@ -24,6 +24,7 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.shapes import Float
 
+Tokens = Float[Tensor, "batch token width"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -94,11 +95,7 @@ def chosen_weights(logits: Float[Tensor, "*batch expert"], experts: Experts) -> 
     return torch.zeros_like(logits).scatter(-1, index, top)
 
 
-def mixed(
-    X: Float[Tensor, "batch token width"],
-    p: Float[Tensor, "batch token expert"],
-    expert: Callable[[Tensor, int], Tensor],
-) -> Float[Tensor, "batch token width"]:
+def mixed(X: Tokens, p: Float[Tensor, "batch token expert"], expert: Callable[[Tensor, int], Tensor]) -> Tokens:
     """`sum_e p_e f_e`: each expert, `expert(rows, e)`, is computed on the tokens that chose it alone."""
     total = torch.zeros_like(X)
     for e in range(p.shape[-1]):

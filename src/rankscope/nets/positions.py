@@ -19,6 +19,8 @@ from rankscope.nets.weights import AttentionWeights, Weights
 from rankscope.shapes import Float, Int
 
 Heads = Float[Tensor, "batch head token head_width"]
+Queries = Float[Tensor, "batch head row head_width"]
+Offsets = Float[Tensor, "offset width"]
 Scores = Float[Tensor, "head row token"]
 Table = Float[Tensor, "token half"]
 
@@ -56,11 +58,7 @@ def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
 
 
 def by_offset(
-    q: Float[Tensor, "batch head row head_width"],
-    layer: AttentionWeights,
-    positions: Float[Tensor, "offset width"],
-    heads: slice = slice(None),
-    start: int = 0,
+    q: Queries, layer: AttentionWeights, positions: Offsets, heads: slice = slice(None), start: int = 0
 ) -> Float[Tensor, "batch head row token"]:
     """`q_i . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1). The queries
     are those of `heads`, and of rows from `start` on."""
@@ -73,7 +71,7 @@ def by_offset(
     return scores.gather(-1, column.expand(*q.shape[:-1], n))
 
 
-def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset width"]:
+def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:
     """Sines then cosines of the offsets n-1, ..., -(n-1) at wavelengths 2 pi .. 10000 * 2 pi."""
     half = arch.width // 2
     power = torch.arange(half, dtype=torch.float64, device=like.device) / half

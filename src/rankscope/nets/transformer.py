@@ -19,7 +19,7 @@ from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
-from rankscope.nets.padding import TokenOrder, check_tokens, padding_from, prepare_tokens
+from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
 from rankscope.nets.pass_settings import Memory, PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.steps import ForwardPass, Step
@@ -29,7 +29,6 @@ from rankscope.nets.variants import HeadChoice, chosen_layers, named_changes, wi
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies.base import Remedy
 from rankscope.remedies.catalogue import remedy as named_remedy
-from rankscope.shapes import Bool, Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -221,12 +220,12 @@ class Transformer:
 
     def prepared(
         self, X: Tensor, padding: Tensor | None, positions: bool = True
-    ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
+    ) -> tuple[Tokens, Valid, TokenOrder | None]:
         """Check tokens and prepare them (`prepare_tokens`); absolute positions are added if `positions`."""
         valid = check_tokens(self.arch, self.weights.like, self.memory is not None, X, padding)
         return prepare_tokens(X, valid, self.weights.positions if positions else None, padding is not None)
 
-    def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
+    def finish(self, X: Tokens) -> Tokens:
         """The last state through the final norm, where there is one."""
         if not self.arch.final_norm:
             return X

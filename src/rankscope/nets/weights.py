@@ -189,12 +189,15 @@ class StreamedLayers(Generic[Item]):
         return tuple(layers[number] for number in self.numbers)
 
 
+Layers = tuple[Layer, ...] | StreamedLayers[Layer]
+"""The layers of a network: in memory, or read one at a time."""
+
+
 @dataclass(frozen=True, repr=False)
 class Weights:
     """All tensors of a network."""
 
-    layers: tuple[Layer, ...] | StreamedLayers[Layer]
-    """A tuple, or layers that are read one at a time (`StreamedLayers`)."""
+    layers: Layers
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
     bias_table: Float[Tensor, "bucket head"] | None = None
@@ -269,16 +272,14 @@ def _members(value: object) -> list[tuple[str, Any]]:
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]
 
 
-def picked(
-    layers: tuple[Item, ...] | StreamedLayers[Item], indices: Sequence[int]
-) -> tuple[Item, ...] | StreamedLayers[Item]:
+def picked(layers: Layers, indices: Sequence[int]) -> Layers:
     """Return some of the layers, in that order; none is read for it."""
     if isinstance(layers, StreamedLayers):
         return StreamedLayers(layers.source, [layers.numbers[index] for index in indices])
     return tuple(layers[index] for index in indices)
 
 
-def release(layers: tuple[Any, ...] | StreamedLayers[Any]) -> None:
+def release(layers: Layers) -> None:
     """Let go of the last layer that was read, at the end of a pass."""
     if isinstance(layers, StreamedLayers):
         layers._last = None
