@@ -60,8 +60,7 @@ def _gelu(z: Tensor, order: int) -> Series:
 
 
 def _sigmoid(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of the sigmoid s by s' = s (1 - s), on the side where s is small: s(z) = 1 -
-    s(-z)."""
+    """Taylor coefficients of the sigmoid s by s' = s (1 - s), on the side where s is small: s(z) = 1 - s(-z)."""
     s = [torch.sigmoid(-z.abs())]
     for k in range(order):
         s.append((s[k] - _product(s, s, k)) / (k + 1))
@@ -143,8 +142,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.zeros_like,
     "silu": torch.sigmoid,
 }
-"""g of the activations that are z g(z), with g(-z) = 1 - g(z); called below zero alone, where it is
-accurate."""
+"""g of the activations that are z g(z), with g(-z) = 1 - g(z); called below zero alone, where it is accurate."""
 
 
 TAIL = {"silu": -35.0, "quick_gelu": -35.0, "gelu": -35.0, "gelu_tanh": -12.0}
@@ -158,8 +156,7 @@ FADING = (*SLOPES, "gelu", "gelu_tanh")  # activations that vanish in their lowe
 
 
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
-    """The difference `tanh(Z + D) - tanh(Z)`; D is d as an ordinary tensor, Z is per token or common to
-    all."""
+    """The difference `tanh(Z + D) - tanh(Z)`; D is d as an ordinary tensor, Z is per token or common to all."""
     Z = Z[:, None] if Z.ndim < D.ndim else Z
     # |D| - |Z| - |Z + D|, without the digits that its terms lose to each other.
     exponent = torch.where(Z * (Z + D) > 0, -2 * torch.minimum(Z.abs(), (Z + D).abs()), 0.0)

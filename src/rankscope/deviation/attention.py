@@ -128,8 +128,7 @@ def with_top_column(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scal
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """The outputs of a layer's heads before the output projection: one common to all tokens, and
-    deviations."""
+    """The outputs of a layer's heads before the output projection: one common to all tokens, and deviations."""
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]

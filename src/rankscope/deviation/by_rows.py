@@ -175,8 +175,7 @@ class PatternByRows:
         return self.logits(rows).softmax(self.maker.visible(rows))
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """The product `Delta V`, for a V whose row j* is zero, block by block; notes `largest` and `log` on
-        the way."""
+        """The product `Delta V`, for a V whose row j* is zero, block by block; notes `largest` and `log` on the way."""
         blocks, output = list(self.maker.blocks()), self._like_rows(V.shape[-1])
         # One tensor for all blocks: small ones kept for each would fragment the memory that blocks free.
         sizes, logs, scales = self.shared.log.new_empty(3, len(blocks), *self.shared.log.shape)
@@ -217,8 +216,7 @@ class PatternByRows:
         return torch.stack([self.others(rows).log_size() for rows in self.maker.blocks()]).amax(0)
 
     def farthest(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
-        """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some
-        rows."""
+        """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some rows."""
         return torch.stack([compute(rows).amax((-2, -1)) for rows in self.maker.blocks()]).amax(0)
 
     def log_matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:

@@ -31,8 +31,7 @@ class BranchRecord(NamedTuple):
 
 
 class HalfRecord(NamedTuple):
-    """One half of a block: a skip and the branches added to it (attention, the MLP, in a parallel block
-    both)."""
+    """One half of a block: a skip and the branches added to it (attention, the MLP, in a parallel block both)."""
 
     before: State
     branches: tuple[BranchRecord, ...]

@@ -80,8 +80,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
 
 
 def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
-    """True for samples whose every unit, of the common token and of every token, lies in the activation's
-    tail."""
+    """True for samples whose every unit, of the common token and of every token, lies in the activation's tail."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
     if not D.shape[1] or not must_compute("mlp.low", low.any()):

@@ -73,8 +73,7 @@ class StateNormOperations:
     perturb: PerturbTensor | None
 
     def root_mean_square(self, state: State, eps: float, *, centred: bool, averaged: bool) -> State:
-        """Divide every token by the root of its (mean) square and eps, without subtracting two normalised
-        rows."""
+        """Divide every token by the root of its (mean) square and eps, without subtracting two normalised rows."""
         return _normalised(state, centred, averaged, eps, self.perturb)
 
 

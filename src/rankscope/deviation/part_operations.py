@@ -47,8 +47,7 @@ class PartOperations(Arithmetic):
         return self.tidy(normed(state, "scale", UNWEIGHTED, 0.0, self.perturb_tensor))
 
     def attend_tokens(self, unit: State, values: State, block: Block) -> State:
-        """Return `softmax(U U^T) V`, U the tokens `unit` and V `values`, over what each token sees in this
-        layer."""
+        """Return `softmax(U U^T) V`, U the tokens `unit` and V `values`, over what each token sees in this layer."""
         h, d = self.perturb(unit.x), self.perturb(unit.R)
         ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
         D = Scaled(d.value @ d.value.mT, 2 * d.log)
@@ -103,12 +102,11 @@ class PartOperations(Arithmetic):
     def subtract_pattern(
         self, P: DeviationPattern, second: DeviationPattern, weight: Tensor, own: Scaled | None = None
     ) -> DeviationPattern:
-        """Return `P - (weight - own_i) second`: `weight` is one number, or `[batch, head, 1]` where it
-        differs between tokens, and `own` `[batch, head, token, 1]` is minus what that of each token has
-        beside it.
+        """Return `P - (weight - own_i) second`: `weight` is one number, or `[batch, head, 1]` where it differs between
+        tokens, and `own` `[batch, head, token, 1]` is minus what that of each token has beside it.
 
-        Shared is `p_1 - w p_2`, and not shared `Delta_1 - w Delta_2 + own_i (p_2 + Delta_2)`, without column
-        j* of P. Rows sum to `total - w`, and each to `own_i` beside.
+        Shared is `p_1 - w p_2`, and not shared `Delta_1 - w Delta_2 + own_i (p_2 + Delta_2)`, without column j* of P.
+        Rows sum to `total - w`, and each to `own_i` beside.
         """
         column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
         Delta = second.by_head
@@ -173,9 +171,8 @@ def _steeper(a: Logits, b: Logits) -> Logits:
 
 
 def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
-    """(e, E - 1 e^T) of E = P - C, as in `shape_pattern`; column j* of the second counts only where rows do
-    not see alike. Of a pattern that another part has changed, which need not be near C, E is the
-    difference."""
+    """(e, E - 1 e^T) of E = P - C, as in `shape_pattern`; column j* of the second counts only where rows do not see
+    alike. Of a pattern that another part has changed, which need not be near C, E is the difference."""
     if P.signed or P.logits is None:
         C = average(P.visible).to(P.p)
         c = C[samples, :, last]
@@ -196,8 +193,7 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
 
 
 def _less_average(scores: Scaled, visible: Visible) -> Scaled:
-    """The softmax of scores minus C, the average over what each row sees; zero for a row that sees
-    nothing."""
+    """The softmax of scores minus C, the average over what each row sees; zero for a row that sees nothing."""
     scores = scores.mapped(lambda t: torch.where(visible, t, torch.zeros_like(t))).normalised()
     C = average(visible).to(scores.value)
     size = spread(scores.log.clamp(-STEEPEST, 0.0).exp(), scores.value)

@@ -148,8 +148,7 @@ def rounded(step: DeviationStep) -> DeviationStep:
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What a pass starts from: the network in float64, its input as a state, and the settings of its
-    layers."""
+    """What a pass starts from: the network in float64, its input as a state, and the settings of its layers."""
 
     net: Transformer
     state: State
@@ -162,8 +161,7 @@ class PassInputs:
     def of(
         cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False, by_rows: bool = False
     ) -> "PassInputs":
-        """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of
-        `propagate`."""
+        """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of `propagate`."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:

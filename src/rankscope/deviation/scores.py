@@ -4,10 +4,9 @@ With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score is
 
     q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
 
-For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}; of order e^s where keys are of a
-memory, in cross-attention. Positions put terms of order one, and of order e^s, into D. The row of D whose
-entries are smallest is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at
-the size of a larger one.
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}; of order e^s where keys are of a memory,
+in cross-attention. Positions put terms of order one, and of order e^s, into D. The row of D whose entries are smallest
+is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
 from collections.abc import Callable

@@ -77,8 +77,7 @@ def _steps(state: State, outputs: Sequence[BlockOutput]) -> list[DeviationStep]:
 
 
 def _perturbation_fits(inputs: PassInputs) -> bool:
-    """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass
-    reads it."""
+    """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass reads it."""
     arch, (samples, tokens) = inputs.net.arch, inputs.state.valid.mask.shape
     memory = inputs.settings.memory
     columns = max(tokens, 0 if memory is None else memory.valid.shape[1])

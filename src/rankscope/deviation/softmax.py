@@ -1,18 +1,17 @@
 """The softmax of a state's scores, split into the row that all rows of P share and what they do not.
 
-`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`;
-the scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
+`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`; the
+scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
 
-The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its
-largest entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and
-D_ij* = 0 in every row (one more constant along rows). Then P_ij = e^{w_j + D_ij} / S_i with
+The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its largest
+entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and D_ij* = 0 in every
+row (one more constant along rows). Then P_ij = e^{w_j + D_ij} / S_i with
 
     S_i = sum_{j seen by i} e^{w_j + D_ij} = 1 + m_i,    P_ij - p_j = p_j expm1(D_ij - log S_i),
 
-where m_i has p_j expm1(D_ij) for columns visible to both rows, e^{w_j + D_ij} for those visible to row i
-alone,
--p_j for those visible to the reference row alone. When e^{2s} leaves floating point's range, expm1(D) is D
-and 2s goes into the scale; so does log p where p underflows.
+where m_i has p_j expm1(D_ij) for columns visible to both rows, e^{w_j + D_ij} for those visible to row i alone, -p_j
+for those visible to the reference row alone. When e^{2s} leaves floating point's range, expm1(D) is D and 2s goes into
+the scale; so does log p where p underflows.
 """
 
 from typing import NamedTuple
@@ -31,8 +30,7 @@ FAR = 30.0  # scores above the reference row's by more than this are formed as s
 
 
 class ReferenceRow(NamedTuple):
-    """What the rows of P have in common, by head: the reference row and the scales of what deviates from
-    it."""
+    """What the rows of P have in common, by head: the reference row and the scales of what deviates from it."""
 
     ref: Float[Tensor, "batch head token"]
     log: LogScales  # the log-scale of D
@@ -136,9 +134,8 @@ def _steep(
     seen: Tensor,
     log_P: Tensor,
 ) -> tuple[Tensor, LogScales]:
-    """(Delta_ij = p_j expm1(D_ij - log S_i), its log-scale), products of small p and large e^D formed as sums
-    of their logs. Arguments are those of `_far`, and `log_P` the log of the pattern by a plain
-    log-softmax."""
+    """(Delta_ij = p_j expm1(D_ij - log S_i), its log-scale), products of small p and large e^D formed as sums of their
+    logs. Arguments are those of `_far`, and `log_P` the log of the pattern by a plain log-softmax."""
     D = U * size
     log_weight, log_others = log_w[:, :, None], log_others[:, :, None]
     p = log_others.masked_fill(~seen, -torch.inf).exp()  # without column j*

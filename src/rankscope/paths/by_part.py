@@ -71,9 +71,8 @@ def by_layer(frozen: Frozen) -> pl.DataFrame:
 
     sample · layer · part · norm · residual · share · residual_share · cosine
 
-    of everything that passes through it: its size and residual at the output, its share of the output
-    (`<term, output> / <output, output>`) and of the output's residual (NaN where that is noise), its cosine
-    with the output.
+    of everything that passes through it: its size and residual at the output, its share of the output (`<term, output>
+    / <output, output>`) and of the output's residual (NaN where that is noise), its cosine with the output.
     """
     rules = _PartTracker(frozen)
     terms = Terms(frozen.X[None], rules.start)
@@ -88,13 +87,12 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
 
     sample · layer · head · norm · share · residual_share · contraction · averaging · dobrushin
 
-    `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a
-    head that is not active. `share` and `residual_share`: what everything that passes through it is of the
-    output, and of the output's residual. `contraction`: the residual of what it says over that of what it
-    reads, `mu(P_h Z W_h) / mu(Z)`; `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows
-    sum to one at most `sqrt(n / 2)` times Dobrushin's coefficient of P_h, n the number of tokens. Where Z is
-    uniform as far as the arithmetic can see, both would be noise: NaN, as is `residual_share` where the
-    output is uniform.
+    `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a head that is
+    not active. `share` and `residual_share`: what everything that passes through it is of the output, and of the
+    output's residual. `contraction`: the residual of what it says over that of what it reads, `mu(P_h Z W_h) / mu(Z)`;
+    `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows sum to one at most `sqrt(n / 2)` times
+    Dobrushin's coefficient of P_h, n the number of tokens. Where Z is uniform as far as the arithmetic can see, both
+    would be noise: NaN, as is `residual_share` where the output is uniform.
     """
     if frozen.net.streamed:
         raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")

@@ -39,9 +39,8 @@ LENGTH = "length of the path: heads in it"
 
 
 def lengths_chart(table: pl.DataFrame) -> fig.Chart:
-    """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative
-    residual of the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is
-    `ByLength.table`."""
+    """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative residual of
+    the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is `ByLength.table`."""
     views = length_views(table)
     rows = table.filter(pl.col("start") != "all")
     starts = {

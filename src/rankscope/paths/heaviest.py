@@ -210,8 +210,7 @@ class _GainRules(Arithmetic):
         return torch.maximum(past, branches["attention"]) if half.attends else past
 
     def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
-        """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they
-        say it."""
+        """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they say it."""
         done_paths = getattr(part, "lengthens", None)
         if done_paths is not None:
             return gain * done_paths(block)

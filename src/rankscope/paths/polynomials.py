@@ -1,14 +1,13 @@
 """All paths by their length, exactly: their sums, by a dynamic programme over the layers, and their number.
 
-A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k
-through the first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and
-skips alone
+A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k through the
+first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and skips alone
 
     Y_l[k] = skip Y_{l-1}[k] + sum_h P_h Y_{l-1}[k-1] W_h,
 
-so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial
-beside what starts at the embedding: a value bias, or the bias of a norm before the heads, passes through
-heads of its own layer; an output bias does not. `by_length` in `lengths.py` calls both functions.
+so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial beside what
+starts at the embedding: a value bias, or the bias of a norm before the heads, passes through heads of its own layer; an
+output bias does not. `by_length` in `lengths.py` calls both functions.
 """
 
 from collections.abc import Iterator

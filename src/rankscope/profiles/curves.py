@@ -1,9 +1,8 @@
 """What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic.
 
-`profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for
-both: which metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes,
-steps, a column for each) there are, how one is chosen, how it is drawn (`figures.py`), and the card that a
-notebook shows.
+`profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for both: which
+metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes, steps, a column for each)
+there are, how one is chosen, how it is drawn (`figures.py`), and the card that a notebook shows.
 """
 
 from abc import abstractmethod

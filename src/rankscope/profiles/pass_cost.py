@@ -1,21 +1,20 @@
 """What a pass will cost in memory and in time, told before it starts.
 
-Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches
-do (`batches_beside`), and by the command line, which says how long it will take (`seconds`).
+Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches do
+(`batches_beside`), and by the command line, which says how long it will take (`seconds`).
 
-**Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand
-its scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive
-at the peak. Where deviation arithmetic goes by blocks of rows, what is needed grows with the tokens alone:
-`STATES` are alive, and some blocks.
+**Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
+scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
+Where deviation arithmetic goes by blocks of rows, what is needed grows with the tokens alone: `STATES` are alive, and
+some blocks.
 
 **Time.** A pass of n tokens through a layer multiplies and adds
 
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
-times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give.
-Divided by how many of these this machine does a second in a product of matrices, and times what the
-arithmetic costs beside a plain pass (`PASSES`), that is the time, within a factor of two; files that are read
-on the way take longer.
+times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give. Divided by
+how many of these this machine does a second in a product of matrices, and times what the arithmetic costs beside a
+plain pass (`PASSES`), that is the time, within a factor of two; files that are read on the way take longer.
 """
 
 import math
@@ -89,8 +88,7 @@ def check_memory(
 
 
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
-    """The number of batches of a pass that memory holds at a time, at least one; `kind` as in
-    `check_memory`."""
+    """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
     rows = kind not in MATRICES
     size = batch * by_rows(arch, tokens) if rows else MATRICES[kind] * size_of_attention(arch, batch, tokens)

@@ -1,9 +1,8 @@
 """One layer of a pass as readers see it, in floating point or in deviation arithmetic.
 
-Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the
-network ran on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then
-`agreement.py` compares them with the second pass. What several readers need is computed once, what none asks
-for never.
+Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the network ran
+on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then `agreement.py` compares
+them with the second pass. What several readers need is computed once, what none asks for never.
 """
 
 import math
