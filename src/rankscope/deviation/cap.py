@@ -43,7 +43,7 @@ def capped(
     share = quotient(1.0, cap, ref.value)
     c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
     rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
-    parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
+    parts = [(part * share).heads_as_samples().normalised() for part in (c, rows, ref, D)]
     top = torch.stack([part.log for part in parts]).amax(0)
     top = top if largest is None else largest.flatten() - math.log(cap)
     cut = (top - STEEPEST).clamp(min=0.0)
@@ -86,8 +86,3 @@ def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scal
     for corner in corners:
         slope = slope / (1 + (-2 * corner.abs()).exp())
     return Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
-
-
-def _apart(part: Scaled) -> Scaled:
-    """The same numbers with heads as samples."""
-    return Scaled(part.value.flatten(0, 1), part.log.flatten())

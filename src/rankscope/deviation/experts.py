@@ -27,8 +27,6 @@ from rankscope.nets.mlp import Experts
 from rankscope.nets.weights import ExpertWeights, Linear
 
 PerturbScaled = Callable[[Scaled], Scaled]
-Shares = tuple[Tensor, Scaled]
-"""Routing weights as (p `[batch, expert]`, Delta `[batch, token, expert]`): those of token i are p + Delta_i."""
 
 
 def mixture(
@@ -93,8 +91,8 @@ def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
     return p[:, 1], Delta.mapped(lambda v: v[..., 1])
 
 
-def _split(scores: Scores, seen: Tensor, state: State) -> Shares:
-    """The softmax of scores over the experts in `seen`, as p and Delta."""
+def _split(scores: Scores, seen: Tensor, state: State) -> tuple[Tensor, Scaled]:
+    """The softmax of scores over the experts in `seen`, as p `[batch, expert]` and Delta `[batch, token, expert]`."""
     pattern = split(scores, seen, state.valid, tokens=False)
     Delta = pattern.by_head
     return pattern.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

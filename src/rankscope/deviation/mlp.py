@@ -24,8 +24,7 @@ from rankscope.nets.weights import Linear, MLPWeights
 from rankscope.shapes import Bool
 
 LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
-LINEAR = 1e3
-"""Beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
+LINEAR = 1e3  # beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits
 MOST_TERMS = 19
 REACH = 250.0  # the |log| of the size of z and d within which activations are evaluated as they are
 

@@ -36,8 +36,7 @@ from rankscope.nets.weights import Linear
 
 CACHED = {"cpu": 2**22}
 """The longest random row that is kept for later passes, by device; 2^25 elsewhere, where drawing takes long."""
-CALLS_PER_LAYER = 1000
-"""By how much the count of calls at the start of a layer exceeds that of the layer before."""
+CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
 UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
 
@@ -106,8 +105,7 @@ def _kept(seed: int, length: int, device: torch.device) -> Tensor:
     return row[:length]
 
 
-TORN = 1e-11
-"""A token shorter than this share of the terms that it is the sum of may be zero but for rounding."""
+TORN = 1e-11  # a token shorter than this share of the terms that it is the sum of may be zero but for rounding
 
 
 class SignLosses:
@@ -229,13 +227,11 @@ class PerturbedDeviation(_Perturbed, Deviation):
 
     def scores(self, block: Block, state: State) -> Scores:
         """The scores of the layer, perturbed."""
-        ref, D = super().scores(block, state)
-        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
+        return Scores(*map(self.of_scores.scaled, super().scores(block, state)))
 
     def cross_scores(self, cross_block: Block, state: State) -> Scores:
         """The scores of cross-attention, perturbed."""
-        ref, D = super().cross_scores(cross_block, state)
-        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
+        return Scores(*map(self.of_scores.scaled, super().cross_scores(cross_block, state)))
 
     def perturb(self, part: Scaled) -> Scaled:
         """A product with a matrix or an activation, perturbed before the product that follows."""

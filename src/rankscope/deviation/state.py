@@ -90,10 +90,9 @@ class State:
     @classmethod
     def of_heads(cls, R: Scaled, valid: ValidTokens) -> "State":
         """Rows `[batch, head, token, width]` as a state of batch * head samples, without a common token."""
-        value = R.value.flatten(0, 1)
-        x = Scaled.plain(value.new_zeros(len(value), value.shape[2])).normalised()
-        valid = ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
-        return cls(x, Scaled(value, R.log.flatten()).mapped(valid.zero_padding), valid)
+        rows, valid = R.heads_as_samples(), ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
+        x = Scaled.plain(rows.value.new_zeros(len(rows.value), rows.value.shape[2])).normalised()
+        return cls(x, rows.mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
         """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;

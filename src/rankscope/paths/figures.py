@@ -32,8 +32,7 @@ HEADS = {
     "residual_share": "share of the output's residual that passes through a head",
 }
 """Columns of `Decomposition.by_head`, and what each is."""
-LABELLED = 400
-"""Heads up to which each has its number written into it."""
+LABELLED = 400  # heads up to which each has its number written into it
 RESIDUAL = fig.Formula("‖res T‖₁,∞ / ‖T‖₁,∞", r"\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}")
 LENGTH = "length of the path: heads in it"
 

@@ -32,8 +32,7 @@ from rankscope.nets.tensors import layer_shapes
 
 MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
-STATES = 12.0
-"""By rows, the second pass included: so many numbers of each token, for each of its width and the MLP's."""
+STATES = 12.0  # by rows, the second pass included: so many numbers of each token, for each of its width and the MLP's
 BLOCKS = 20  # and so many blocks of rows
 OF_HEADS = 4.0  # and where heads are read, so many like what all of them add
 UNNOTICED = 2**28  # bytes that are not worth a question
@@ -90,15 +89,13 @@ def check_memory(
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
     """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    rows = kind not in MATRICES
-    size = batch * by_rows(arch, tokens) if rows else MATRICES[kind] * size_of_attention(arch, batch, tokens)
+    size = batch * _sample_bytes(arch, tokens, kind)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
-def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool) -> float:
-    if kind not in MATRICES:
-        return by_rows(arch, tokens, heads)
-    return MATRICES[kind] * size_of_attention(arch, 1, tokens)
+def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool = False) -> float:
+    in_matrices = MATRICES.get(kind)
+    return by_rows(arch, tokens, heads) if in_matrices is None else in_matrices * size_of_attention(arch, 1, tokens)
 
 
 def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:

@@ -41,8 +41,7 @@ ARITHMETICS: dict[str, torch.dtype] = {
 }
 
 Result = TypeVar("Result")
-Progress = Callable[[int, int], None]
-"""Called with (done, in all), here after each layer; what it raises ends the work."""
+Progress = Callable[[int, int], None]  # called with (done, in all), here after each layer; what it raises ends the work
 
 
 class PassRecord(NamedTuple):
