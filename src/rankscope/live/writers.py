@@ -34,7 +34,7 @@ class JSONLines:
         path: The file; folders on the way are made.
 
     >>> import tempfile, polars as pl
-    >>> from rankscope.live.monitor.measurement import TRAINING
+    >>> from rankscope.runs.training import TRAINING
     >>> writer = JSONLines(Path(tempfile.mkdtemp()) / "measurements.jsonl")
     >>> rows = pl.DataFrame([{"step": 100, "metric": "loss", "value": 0.5}], schema=TRAINING)
     >>> writer(Measurement(100, rows))
