@@ -14,7 +14,6 @@ residual and its log-scale, at any scale; `METRICS` at the end says everything e
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -166,6 +165,7 @@ def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "me
     return reading_of_tokens(power * log_residual(tokens, norm, centre, relative), tokens)
 
 
+FROM_NORMS = ("composite", "frobenius")  # the norms that `watch` takes without the metrics
 SAME, DIFFER = "tokens are nearly the same", "tokens differ"
 SIZE = "In the tokens' own units: it grows when a network makes its tokens larger, though none moves apart."
 ABOVE_ONE = (
@@ -181,19 +181,24 @@ VERDICT = (
 CLOUD = "The cloud of a report says this of the one excerpt that it draws; its verdict, relative_residual."
 
 
+def _of_norm(
+    compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, relative: bool, meaning: Meaning, **more: Any
+) -> Metric:
+    """A norm of the residual, or its share of the same norm of the tokens."""
+    rule = partial(_rule, norm=norm, relative=relative)
+    more |= {"direction": 1, "share": relative, "rule": rule, "centres": True, "from_norms": norm in FROM_NORMS}
+    return Metric(compute.__name__, compute, symbol, tex, meaning=meaning, **more)
+
+
 def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, large: str) -> Metric:
-    """A norm of the residual."""
-    scale, rule = partial(token_norm, norm=norm), partial(_rule, norm=norm, relative=False)
-    metric = Metric(compute.__name__, compute, symbol, tex, direction=1, degree=1, scale=scale, rule=rule, centres=True)
-    return replace(metric, meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"))
+    meaning, scale = Meaning("0 and above", SAME, large, SIZE, equal="0"), partial(token_norm, norm=norm)
+    return _of_norm(compute, norm, symbol, tex, False, meaning, degree=1, scale=scale)
 
 
 def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
-    """A norm of the residual as a share of the same norm of the tokens."""
     of_tokens, of_tokens_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
-    symbol, tex, rule = f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", partial(_rule, norm=norm, relative=True)
-    metric = Metric(compute.__name__, compute, symbol, tex, direction=1, share=True, rule=rule, centres=True)
-    return replace(metric, meaning=Meaning(small=SAME, equal="0", **words))
+    meaning = Meaning(small=SAME, equal="0", **words)
+    return _of_norm(compute, norm, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", True, meaning)
 
 
 _Norm = tuple[Norm, str, str]  # a norm, and how a terminal and a figure write that of the residual

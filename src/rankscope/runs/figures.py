@@ -35,8 +35,8 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
         [(f"step {step}, layer {layer}\n", index, "") for step, index in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
-    ends = (powers.low, powers.high) if powers is not None else _ends(grid.value)
-    cells = fig.Heatmap(grid.steps, grid.layers, numbers, _unit(metric), powers, ends, hover=hover)
+    limits = (powers.low, powers.high) if powers is not None else ends(grid.value)
+    cells = fig.Heatmap(grid.steps, grid.layers, numbers, _unit(metric), powers, limits, hover=hover)
     last, steps = grid.layers[-1] if grid.layers else 0, training.steps[-1] if training.steps else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
@@ -156,7 +156,7 @@ def _on_axis(values: np.ndarray, powers: fig.Powers | None) -> np.ndarray:
 
 
 def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.ndarray) -> fig.Axis:
-    low, high = _ends(values)
+    low, high = ends(values)
     flat = powers is None and high - low <= 1e-9 * abs(high) and high  # plotly would draw from -1 to 1
     return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
 
@@ -202,13 +202,14 @@ def _numbers(grid: Grid) -> list[list[str]]:
     return [[_number(value) + note for value, note in zip(*row, strict=True)] for row in rows]
 
 
-def _ends(values: np.ndarray) -> tuple[float, float]:
+def ends(values: np.ndarray) -> tuple[float, float]:
+    """The least and the largest finite value; 0 and 1 if there is none."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
 
 
 def _span(values: np.ndarray) -> str:
-    return "from {:.3g} to {:.3g}".format(*_ends(values))
+    return "from {:.3g} to {:.3g}".format(*ends(values))
 
 
 def _table(grids: Sequence[Grid]) -> dict[str, list[object]]:
