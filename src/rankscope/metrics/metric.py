@@ -2,7 +2,7 @@
 
 The built-in metrics are made in the file of their family (`residuals.py`, `spectrum.py`, `cosine.py`,
 `attention.py`, `routing.py`), next to the functions that compute them; `catalogue.py` finds them by name. A
-metric of one's own is made in the same way and goes wherever a name goes.
+metric that you write is made in the same way and goes wherever a name goes.
 
 Floating point cannot tell tokens apart that differ by less than a rounding error: below the **floor** a value
 is noise. A metric that is a ratio has the floor `ROUNDING * eps`; an absolute one that times the scale of its
@@ -64,9 +64,9 @@ class Meaning(NamedTuple):
     range: str
     """Between which values it lies."""
     small: str
-    """What a small value says."""
+    """What a small value means."""
     large: str
-    """What a large value says."""
+    """What a large value means."""
     note: str = ""
     """What else one should know to read it."""
     equal: str = ""
@@ -96,7 +96,7 @@ class Metric:
     of: Of = "tokens"
     """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
     meaning: Meaning | None = None
-    """Its range, what small and large values say, and its value where all tokens are equal."""
+    """Its range, what small and large values mean, and its value where all tokens are equal."""
 
     # What it says about collapse.
     direction: Literal[-1, 0, 1] = 0

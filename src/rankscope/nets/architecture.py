@@ -176,7 +176,7 @@ def _label(value: Any) -> str:
     """What a file calls an object of the user's own."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     names = [field.name for field in fields if field.name not in ("name", "place")]
-    numbers = [f"{name}={number!r}" for name in names if isinstance(number := getattr(value, name), int | float | str)]
+    numbers = [f"{name}={held!r}" for name in names if isinstance(held := getattr(value, name), int | float | str)]
     return f"own:{value.name}" + (f"({', '.join(numbers)})" if numbers else "")
 
 

@@ -138,10 +138,10 @@ def _scores(arch: ArchitectureFields) -> Problems:
 
 
 def _kernel_number(arch: ArchitectureFields) -> Problems:
-    name, colon, number = arch.kernel.partition(":") if isinstance(arch.kernel, str) else ("", "", "")
+    name, colon, k = arch.kernel.partition(":") if isinstance(arch.kernel, str) else ("", "", "")
     if name in ("linformer", "sinkhorn"):
         least = 1 if name == "linformer" else 0
-        if not (number.isdecimal() and int(number) >= least):
+        if not (k.isdecimal() and int(k) >= least):
             yield "kernel", f"kernel {name} must be written {name}:k with k >= {least}; got {arch.kernel!r}"
     elif colon:
         yield "kernel", f"kernel {name!r} takes no number; got {arch.kernel!r}"

@@ -49,7 +49,7 @@ def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64)
 
 
 def machine_memory() -> int:
-    """Bytes of this machine's memory; 2^63 where the system does not say."""
+    """Bytes of this machine's memory; 2^63 where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -57,7 +57,7 @@ def machine_memory() -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that are free on a device; None where the system does not say."""
+    """Bytes of memory that are free on a device; None where the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -67,7 +67,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _meminfo() -> int | None:
-    """What Linux says is available."""
+    """The memory that Linux reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -159,8 +159,8 @@ class ArchitectureFields:
         return self._kernel_number("sinkhorn")
 
     def _kernel_number(self, kernel: str) -> int | None:
-        name, _, number = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
-        return int(number) if name == kernel else None
+        name, _, k = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
+        return int(k) if name == kernel else None
 
     def rotary_scale_of(self, layer: int) -> float:
         """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""

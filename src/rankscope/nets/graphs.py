@@ -1,6 +1,6 @@
 """A mask as a directed graph on the tokens: what can reach what, and in how many layers.
 
-The edge (j, i) says that token i attends to token j, so information runs from j to i. A **centre** reaches every token;
+The edge (j, i) means that i attends to j, so information runs from j to i. A **centre** reaches every token;
 the graph is **quasi-strongly connected** when a centre exists, and **strongly connected** when every token is one. The
 **radius** is, over centres, the smallest largest distance to any token: the number of layers after which some token has
 reached all. The **diameter** is the largest distance between any two tokens. (Wu et al. 2024, section 2.)

@@ -13,7 +13,7 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
 P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
-tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`, made as those in `KERNELS`
+tokens are the same but for cross-attention. Your own kernel is a `Kernel`, made as those in `KERNELS`
 are; a new built-in one is added to that list.
 """
 

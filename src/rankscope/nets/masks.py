@@ -17,7 +17,7 @@
 | `edges:0>1,0>2`        | the listed sources (source > target) and itself                           |
 | `matrix:n:hex`         | a fixed matrix of n tokens (made by `from_matrix`)                        |
 
-`a&b` keeps what both allow: `causal&window:4` is a causal sliding window. A mask of one's own is a `Mask`.
+`a&b` keeps what both allow: `causal&window:4` is a causal sliding window. Your own mask is a `Mask`.
 """
 
 import math
@@ -37,7 +37,7 @@ Places = Int[Tensor, " row"]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask of one's own: a name, and the boolean matrix `M[i, j]` on n tokens.
+    """A mask that you write yourself: a name, and the boolean matrix `M[i, j]` on n tokens.
 
     >>> even = Mask("even", lambda n: torch.eye(n, dtype=torch.bool) | (torch.arange(n) % 2 == 0))
     >>> matrix(even, 3).int().tolist()
@@ -151,7 +151,7 @@ def from_matrix(M: Tensor) -> str:
 
 
 def _check(part: str) -> tuple[MaskRule, list[int | str]]:
-    """The rule of one spec and its numbers, or a sentence that says what the spec should be."""
+    """The rule of one spec and its numbers, or `MaskError`."""
     name, *arguments = part.strip().split(":")
     if name not in RULES:
         raise MaskError(one_of("mask", name, RULES), subject="mask")

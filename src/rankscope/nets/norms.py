@@ -7,7 +7,7 @@
 | `scale` | `x / sqrt(|x|^2 + eps)` (Wu et al. 2024: `LN(X) = D X`)      |
 | `none`  | x                                                            |
 
-A norm of one's own is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
+Your own norm is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
 """
 
 from collections.abc import Callable

@@ -48,7 +48,7 @@ class Origin(Protocol):
 
 
 def weights_of(described: Mapping[str, Any]) -> str:
-    """What an origin says of the weights, in words: wherever a network is named, this stands beside.
+    """The kind of a network's weights in words, for wherever the network is named.
 
     >>> weights_of({"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
     'random weights (seed 0, init bert)'

@@ -71,7 +71,7 @@ def write(folder: str | Path, arch: Architecture, state: dict[str, Tensor], abou
 
 
 def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str, Any]]:
-    """(architecture, tensors, all that `rankscope.json` says)."""
+    """(architecture, tensors, all fields of `rankscope.json`)."""
     path = Path(folder)
     try:
         fields = json.loads((path / ABOUT).read_text(encoding="utf-8"))

@@ -62,7 +62,7 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
 
 
 def part_tensors(arch: Architecture, index: int, generator: Generator | None = None) -> dict[str, Tensor]:
-    """What parts start from in layer `index`, by its name there; drawn where one says so."""
+    """The initial tensors of parts in layer `index`, by name; random ones are drawn from the generator."""
     generator = generator or Generator().manual_seed(0)
     return {
         f"parts.{part.name}.{name}": tensor

@@ -79,7 +79,7 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
 
 
 def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
-    """The architecture of the chosen layers; what it says by layer follows them."""
+    """The architecture of the chosen layers, with their fields that are given by layer."""
     changes: dict[str, Any] = {"layers": len(chosen)}
     if isinstance(arch.mask, str) and ";" in arch.mask:
         changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)

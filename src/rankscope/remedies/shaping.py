@@ -35,12 +35,12 @@ class PatternShaping(BuiltInRemedy):
 
     def of_heads(self, block: Any, like: Tensor) -> tuple[Tensor, ...]:
         """Return the three of a layer, `[head]` or one for all."""
-        return tuple(number.to(like) for number in self.coefficients(block.weights.parts.get(self.name, {})))
+        return tuple(weight.to(like) for weight in self.coefficients(block.weights.parts.get(self.name, {})))
 
     def plain(self, P: Pattern, block: Any, rules: Any, inside: Any) -> Pattern:
         """`alpha I + beta P - gamma C`; rows of padding stay zero."""
         C = rules.settings.averages(rules.arch.mask_of(block.index))
-        alpha, beta, gamma = (number[:, None, None] for number in self.of_heads(block, P))
+        alpha, beta, gamma = (weight[:, None, None] for weight in self.of_heads(block, P))
         identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
         identity = identity * rules.settings.valid[:, None, :, None]
         return alpha * identity + beta * P - gamma * C.to(P.dtype)
