@@ -269,8 +269,7 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def _in_this_thread() -> Iterator[None]:
-    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be
-    used again."""
+    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be used again."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

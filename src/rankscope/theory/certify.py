@@ -165,9 +165,8 @@ def certify(
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear
-            programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean
-            may lose.
+        centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for
+            small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
         variant: The name of the network in the manifest.
         progress: Called as `progress(done, total)` after each sample.
         device: Where to run; the CPU if left out: small matrices and linear programmes gain little elsewhere.

@@ -57,9 +57,8 @@ def counterexample(d: int) -> tuple[Transformer, Float[Tensor, "1 token width"]]
     width = d + 1
     a = math.log(SHARPNESS * d)
     arch = Architecture(
-        layers=1, width=width, heads=1, mlp="none", norm="none", attention_skip=0.0, biases=("query",),
-        divisor=1.0,
-    )  # fmt: skip
+        layers=1, width=width, heads=1, mlp="none", norm="none", attention_skip=0.0, biases=("query",), divisor=1.0
+    )
     eye = torch.eye(width, dtype=torch.float64)
     active = torch.ones(width, dtype=torch.float64)
     active[0] = 0.0
@@ -100,9 +99,7 @@ def non_collapsing_network(width: int, heads: int, layers: int, scale: float, se
     """
     if width % 2:
         raise ArchitectureError(f"width must be even, to read and to write; got {width}", subject="width")
-    arch = Architecture(
-        layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False,
-    )  # fmt: skip
+    arch = Architecture(layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False)
     tensors = Transformer.random(arch, seed, init="xavier").state()
     for name, tensor in tensors.items():
         if name.endswith("value.weight"):

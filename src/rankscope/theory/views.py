@@ -25,16 +25,13 @@ class Quantity:
 
 
 QUANTITIES = {
-    "residual": Quantity(
-        "‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"
-    ),
+    "residual": Quantity("‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"),
     "mu": Quantity("‖res X‖F", "µ", "µ, the residual in Frobenius norm", r"$\mu(X) = \|\mathrm{res}\,X\|_F$"),
     "diameter": Quantity(
-        "largest distance", "D", "largest distance of two tokens",
-        r"largest distance of two tokens, $\max |x_i - x_j|$",
+        "largest distance", "D", "largest distance of two tokens", r"largest distance of two tokens, $\max |x_i - x_j|$"
     ),
     RANK: Quantity("rank res X", "rank", "affine rank", r"$\mathrm{rank\,res}\,X$"),
-}  # fmt: skip
+}
 
 
 def quantity(name: str) -> Quantity:

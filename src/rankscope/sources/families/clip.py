@@ -35,9 +35,8 @@ class Tower(Family):
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm; a last norm where the tower's output has one."""
         return architecture_from(
-            config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask,
-            final_norm=bool(self.final_norm),
-        )  # fmt: skip
+            config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask, final_norm=bool(self.final_norm)
+        )
 
 
 class ClipText(Tower):
