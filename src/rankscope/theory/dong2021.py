@@ -44,6 +44,7 @@ An upper bound only: the skip keeps tokens apart, and lower bounds are in `lower
 """
 
 import math
+from itertools import accumulate
 
 import numpy as np
 
@@ -51,7 +52,7 @@ from rankscope.deviation.scaled import LOWEST
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import Hypothesis
-from rankscope.theory.logs import log, log_expm1, plus, running_maximum, times
+from rankscope.theory.logs import log, log_expm1, plus, times
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, theorem
 from rankscope.theory.weight_norms import EPS
 
@@ -82,7 +83,7 @@ def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
 
 def cubed(bases: list[float], start: float) -> list[float]:
     """log of `base_l^((3^l - 1)/2) start^(3^l)` for l = 1.., base_l the largest of the first l."""
-    largest = np.array(running_maximum(bases))
+    largest = np.array(list(accumulate(bases, lambda largest, base: max(base, largest))))
     logs = np.full(len(largest), start)
     with np.errstate(over="ignore", invalid="ignore"):
         for layer in range(len(largest)):

@@ -5,18 +5,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import (
-    SMALL,
-    SMALL_TEXT,
-    Family,
-    architecture_from,
-    image_embedding,
-    norm_weights,
-    projections,
-)
-
-TEXT = SMALL_TEXT | {"intermediate_size": 24, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-IMAGE = SMALL | {"intermediate_size": 24, "image_size": 12, "patch_size": 4}
+from rankscope.sources.families.family import Family, architecture_from, image_embedding, norm_weights, projections
 
 
 class Tower(Family):
@@ -45,7 +34,6 @@ class ClipText(Tower):
     name, types = "clip_text", ("clip_text_model",)
     inside, final_norm, mask = "text_model", "final_layer_norm", "causal"
     embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
-    tiny_fields: ClassVar = {"text": ("CLIPTextConfig", TEXT)}
 
 
 class ClipVision(Tower):
@@ -53,7 +41,6 @@ class ClipVision(Tower):
 
     name, types = "clip_vision", ("clip_vision_model",)
     inside, continuous_inputs = "vision_model", True
-    tiny_fields: ClassVar = {"image": ("CLIPVisionConfig", IMAGE)}
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions, through a norm."""
@@ -67,7 +54,6 @@ class SiglipText(ClipText):
     name, mask = "siglip_text", "complete"
     types = ("siglip_text_model",)
     loader = "SiglipTextModel"
-    tiny_fields: ClassVar = {"text": ("SiglipTextConfig", TEXT)}
 
 
 class SiglipVision(Tower):
@@ -75,7 +61,6 @@ class SiglipVision(Tower):
 
     name, types = "siglip_vision", ("siglip_vision_model",)
     inside, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
-    tiny_fields: ClassVar = {"image": ("SiglipVisionConfig", IMAGE)}
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """The sum of patches and positions."""

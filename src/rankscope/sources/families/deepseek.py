@@ -10,7 +10,6 @@ from torch import Tensor
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import Tensors, architecture_from, dense, norm, require
-from rankscope.sources.families.llama import SMALL_GROUPED
 from rankscope.sources.families.mixtral import SHARED, Mixtral
 from rankscope.sources.families.rotary import rotary
 
@@ -19,16 +18,6 @@ SHARED_EXPERTS = {
     for name, path in SHARED.items()
     if name != "experts.shared_gate"
 }
-SIZES = SMALL_GROUPED | {
-    "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2,
-    "kv_lora_rank": 5, "q_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 3,
-    "num_key_value_heads": 4,
-}  # fmt: skip
-DENSE_LAYERS, GROUPS = SIZES | {"first_k_dense_replace": 3}, {"n_group": 2, "topk_group": 1}
-YARN = {
-    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5,
-    "original_max_position_embeddings": 8,
-}  # fmt: skip
 
 
 class DeepSeek(Mixtral):
@@ -44,15 +33,6 @@ class DeepSeek(Mixtral):
         if name not in ("attention.query", "attention.key", "attention.value")
     }
     shared: ClassVar = SHARED_EXPERTS
-    tiny_fields: ClassVar = {
-        "v2": ("DeepseekV2Config", SIZES | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}),
-        "v2 plain queries": (
-            "DeepseekV2Config",
-            DENSE_LAYERS | {"q_lora_rank": None, "rope_parameters": YARN, "mlp_bias": True},
-        ),
-        "v3": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_parameters": YARN, "attention_bias": True}),
-        "v3 halves": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_interleave": False, "rms_norm_eps": 0.02}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import Tensors, read_block
-from rankscope.sources.families.llama import QUERY_NORMS, SMALL_GROUPED, Llama
+from rankscope.sources.families.llama import QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
 DENSE = ("mlp.gate", "mlp.up", "mlp.down")
@@ -14,7 +14,6 @@ SHARED = {
     "experts.shared.down": "mlp.shared_expert.down_proj",
     "experts.shared_gate": "mlp.shared_expert_gate",
 }
-SIZES = SMALL_GROUPED | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 
 class Mixtral(Llama):
@@ -24,20 +23,6 @@ class Mixtral(Llama):
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
     shared: ClassVar = SHARED
     """Where a block keeps a shared expert."""
-    tiny_fields: ClassVar = {
-        "mixtral": ("MixtralConfig", SMALL_GROUPED | {"num_local_experts": 4}),
-        "mixtral window": ("MixtralConfig", SMALL_GROUPED | {
-            "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4, "head_dim": 8,
-        }),
-        "qwen 2": ("Qwen2MoeConfig", SIZES | {
-            "shared_expert_intermediate_size": 20, "mlp_only_layers": [1], "use_sliding_window": True,
-            "sliding_window": 3, "max_window_layers": 2,
-        }),
-        "qwen 3": ("Qwen3MoeConfig", SIZES | {
-            "head_dim": 8, "norm_topk_prob": True, "decoder_sparse_step": 2,
-        }),
-        "qwen 3 as scored": ("Qwen3MoeConfig", SIZES | {"head_dim": 8, "attention_bias": True}),
-    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

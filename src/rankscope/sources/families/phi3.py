@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.nets.weights import Linear
 from rankscope.sources.families.family import Tensors, heads_in, matrix, read_block
-from rankscope.sources.families.llama import SMALL_GROUPED, Llama
+from rankscope.sources.families.llama import Llama
 from rankscope.sources.families.rotary import sliding
 
 FUSED = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
@@ -19,15 +19,6 @@ class Phi3(Llama):
         **{part: where for part, where in Llama.parts.items() if part not in FUSED},
         "mlp.gate, mlp.up": "mlp.gate_up_proj",
     }
-    tiny_fields: ClassVar = {
-        "window": ("Phi3Config", SMALL_GROUPED | {"sliding_window": 5}),
-        "longrope": ("Phi3Config", SMALL_GROUPED | {
-            "max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": {
-                "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
-                "short_factor": [1.1], "long_factor": [4.0],
-            },
-        }),
-    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

@@ -5,13 +5,7 @@ from typing import Any, ClassVar
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import Tensors, gains_from_one
-from rankscope.sources.families.llama import SMALL_GROUPED
 from rankscope.sources.families.mixtral import Mixtral
-
-SIZES = SMALL_GROUPED | {
-    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-    "shared_expert_intermediate_size": 20, "layer_types": ["full_attention"] * 3,
-}  # fmt: skip
 
 
 class Qwen3Next(Mixtral):
@@ -20,13 +14,6 @@ class Qwen3Next(Mixtral):
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
     parts: ClassVar = {name: path for name, path in Mixtral.parts.items() if name != "attention.query"}
-    tiny_fields: ClassVar = {
-        "attention alone": ("Qwen3NextConfig", SIZES),
-        "with biases": (
-            "Qwen3NextConfig",
-            SIZES | {"attention_bias": True, "mlp_only_layers": [0], "norm_topk_prob": False},
-        ),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
