@@ -75,6 +75,11 @@ class Family(ABC):
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
 
+    @classmethod
+    def without(cls, *names: str) -> dict[str, str]:
+        """The paths of `parts` but for some names."""
+        return {name: path for name, path in cls.parts.items() if name not in names}
+
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
         base: Any = getattr(model, "base_model", model)

@@ -7,21 +7,16 @@ from rankscope.sources.families.family import Tensors, read_block
 from rankscope.sources.families.llama import QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
-DENSE = ("mlp.gate", "mlp.up", "mlp.down")
-SHARED = {
-    "experts.shared.gate": "mlp.shared_expert.gate_proj",
-    "experts.shared.up": "mlp.shared_expert.up_proj",
-    "experts.shared.down": "mlp.shared_expert.down_proj",
-    "experts.shared_gate": "mlp.shared_expert_gate",
-}
-
 
 class Mixtral(Llama):
     """Mixtral, Qwen 2 MoE (a shared expert) and Qwen 3 MoE; some layers may have a dense MLP."""
 
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
-    shared: ClassVar = SHARED
+    shared: ClassVar = {
+        **{f"experts.shared.{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+        "experts.shared_gate": "mlp.shared_expert_gate",
+    }
     """Where a block keeps a shared expert."""
 
     def architecture(self, config: Any) -> Architecture:
@@ -63,12 +58,11 @@ class Mixtral(Llama):
         if not hasattr(block.mlp, "experts"):
             return super().layer(block, arch)
         norms = QUERY_NORMS if arch.query_norm else {}
-        parts = {name: path for name, path in self.parts.items() if name not in DENSE}
         shares = any(name.startswith("shared") for name, _ in block.mlp.named_children())
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**parts, **norms, **shared}, arch),
+            **read_block(block, {**self.without("mlp.gate", "mlp.up", "mlp.down"), **norms, **shared}, arch),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),

@@ -15,10 +15,7 @@ class Phi3(Llama):
     """Phi-3, Phi-3.5 and Phi-4 mini: heads rotated in part, one window for all layers, longrope."""
 
     name, types = "phi3", ("phi3",)
-    parts: ClassVar = {
-        **{part: where for part, where in Llama.parts.items() if part not in FUSED},
-        "mlp.gate, mlp.up": "mlp.gate_up_proj",
-    }
+    parts: ClassVar = Llama.without(*FUSED) | {"mlp.gate, mlp.up": "mlp.gate_up_proj"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -33,7 +30,7 @@ class Phi3(Llama):
         """Queries, then keys, then values: of each kind so many heads."""
         tensors, fused = read_block(block, self.parts, arch), block.self_attn.qkv_proj
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
-        parts = matrix(fused).split([count * arch.head_width for count in heads.values()], 1)  # type: ignore[no-untyped-call]
-        for (name, count), part in zip(heads.items(), parts, strict=True):
-            tensors |= heads_in(f"attention.{name}", Linear(part), count)
+        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, number), part in zip(heads.items(), parts, strict=True):
+            tensors |= heads_in(f"attention.{name}", Linear(part), number)
         return tensors

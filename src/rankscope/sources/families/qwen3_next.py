@@ -13,18 +13,14 @@ class Qwen3Next(Mixtral):
 
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
-    parts: ClassVar = {name: path for name, path in Mixtral.parts.items() if name != "attention.query"}
+    parts: ClassVar = Mixtral.without("attention.query")
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         linear = [kind for kind in config.layer_types if kind != "full_attention"]
         if linear:
-            raise SourceError(
-                f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's "
-                f"{len(config.layer_types)} are {linear[0]}, a recurrence that has no attention matrix: "
-                "watch measures it as it is",
-                subject="layer_types",
-            )
+            message = f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's are"
+            raise SourceError(f"{message} {linear[0]}: watch measures it as it is", subject="layer_types")
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         gates = {"query_norm": True, "head_gate": True, "rotary_share": share}
         return self.with_experts(self.gated(config, share, norm_place="pre", **gates), config)
