@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.explorer.jobs import Give, Job, Jobs, Work
+from rankscope.explorer.jobs import Give, Jobs, PageJob, Work
 from tests.explorer.serving import HEAVY, SMALL, Served, serving, small_networks
 
 JSON = "application/json"
@@ -148,7 +148,10 @@ def test_nothing_else_is_to_be_had(served: Served, path: str) -> None:
         ({"mask": "edges:0>1&edges:5>6"}, "edges must join tokens"),
         ({"model": "/etc/passwd"}, "Model must be one of tiny, sigmoid, random"),
         ({"text": "   "}, "write a few words"),
-        ({"shape": {"width": 10, "heads": 3}}, "must be a multiple of their number; got width 10 and 3 heads"),
+        (
+            {"shape": {"width": 10, "heads": 3}},
+            "Width must be a multiple of the number of heads; got width 10 and 3 heads",
+        ),
         ({"shape": {"layers": 24, "width": 512, "heads": 8}}, "million weights"),
         ({"shape": {"width": 6, "heads": 2, "positions": "rotary"}}, "width / heads must be even; got 6 / 2 = 3"),
     ],
@@ -250,9 +253,9 @@ class Remembering(Jobs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.started: list[Job] = []
+        self.started: list[PageJob] = []
 
-    def start(self, visitor: str, work: Work, give: Give) -> Job:
+    def start(self, visitor: str, work: Work, give: Give) -> PageJob:
         self.started.append(super().start(visitor, work, give))
         return self.started[-1]
 

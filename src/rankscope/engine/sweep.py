@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
-from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
+from rankscope.engine.cluster import STUCK_AFTER, cluster
+from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
 from rankscope.engine.work import TABLES, CellOutcome, LocalProcesses
