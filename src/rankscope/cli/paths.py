@@ -73,7 +73,7 @@ def paths(
             console().print(heads_table(heads))
         if heaviest is not None:
             say("", _heaviest_title(heaviest.proved, len(heaviest.paths), heaviest.explored))
-            for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
+            for path, (weight, mark) in zip(heaviest.paths, heaviest.weight_notes(), strict=True):
                 heads_of = " ".join("·" if head is None else str(head) for head in path)
                 say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")
         if not printing.quiet:
