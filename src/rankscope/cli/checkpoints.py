@@ -171,8 +171,8 @@ def measure_checkpoint(
     import polars as pl
 
     from rankscope.live.monitor import Alarm, Measurement
-    from rankscope.live.monitor.measurement import TRAINING
     from rankscope.profiles import measure
+    from rankscope.runs.training import TRAINING
 
     step = checkpoint.step
     try:
@@ -211,7 +211,7 @@ def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of a profile as a measurement has them: mean, deviation, minimum and maximum over samples."""
     import polars as pl
 
-    from rankscope.live.monitor.measurement import TRAINING
+    from rankscope.runs.training import TRAINING
 
     finite = pl.col("value").is_finite()
     good = pl.col("value").filter(finite)
@@ -235,7 +235,7 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     """Rows of the loss and learning rate that the trainer logged last, up to the checkpoint's step."""
     import polars as pl
 
-    from rankscope.live.monitor.measurement import TRAINING
+    from rankscope.runs.training import TRAINING
 
     values: dict[str, float] = {}
     try:

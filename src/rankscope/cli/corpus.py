@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -84,12 +85,12 @@ def measure_text(
 def _cluster_job(on: str, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine.cluster import cluster
-    from rankscope.engine.ray_jobs import CorpusJob
+    from rankscope.engine.ray_jobs import measure_on_cluster
 
     connected = ending.enter_context(cluster(on))
     if connected.dashboard and not quiet:
         complain(f"Ray's dashboard: {connected.dashboard}")
-    return CorpusJob(connected)
+    return partial(measure_on_cluster, connected)
 
 
 def _remember(texts: Iterable[str], first: list[str]) -> Iterator[str]:

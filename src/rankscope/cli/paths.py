@@ -139,7 +139,7 @@ def show_paths(sums: PathSums, manifest: "Manifest") -> None:
                 "the others are the heaviest met:"
             )
         say("", title)
-        for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
+        for path, (weight, mark) in zip(heaviest.paths, heaviest.weight_notes(), strict=True):
             heads = " ".join("·" if head is None else str(head) for head in path)
             say(f"  {weight:>10}  {heads}{f'  ({mark})' if mark else ''}")
 
