@@ -289,7 +289,7 @@ class _PatternMatrix(DeviationPattern):
 
     @cached_property
     def Delta(self) -> Scaled:
-        return self.others
+        return self.off_top
 
     def matrix(self) -> Tensor:
-        return self.p[:, :, None] + self.others.value
+        return self.p[:, :, None] + self.off_top.value
