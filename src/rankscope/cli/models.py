@@ -8,7 +8,7 @@ from rankscope.cli.show import console, machine, progress, say, titled
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.sources.survey import FamilyParity
+    from rankscope.sources.load import FamilyParity
 
 
 def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
@@ -18,7 +18,7 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     """
     from rankscope.extras import install, installed
     from rankscope.sources import PRESETS
-    from rankscope.sources.survey import survey
+    from rankscope.sources.load import survey
 
     with progress(printing.silent) as start:
         families = survey(start("families")) if installed("transformers") else []
