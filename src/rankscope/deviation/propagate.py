@@ -27,6 +27,7 @@ from rankscope.nets.kernels import KERNELS, kernel_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.streaming import streams
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
@@ -93,7 +94,7 @@ def propagate(
         block_bytes: The bytes of such a block, of all samples and heads; left out, by the device.
 
     Raises:
-        ArchitectureError: The network has a part without a rule (`without_rule`).
+        ArchitectureError: The network has a part without a rule (`without_rule`), or none by rows.
 
     >>> from rankscope.nets import Architecture
     >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
@@ -108,6 +109,9 @@ def propagate(
             "arithmetic='float64'",
             subject="arithmetic",
         )
+    if by_rows and not (streams(net.arch) and kernel_of(net.arch.kernel).deviation_by_row):
+        sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
+        raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
     inputs = PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows, block_bytes=block_bytes)
     yield from layers(inputs, compile)
 
