@@ -8,8 +8,7 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.lab.tasks import Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import ceiling
-from rankscope.lab.tasks.hull import on_hull
+from rankscope.lab.tasks.fixed import ceiling, on_hull
 from rankscope.lab.tasks.memorization import prose
 from tests.raising import raises
 

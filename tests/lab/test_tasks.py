@@ -92,7 +92,7 @@ def test_the_text_that_is_held_out_is_not_learnt_from() -> None:
     assert given.batch(300, 0, 0).inputs.unique().tolist() == [0]
     held = given.held_out(50)
     assert held.inputs.unique().tolist() == [1] and torch.equal(held.inputs[:, 1:], held.labels[:, :-1])
-    assert len(NextCharacter().characters.ids) > 100_000
+    assert len(NextCharacter().ids) > 100_000
 
 
 def test_patches_are_squares_of_the_image() -> None:

@@ -19,12 +19,13 @@ from rankscope.report import write_run_directory
 from rankscope.theory import Certificates, certify
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
+METRICS = ("relative_residual", "mu")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: str = "float64") -> Profile:
     nets = {name: NET.variant(name) for name in variants}
-    return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
+    return Profile.join([measure(net, X, metrics=METRICS, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
 
 
 def summary_of(profile: Profile) -> Summary:
@@ -52,7 +53,7 @@ def whole_run(
     nets = {name: NET.variant(name) for name in ("transformer", "san", "transformer-mlp")}
     if hostile:
         nets[hostile] = NET.variant(mask="causal")
-    profile = Profile.join([measure(net, X, variant=v) for v, net in nets.items()])
+    profile = Profile.join([measure(net, X, metrics=METRICS, variant=v) for v, net in nets.items()])
     origin = {"name": hostile or "tiny", "weights": "random"}
     profile = Profile(of(profile.table), profile.manifest.adding(model=hostile or "tiny", origin=origin))
     words = [[hostile or f"word{k}" for k in range(9)]] * 2

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -125,24 +124,27 @@ def test_a_section_for_each_table_and_a_chapter_for_each_run(
 
 
 def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
-    both = Profile.join([profile_of(), profile_of(arithmetic="deviation")])
-    page = write_run_directory(both, tmp_path, "t")
+    nets = {name: NET.variant(name) for name in ("san", "transformer")}
+    kinds = ("float64", "deviation")
+    runs = [measure(net, X, metrics="mu", variant=v, arithmetic=kind) for v, net in nets.items() for kind in kinds]
+    page = write_run_directory(Profile.join(runs), tmp_path, "t")
     assert {"arithmetics_san.png", "arithmetics_transformer.svg"} <= {p.name for p in tmp_path.iterdir()}
     assert "run1-figure-arithmetics-1" in page.read_text()
 
 
 def test_a_name_may_be_anything(tmp_path: Path) -> None:
     """No file outside of the folder, no figure that its script cannot find."""
-    names = ("../../org/model:san", "plain")
-    measured = partial(measure, NET, X, metrics="relative_residual")
-    runs = [measured(variant=v, arithmetic=a) for v in names for a in ("float64", "float32")]
+    odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
+    drawn = [
+        ("../../org/model:san", "float64"),
+        ("../../org/model:san", "float32"),
+        *((name, "float64") for name in odd),
+    ]
+    runs = [measure(NET, X, metrics="relative_residual", variant=v, arithmetic=a) for v, a in drawn]
     run = tmp_path / "in" / "run"
-    write_run_directory(Profile.join(runs), run, "half a character: \ud800")
+    html = write_run_directory(Profile.join(runs), run, "half a character: \ud800").read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert [path.name for path in run.parent.iterdir()] == ["run"]
-    odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
-    runs += [measured(variant=v, arithmetic="float64") for v in odd]
-    html = write_run_directory(Profile.join(runs), run, "odd").read_text(encoding="utf-8")
     assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     ids = set(re.findall(r'\bid="([^"]+)"', html))
     for key, views in json.loads(parsed(html).data).items():
@@ -151,17 +153,16 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
             assert len(trace.get("name", "")) < 400
 
 
-def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
-    stopped = EarlyStop(finished=("san", "transformer"), asked=5)
-    profile = profile_of()
-    profile = Profile(profile.table, profile.manifest.adding(stopped=stopped))
-    html = write_run_directory(profile, tmp_path, "t").read_text()
+def test_a_run_that_was_stopped_says_so(written: tuple[Profile, Path], tmp_path: Path) -> None:
+    stopped, profile = EarlyStop(finished=("san", "transformer"), asked=5), written[0]
+    Profile(profile.table, profile.manifest.adding(stopped=stopped)).save(tmp_path / "profile.parquet")
+    html = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "This run was stopped early: of 5 there are 2 (san, transformer)." in html
 
 
 def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
-    deep = measure(NET.variant(layers=70), X, variant="deep")
-    both = Profile.join([measure(NET, X, variant="short"), deep])
+    nets = {"short": NET, "deep": NET.variant(layers=40)}
+    both = Profile.join([measure(net, X[:1], metrics="relative_residual", variant=v) for v, net in nets.items()])
     table = curve_table(both.views("relative_residual"))
     assert {len(row) for row in table.rows} == {len(table.headings)}
     for row in table.rows:
@@ -177,19 +178,18 @@ def test_a_manifest_of_another_make_is_no_stumbling_block(written: tuple[Profile
         assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()
 
 
-def test_names_of_ones_own_are_shown(tmp_path: Path) -> None:
+def test_names_of_ones_own_are_shown(written: tuple[Profile, Path], tmp_path: Path) -> None:
     """A metric and a theorem that this version does not know."""
-    profile = profile_of()
-    own = profile.table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))
-    found = certify(NET, X, theorems="dobrushin")
+    own = written[0].table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))
+    found = certify(NET, X[:1], theorems="dobrushin")
     bound = found.table.with_columns(pl.lit("my_theorem").alias("theorem"), pl.lit("size").alias("quantity"))
     tables = {"certificates": Certificates(bound, found.manifest)}
-    html = write_run_directory(Profile(own, profile.manifest), tmp_path, "t", tables).read_text()
+    html = write_run_directory(Profile(own, written[0].manifest), tmp_path, "t", tables).read_text()
     assert "my_metric" in html and "my_theorem" in html and "run1-figure-bounds-0" in html
 
 
 def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
-    drawn = Image.effect_noise((2400, 1600), 80.0)
+    drawn = Image.effect_noise((1200, 80), 80.0)
     buffer = io.BytesIO()
     drawn.save(buffer, "PNG")
     study(tmp_path / "quick" / "dong2021" / "fig2", buffer.getvalue(), HOSTILE)
@@ -205,29 +205,31 @@ def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
     assert "differs: seeds" in alone
 
 
-def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
-    def refused(said: str, folder: Path = tmp_path) -> None:
-        with pytest.raises(FileError, match=said):
+def test_a_folder_that_is_no_run_is_a_sentence(written: tuple[Profile, Path], tmp_path: Path) -> None:
+    """The subject of the error is the folder, or the file that is not as it must be."""
+
+    def refused(path: Path, folder: Path = tmp_path) -> None:
+        with raises(FileError, subject=str(path)):
             read_run(folder)
 
-    refused("must be a run directory")
-    refused("there is none at", tmp_path / "nowhere")
+    refused(tmp_path)
+    refused(tmp_path / "nowhere", tmp_path / "nowhere")
     with raises(FileError, subject="folders"):
         write_report([], tmp_path / "report.html")
-    with pytest.raises(FileError, match="it is a folder"):
+    with raises(FileError, subject=str(tmp_path)):
         write_text(tmp_path, "page")
-    heads, profile, none = tmp_path / "heads.parquet", tmp_path / "profile.parquet", profile_of()
+    heads, profile, outcome = (tmp_path / name for name in ("heads.parquet", "profile.parquet", "outcome.json"))
     heads.write_text("no table")
-    refused("must be a Parquet file")
-    none.table.write_parquet(heads)
-    refused("must have the columns sample, layer, head")
+    refused(heads)
+    written[0].table.write_parquet(heads)
+    refused(heads)
     pl.DataFrame({name: ["word"] for name in TABLES["heads"]}).write_parquet(heads)
-    refused("must hold numbers in the column sample")
+    refused(heads)
     heads.unlink()
-    Profile(none.table.head(0), none.manifest).save(profile)
-    refused("must hold measurements")
-    none.table.write_parquet(profile, metadata={"rankscope": "[1"})
-    refused("must hold a manifest")
+    Profile(written[0].table.head(0), written[0].manifest).save(profile)
+    refused(profile)
+    written[0].table.write_parquet(profile, metadata={"rankscope": "[1"})
+    refused(profile)
     profile.unlink()
-    (tmp_path / "outcome.json").write_text("[1]")
-    refused("must hold a JSON object")
+    outcome.write_text("[1]")
+    refused(outcome)

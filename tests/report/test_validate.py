@@ -19,6 +19,7 @@ from rankscope.report.chapter import chapter
 from rankscope.report.reported_run import TABLES as COLUMNS
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.tables import METADATA_KEY
+from tests.raising import raises
 from tests.report.runs import profile_of, study, whole_run
 
 TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
@@ -91,7 +92,7 @@ def test_a_file_that_is_no_table(whole: Path, tmp_path: Path, name: str) -> None
     good = path.read_bytes()
     drawn = random.Random(0)
     broken = [b"", b"PAR1", b"garbage" * 100, good[: len(good) // 2], good[:-9], good[100:]]
-    for _ in range(12):
+    for _ in range(4):
         bits = bytearray(good)
         for place in (drawn.randrange(len(bits)) for _ in range(20)):
             bits[place] ^= 1 << drawn.randrange(8)
@@ -217,7 +218,7 @@ def test_a_file_that_is_not_what_was_written_is_named(whole: Path, tmp_path: Pat
         good = path.read_bytes()
         path.write_bytes(good + b"\0")
         for reading in (lambda: read_run(folder), lambda name=name: read(folder).table(name)):
-            with pytest.raises(FileError, match=f"{path.name} must be as it was written; its checksum"):
+            with raises(FileError, subject=str(path)):
                 reading()
         path.write_bytes(good)
     assert read(folder).table("cloud").equals(pl.read_parquet(folder / "cloud.parquet"))
