@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rankscope.theory import Certificates, certify
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 METRICS = ("relative_residual", "mu")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
 
 
 def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: str = "float64") -> Profile:
@@ -77,3 +79,37 @@ def study(folder: Path, picture: bytes, said: str = "a thing") -> None:
         "comparisons": [{"what": said, "published": "1", "ours": "2", "agrees": False, "because": "seeds"}],
     }  # fmt: skip
     (folder / "outcome.json").write_text(json.dumps(outcome))
+
+
+class Scripts(HTMLParser):
+    """Collects every script of a page, and every attribute that could fetch or run something."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.inside: dict[str, str | None] | None = None
+        self.found: list[tuple[dict[str, str | None], str]] = []
+        self.active: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.active += [(tag, k, v) for k, v in attrs if k in ("src", "href", "action") or k.startswith("on")]
+        if tag == "script":
+            self.inside = dict(attrs)
+            self.found.append((self.inside, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = None if tag == "script" else self.inside
+
+    def handle_data(self, data: str) -> None:
+        if self.inside is not None:
+            self.found[-1] = (self.inside, self.found[-1][1] + data)
+
+    @property
+    def data(self) -> str:
+        """Of the figures."""
+        return next(text for about, text in self.found if about.get("type") == "application/json")
+
+
+def parsed(html: str) -> Scripts:
+    found = Scripts()
+    found.feed(html)
+    return found

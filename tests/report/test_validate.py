@@ -199,16 +199,6 @@ def test_json_of_another_make(whole: Path, tmp_path: Path, third: int) -> None:
         path.write_text(json.dumps(good))
 
 
-def test_a_picture_that_is_none_is_said_in_the_page(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    shutil.copytree(whole / "study", folder)
-    good = (folder / "drawn.png").read_bytes()
-    for content in (b"", b"garbage", good[: len(good) // 2], good[:20] + b"\xff" * 8 + good[28:]):
-        (folder / "drawn.png").write_bytes(content)
-        page = write_report([folder], tmp_path / "report.html").read_text()
-        assert "drawn.png, missing.png" in page and "differs: seeds" in page
-
-
 def test_a_file_that_is_not_what_was_written_is_named(whole: Path, tmp_path: Path) -> None:
     """Whatever was changed in it: `manifest.json` has its checksum."""
     folder = tmp_path / "run"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rankscope.cards import counted
+from rankscope.extras import listed
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths.views import carried, length_views
@@ -87,10 +88,9 @@ class Chapter:
         """What a reader should know before the figures."""
         notes = [stopped(self.run), *self.run.notes]
         if self.left:
-            what = self.left[0] if len(self.left) == 1 else f"{', '.join(self.left[:-1])} and {self.left[-1]}"
             notes.append(
-                f"Left out, so that a page of so many runs still opens: {what}. A report of this run alone has "
-                f"them: rankscope report {shlex.quote(str(self.run.folder))}"
+                f"Left out, so that a page of so many runs still opens: {listed(self.left)}. A report of this run "
+                f"alone has them: rankscope report {shlex.quote(str(self.run.folder))}"
             )
         return [note for note in notes if note]
 

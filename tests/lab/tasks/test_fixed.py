@@ -86,3 +86,10 @@ def test_every_draw_is_the_seeds() -> None:
     for make in (Sort, Hull):
         first, again, other = (make(20, 5, seed).data[0].inputs for seed in (0, 0, 1))
         assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_pass_goes_through_all_samples_once() -> None:
+    sort = Sort(30, 10)
+    seen = torch.cat([sort.batch(8, 1, step).inputs for step in range(4)])
+    assert sorted(seen.tolist()) == sorted(sort.data[0].inputs.tolist())
+    assert len(sort.batch(8, 1, 3)) == 6
