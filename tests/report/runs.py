@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 
 from rankscope.nets import Architecture, Transformer
@@ -16,7 +14,8 @@ from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud
 from rankscope.profiles.corpus_rows import CorpusRows
 from rankscope.profiles.spectra import spectra
-from rankscope.report import write_run_directory
+from rankscope.report import write_report
+from rankscope.runs import Store
 from rankscope.theory import Certificates, certify
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
@@ -44,20 +43,14 @@ def links_within(html: str) -> None:
     assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
 
 
-def whole_run(
-    folder: Path,
-    title: str = "a network",
-    hostile: str = "",
-    of: Callable[[pl.DataFrame], pl.DataFrame] = lambda rows: rows,
-) -> Path:
-    """Every table, with those rows of the profile; `hostile` stands in for a variant's name, a token and the
-    model's name."""
+def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path:
+    """Every table, and the page; `hostile` stands in for a variant's name, a token and the model's name."""
     nets = {name: NET.variant(name) for name in ("transformer", "san", "transformer-mlp")}
     if hostile:
         nets[hostile] = NET.variant(mask="causal")
     profile = Profile.join([measure(net, X, metrics=METRICS, variant=v) for v, net in nets.items()])
     origin = {"name": hostile or "tiny", "weights": "random"}
-    profile = Profile(of(profile.table), profile.manifest.adding(model=hostile or "tiny", origin=origin))
+    profile = Profile(profile.table, profile.manifest.adding(model=hostile or "tiny", origin=origin, title=title))
     words = [[hostile or f"word{k}" for k in range(9)]] * 2
     tables: dict[str, Any] = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
     d = decompose(NET, X)
@@ -66,7 +59,9 @@ def whole_run(
     (network,) = found.manifest.networks
     manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san"),))
     tables["certificates_san"] = Certificates(found.table, manifest)
-    return write_run_directory(profile, folder, title, tables)
+    with Store(folder) as store:
+        store.write("measure", profile.manifest, {"profile": profile, **tables})
+    return write_report([folder], folder / "report.html")
 
 
 def study(folder: Path, picture: bytes, said: str = "a thing") -> None:

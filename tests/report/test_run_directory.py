@@ -31,7 +31,7 @@ def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
 
 def test_a_name_may_be_anything(tmp_path: Path) -> None:
     """No file outside of the folder, no figure that its script cannot find."""
-    odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
+    odd = ("a\rb\0c turned \u202e about", "n" * 10_000)
     drawn = [
         ("../../org/model:san", "float64"),
         ("../../org/model:san", "float32"),

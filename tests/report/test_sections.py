@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.profiles import Profile
-from rankscope.report import write_report, write_run_directory
+from rankscope.report import write_report
 from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, links_within, parsed
 
@@ -25,6 +25,7 @@ def test_names_of_ones_own_are_shown(written: tuple[Profile, Path], tmp_path: Pa
     own = written[0].table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))
     found = certify(NET, X[:1], theorems="dobrushin")
     bound = found.table.with_columns(pl.lit("my_theorem").alias("theorem"), pl.lit("size").alias("quantity"))
-    tables = {"certificates": Certificates(bound, found.manifest)}
-    html = write_run_directory(Profile(own, written[0].manifest), tmp_path, "t", tables).read_text()
+    Certificates(bound, found.manifest).save(tmp_path / "certificates.parquet")
+    Profile(own, written[0].manifest).save(tmp_path / "profile.parquet")
+    html = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "my_metric" in html and "my_theorem" in html and "run1-figure-bounds-0" in html

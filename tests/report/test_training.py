@@ -92,5 +92,5 @@ def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
 def test_a_damaged_table_is_a_sentence(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.write("training", Manifest(), {"training": pl.DataFrame({"step": [1], "metric": ["mu"]})})
-    with raises(FileError, subject=str(tmp_path / "training.parquet")):
+    with raises(FileError, subject=str(tmp_path / "training")):
         read_run(tmp_path)
