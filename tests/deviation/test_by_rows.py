@@ -98,8 +98,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("padding", [None, padded(2, 8, 1)])
-@pytest.mark.parametrize("kind", NETWORKS)
+PADDED = [(kind, padded(2, 8, 1)) for kind in NETWORKS]
+
+
+@pytest.mark.parametrize(("kind", "padding"), [*PADDED, ("causal, rotary", None), ("pure attention", None)])
 def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor | None) -> None:
     """Metrics of tokens, heads and attention, and what the second pass marks of them."""
     net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}), seed=1)

@@ -9,10 +9,11 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import CERTIFICATES, RunWriter
+from rankscope.live.monitor.measurement import RunWriter
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store
+from rankscope.runs.training import CERTIFICATES
 from tests.raising import raises
 from tests.report.runs import links_within
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written

@@ -41,7 +41,8 @@ from types import ModuleType
 sys.modules["fcntl"] = None  # what Python itself takes for "cannot be imported"
 import rankscope
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import TRAINING, Measurement
+from rankscope.live.monitor.measurement import Measurement
+from rankscope.runs.training import TRAINING
 from rankscope.live.monitor.measurement import RunWriter
 from rankscope.runs import Manifest, Store
 

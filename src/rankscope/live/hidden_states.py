@@ -21,8 +21,7 @@ from rankscope.errors import WatchError, one_of
 from rankscope.live.modules import contains
 
 Layout = Literal["batch first", "token first"]
-TOKEN_FIRST = ("XLNetLayer",)
-"""Classes of blocks that take the token first, beside those that say so with `batch_first=False`."""
+TOKEN_FIRST = {"XLNetLayer"}  # blocks that take the token first, beside those with `batch_first=False`
 ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
@@ -37,11 +36,10 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
             raise WatchError(one_of("layout", layout, get_args(Layout)), subject="layout")
         return layout  # type: ignore[return-value]
     kinds = set(map(type, modules))
-    if any(kind.__name__ in TOKEN_FIRST for kind in kinds):
-        return "token first"
     declared = [part.__dict__["batch_first"] for part in modules if "batch_first" in part.__dict__]
     declared += [getattr(kind, "batch_first", None) for kind in kinds]
-    return "token first" if False in declared else "batch first"
+    token_first = False in declared or TOKEN_FIRST & {kind.__name__ for kind in kinds}
+    return "token first" if token_first else "batch first"
 
 
 def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
@@ -78,10 +76,8 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
             for x in fitting
         ]
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
-    raise WatchError(
-        f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks=",
-        subject="blocks",
-    )
+    sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
+    raise WatchError(sentence, subject="blocks")
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -155,8 +151,8 @@ class BlockChain:
         """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
         if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
             raise WatchError(
-                f"every block must take what the one before it gave; none of the {len(self.broken) + 1} "
-                f"{blocks} does, as branches inside a layer: name the whole layers with blocks=",
+                f"every block must take what the one before it gave; none of the {len(self.broken) + 1} {blocks} does, "
+                "as branches inside a layer: name the whole layers with blocks=",
                 subject="blocks",
             )
 

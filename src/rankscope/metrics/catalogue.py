@@ -29,7 +29,7 @@ def metric(name: str) -> Metric:
     base, at, centre = name.partition("@")
     if base not in METRICS:
         raise MetricError(one_of("metric", base, METRICS), subject="metric")
-    return METRICS[base].about(centre) if at else METRICS[base]  # type: ignore[arg-type]
+    return METRICS[base].about(centre) if at else METRICS[base]
 
 
 MetricsLike = str | Metric | Sequence[str | Metric]

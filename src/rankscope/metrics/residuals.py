@@ -175,6 +175,7 @@ def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "me
     return reading_of_tokens(power * log_residual(tokens, norm, centre, relative), tokens)
 
 
+FROM_NORMS = ("composite", "frobenius")  # the norms that `watch` takes without the metrics
 SAME, DIFFER = "tokens are nearly the same", "tokens differ"
 SIZE = "In the tokens' own units: it grows when a network makes its tokens larger, though none moves apart."
 ABOVE_ONE = (
@@ -194,7 +195,7 @@ def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str,
     """A norm of the residual."""
     return Metric(
         compute.__name__, compute, symbol, tex, degree=1, scale=partial(token_norm, norm=norm), direction=1,
-        rule=partial(_rule, norm=norm, relative=False), centres=True,
+        rule=partial(_rule, norm=norm, relative=False), centres=True, from_norms=norm in FROM_NORMS,
         meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"))  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **
     of_tokens, of_tokens_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
     return Metric(
         compute.__name__, compute, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", direction=1,
-        share=True, rule=partial(_rule, norm=norm, relative=True), centres=True,
+        share=True, rule=partial(_rule, norm=norm, relative=True), centres=True, from_norms=norm in FROM_NORMS,
         meaning=Meaning(small=SAME, equal="0", **words))  # fmt: skip
 
 

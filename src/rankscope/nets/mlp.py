@@ -82,7 +82,7 @@ class Experts:
     def from_dict(cls, values: dict[str, Any]) -> "Experts":
         """Make the description of a mixture that `to_dict` wrote."""
         try:
-            return cls(**values)
+            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         except TypeError as error:
             raise ArchitectureError(
                 f"experts have {', '.join(field.name for field in fields(cls))}; got {values!r:.80}", subject="experts"

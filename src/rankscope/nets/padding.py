@@ -16,9 +16,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.shapes import Bool, Float, Int, Shaped
 
 
-def padding_from(
-    padding: Tensor | None, attention_mask: Tensor | None, shape: tuple[int, ...] | None = None
-) -> Tensor | None:
+def padding_from(padding: Tensor | None, attention_mask: object, shape: tuple[int, ...] | None = None) -> Tensor | None:
     """Return the padding of a batch, from whichever of the two conventions was used.
 
     Args:

@@ -15,8 +15,8 @@ from torch import nn
 from rankscope import Monitor, read
 from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.live.monitor import Alarm, AlarmRule, default_rules
-from rankscope.live.monitor.measurement import TRAINING
 from rankscope.live.monitor.rules import AttentionSink, Collapse, DeadHead, EntropyCollapse, GradientSize, TokenSize
+from rankscope.runs.training import TRAINING
 from tests.raising import raises
 
 LAYERS = 4

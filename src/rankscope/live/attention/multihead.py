@@ -82,11 +82,8 @@ def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[
 def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor) -> Tensor:
     """`P_h V_h` of every head, `[batch, token, head, d]`, in float64."""
     wide = torch.float64
-    if module.in_proj_weight is None:
-        weight = module.v_proj_weight.to(wide)
-    else:
-        weight = module.in_proj_weight.chunk(3)[2].to(wide)
-    V = value.to(wide) @ weight.mT
+    weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[2]
+    V = value.to(wide) @ weight.to(wide).mT
     if module.in_proj_bias is not None:
         V = V + module.in_proj_bias.chunk(3)[2].to(wide)
     V = V.reshape(*V.shape[:-1], module.num_heads, -1).transpose(1, 2)
@@ -95,10 +92,8 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 
 @contextmanager
 def without_nested_tensors(modules: Sequence[nn.Module]) -> Iterator[bool]:
-    """Inside, torch's encoders among these modules make no nested tensors; gives True if some would have.
-
-    Their layers take nested tensors only on the fused path, which hooks switch off.
-    """
+    """Inside, torch's encoders among these modules make no nested tensors, which their layers take only on the fused
+    path that hooks switch off; gives True if some would have."""
     encoders = _of_class(modules, nn.TransformerEncoder)
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:

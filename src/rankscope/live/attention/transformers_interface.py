@@ -33,7 +33,7 @@ class TransformersInterface:
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
         """True if the blocks are a Hugging Face model's that takes its attention from the interface."""
         owner = huggingface_model(model, blocks)
-        return owner is not None and uses_interface(owner)
+        return owner is not None and bool(type(owner)._can_set_attn_implementation())
 
     @contextmanager
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
@@ -47,12 +47,9 @@ class TransformersInterface:
         _callbacks.update(callbacks)
         try:
             owner: Any = huggingface_model(blocks.model, blocks)
-            implementation = owner.config._attn_implementation
-            yield (
-                None
-                if implementation == "eager"
-                else f"Attention ran with {implementation}; its pattern was computed a second time, without dropout."
-            )
+            ran = f"Attention ran with {owner.config._attn_implementation}"
+            sentence = f"{ran}; its pattern was computed a second time, without dropout."
+            yield None if owner.config._attn_implementation == "eager" else sentence
         finally:
             for part in callbacks:
                 _callbacks.pop(part, None)
@@ -72,11 +69,6 @@ def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | No
         if isinstance(part, PreTrainedModel) and ids <= {id(inner) for inner in part.modules()}:
             innermost = part
     return innermost
-
-
-def uses_interface(owner: Any) -> bool:
-    """True if a Hugging Face model takes its attention function from the interface."""
-    return bool(type(owner)._can_set_attn_implementation())
 
 
 def calls_torch(owner: Any) -> bool:
@@ -133,26 +125,21 @@ def _pattern(
     if isinstance(returned, Tensor) and returned.ndim == 4:
         return returned.detach()
     if not is_transformers_own(function):
+        came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither"
         raise WatchError(
-            "attention can be watched where its function returns its pattern, or is transformers' own; "
-            f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch "
-            "metrics of tokens",
+            f"an attention function must return its pattern, or be transformers' own; {came}: watch metrics of tokens",
             subject="attention",
         )
     sizes = (query.shape[0], query.shape[2], key.shape[2])
-    mask = additive_mask(attention_mask, sizes, query, _causal(module, kwargs), kwargs.get("sliding_window"))
+    causal = kwargs.get("is_causal")  # of a kernel without a matrix mask: as its argument says, else as its module
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    mask = additive_mask(attention_mask, sizes, query, causal, kwargs.get("sliding_window"))
     # Many models take softmax in float32 when they run eagerly; a kernel in float64 did not.
     wide = lifted() if query.dtype == torch.float64 else nullcontext()
     with torch.no_grad(), without_dropout(module), wide:
         _, pattern = _eager(module)(module, query, key, value, mask, *args, **{**kwargs, "dropout": 0.0})
     assert isinstance(pattern, Tensor)
     return pattern
-
-
-def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
-    """Whether a kernel without a matrix mask is causal: as its argument says, else as its module says."""
-    argument = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if argument is None else argument)
 
 
 def additive_mask(
@@ -193,9 +180,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if callable(function):
             return function
+    came = f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch metrics of tokens"
     raise WatchError(
-        "attention is watched through eager_attention_forward of the modeling file; "
-        f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch "
-        "metrics of tokens",
-        subject="attention",
+        f"attention is watched through eager_attention_forward of the modeling file; {came}", subject="attention"
     )

@@ -15,48 +15,9 @@ import polars as pl
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
-from rankscope.runs.training import CERTIFICATES_TABLE
+from rankscope.runs.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
 
 ENTRY = "training"  # the entry of the run folder's manifest
-
-TRAINING: dict[str, Any] = {
-    "step": pl.Int64,
-    "layer": pl.Int64,  # null for numbers of the whole run, such as the loss
-    "head": pl.Int64,  # null unless the metric is one of heads
-    "metric": pl.String,
-    "value": pl.Float64,  # the mean over samples; null if none was finite
-    "spread": pl.Float64,  # their standard deviation
-    "least": pl.Float64,
-    "most": pl.Float64,
-    "floor": pl.Float64,  # values below it are rounding noise; 0 if there is no floor
-    "samples": pl.Int64,
-    "broken": pl.Int64,  # samples whose value was NaN or infinite
-}  # the columns of the table `training`: a row for each number of a measurement
-
-ALARMS: dict[str, Any] = {
-    "step": pl.Int64,
-    "since": pl.Int64,  # the first measurement at which the fault was there
-    "rule": pl.String,
-    "layer": pl.Int64,
-    "head": pl.Int64,
-    "action": pl.String,
-    "sentence": pl.String,
-}  # the columns of the table `alarms`
-
-CERTIFICATES: dict[str, Any] = {
-    "step": pl.Int64,
-    "theorem": pl.String,
-    "kind": pl.String,  # upper or lower bound
-    "quantity": pl.String,
-    "met_to": pl.Int64,  # its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
-    "says_at": pl.Int64,  # the last layer at which it says more than is known anyway
-    "log10_bound": pl.Float64,  # there, of the sample with the most slack
-    "log10_measured": pl.Float64,
-    "log10_size": pl.Float64,
-    "slack": pl.Float64,  # decades between the two
-    "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
-    "why": pl.String,  # the first hypothesis that fails, with its number
-}  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
 
 
 @dataclass(frozen=True)

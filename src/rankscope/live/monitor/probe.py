@@ -48,7 +48,8 @@ class TokenGradients:
         self.plan = plan
         self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(plan.blocks, 1)))}
         self.blocks = list(dict.fromkeys(plan.blocks))
-        self.layer, self.shape = 0, None  # type: tuple[int, torch.Size | None]
+        self.layer = 0
+        self.shape: torch.Size | None = None
         # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
         self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
         self._stack = ExitStack()
@@ -108,11 +109,8 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        raise MonitorError(
-            "loss must be a function of what the model returns that gives a tensor of one number, to be "
-            f"differentiated; it returned {came}{cut}",
-            subject="loss",
-        )
+        expected = "loss must be a function of what the model returns that gives a tensor of one number"
+        raise MonitorError(f"{expected}, to be differentiated; it returned {came}{cut}", subject="loss")
     return value
 
 
@@ -142,11 +140,9 @@ class Probe:
         elif isinstance(batch, tuple | list):
             probe = cls(tuple(map(_copied, batch)), {}, loss)
         else:
-            raise MonitorError(
-                "a probe must be a tensor, a dictionary of the model's arguments, or a tuple of them; "
-                f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it",
-                subject="probe",
-            )
+            expected = "a probe must be a tensor, a dictionary of the model's arguments, or a tuple of them"
+            received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
+            raise MonitorError(f"{expected}; {received}", subject="probe")
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
             raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
@@ -184,13 +180,19 @@ class Probe:
                 output = model(*args, **kwargs)
             if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradient_values = gradients.values(loss)
-        values = MetricValues()
-        for layer, readings in watch.readings:
-            values.add_readings(layer, readings)
-        if not values:
-            watch.profile()  # raises, and says why nothing was read
+        values = values_of(watch)
         values.update(gradient_values)
         return values
+
+
+def values_of(watch: Watch) -> MetricValues:
+    """What a watch has read; raises if that is nothing, and says why."""
+    values = MetricValues()
+    for layer, readings in watch.readings:
+        values.add_readings(layer, readings)
+    if not values:
+        watch.profile()  # raises
+    return values
 
 
 def _copied(value: Any) -> Any:

@@ -25,7 +25,6 @@ from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import unwrapped
 from rankscope.live.monitor import distributed
-from rankscope.live.monitor.measurement import CERTIFICATES
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -33,6 +32,7 @@ from rankscope.live.padding import arguments_of
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
+from rankscope.runs.training import CERTIFICATES
 from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.checkpoint import first_line
 from rankscope.theory import certify
