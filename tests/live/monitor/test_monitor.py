@@ -5,17 +5,21 @@ import json
 import random
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
+from rankscope.live.monitor.monitor import STRIDES, Schedule
 from rankscope.live.writers import JSONLines
 from rankscope.runs.journal import GATHERED
 from tests.live.monitor.killed_training import main
@@ -31,29 +35,24 @@ def table(run: Path) -> pl.DataFrame:
 
 
 def killed(folder: Path, steps: int, kills: int) -> int:
-    """Train to the end, killed so many times on the way; how often it was."""
+    """Train to the end, the last part in this process, killed so many times on the way; how often it was."""
     command = [sys.executable, "-m", "tests.live.monitor.killed_training", str(folder), str(steps)]
-    done, rng = 0, random.Random(kills)
-    while True:
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert run.stdout is not None and run.stderr is not None
-        at = rng.randrange(5, steps // 3) if done < kills else None
-        for _ in run.stdout:
-            at = None if at is None else at - 1
-            if at == 0:
-                run.kill()
-                done += 1
-                break
-        code = run.wait(timeout=120)
-        error = run.stderr.read()
-        run.stdout.close()
-        run.stderr.close()
+    rng = random.Random(kills)
+    for done in range(kills):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None and run.stderr is not None
+            for _ in islice(run.stdout, rng.randrange(5, steps // 3)):
+                pass
+            run.kill()
+            code, error = run.wait(timeout=120), run.stderr.read()
         if code == 0:
             return done
         assert code == -9, error
+    main(folder, steps)
+    return kills
 
 
-@pytest.mark.parametrize(("steps", "kills"), [(200, 1), pytest.param(300, 40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("steps", "kills"), [(30, 1), pytest.param(300, 40, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_table_is_the_same(steps: int, kills: int, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
@@ -231,3 +230,44 @@ def test_a_model_whose_only_child_is_called_module_is_measured_itself(tmp_path: 
     with Monitor(encoder(), "mu", probe=2 * tokens(1), run=tmp_path / "alone"):
         pass
     assert table(tmp_path / "wrapped").equals(table(tmp_path / "alone"))
+
+
+@given(st.integers(1, 12), st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_a_step_is_due_if_a_multiple_lies_between_it_and_the_last(every: int, strides: list[int]) -> None:
+    schedule, last = Schedule(0), 0
+    for stride in strides:
+        recorded = schedule.may_cross(every)
+        schedule.advance(last + stride)
+        due = any(step % every == 0 for step in range(last + 1, last + stride + 1))
+        assert schedule.crossed(every) is due
+        if due and stride <= max([*schedule.strides][:-1], default=every):
+            assert recorded
+        last += stride
+    assert schedule.step == sum(strides) and len(schedule.strides) <= STRIDES
+
+
+@pytest.mark.parametrize(
+    ("stride", "every", "due"),
+    [(1, 10, [10, 20, 30, 40]), (10, 10, [10, 20, 30, 40]), (4, 10, [12, 20, 32, 40]), (20, 10, [20, 40])],
+)
+def test_every_due_step_of_a_steady_loop_is_recorded(stride: int, every: int, due: list[int]) -> None:
+    schedule = Schedule(0)
+    recorded, measured = [], []
+    for step in range(stride, 41, stride):
+        if schedule.may_cross(every):
+            recorded.append(step)
+        schedule.advance(step)
+        if schedule.crossed(every):
+            measured.append(step)
+    assert measured == due and set(recorded) - {stride} <= set(due) <= set(recorded)
+
+
+def test_a_counter_that_starts_on_a_multiple_is_due_there() -> None:
+    assert Schedule(0).crossed(10) and Schedule(20).crossed(10) and not Schedule(21).crossed(10)
+
+
+def test_steps_that_do_not_grow_are_refused() -> None:
+    schedule = Schedule(3)
+    with raises(MonitorError, subject="step"):
+        schedule.advance(3)
+    assert schedule.step == 3
