@@ -183,7 +183,7 @@ class RuleSet:
     def __init__(self, rules: Sequence[AlarmSource]) -> None:
         for rule in rules if isinstance(rules, Sequence) else [rules]:
             if not isinstance(rules, Sequence) or not isinstance(rule, AlarmSource) or isinstance(rule, type):
-                expected = "alarms must be rules, objects with on_measurement(rows, step), in a list"
+                expected = "alarms must be rules: objects with on_measurement(rows, step), in a list"
                 raise MonitorError(f"{expected}; received a {type(rule).__name__}", subject="alarms")
         self.rules = list(rules)
         self._initial_state = self.state_dict()
