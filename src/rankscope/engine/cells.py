@@ -60,7 +60,7 @@ def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
     for name, value in parse_choice(choice, cells).items():
         if name not in cells.columns:
             raise SweepError(one_of("a factor of this sweep", name, cells.columns), subject=name)
-        cells = cells.filter(_equals(cells.schema[name], pl.col(name), value))
+        cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
     if not 1 <= len(cells) <= MOST_CHOSEN:
         came = f"{choice!r} chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}"
         sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
@@ -97,9 +97,9 @@ def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
     return wanted
 
 
-def _equals(dtype: pl.DataType, column: pl.Expr, value: str) -> pl.Expr:
+def _equals(numeric: bool, column: pl.Expr, value: str) -> pl.Expr:
     """Whether a column has this value, as numbers where it holds numbers."""
-    if not dtype.is_numeric():
+    if not numeric:
         return column.cast(pl.String) == value
     try:
         return column == float(value)

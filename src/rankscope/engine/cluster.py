@@ -24,10 +24,8 @@ from typing import Any
 
 import torch
 
-from rankscope.engine.shared_inputs import SharedInputs
 from rankscope.engine.spec import SweepOptions
-from rankscope.engine.work import CellInputs, CellOutcome, CellTask, InputsLoader, failed, measure_cell
-from rankscope.engine.zero_copy_pickle import dump
+from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, measure_cell
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
@@ -56,7 +54,6 @@ class Cluster:
         gpus: GPUs of each piece of work, or a share of one.
         stuck_after: Seconds without any result after which the work that runs is cancelled and submitted
             again, once; then it has failed.
-        connect_within: Seconds within which the cluster at `address` must answer.
     """
 
     def __init__(
@@ -65,9 +62,7 @@ class Cluster:
         workers: int | None = None,
         threads: int = 1,
         gpus: float = 0.0,
-        *,
         stuck_after: float = STUCK_AFTER,
-        connect_within: float = CONNECT_WITHIN,
     ) -> None:
         need("a cluster", "ray")
         import ray
@@ -81,7 +76,7 @@ class Cluster:
         self._size = (float("-inf"), 1)
         """When the size of the cluster was looked up, and how many pieces of work can run at a time."""
         if self.started_here:
-            self._connect(address or os.environ.get("RAY_ADDRESS") or None, connect_within)
+            self._connect(address or os.environ.get("RAY_ADDRESS") or None)
         try:
             self._require_room()
             self._require_same_versions()
@@ -212,13 +207,13 @@ class Cluster:
             return self._places() * PIECES_PER_CORE
         return min(self.workers, self._places())
 
-    def _connect(self, address: str | None, seconds: float) -> None:
+    def _connect(self, address: str | None) -> None:
         """Start Ray on this machine, or connect to the cluster at an address."""
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
             options["num_cpus"] = None if self.workers is None else self.workers * self.threads
         elif address != "local":
-            require_answer(address, seconds)
+            require_answer(address, CONNECT_WITHIN)
         try:
             context = self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -266,7 +261,7 @@ def cluster(
     kind, _, address = on.partition(":")
     if kind != "ray":
         raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on")
-    return Cluster(address or None, workers, threads, gpus, stuck_after=stuck_after)
+    return Cluster(address or None, workers, threads, gpus, stuck_after)
 
 
 class _LostError(SweepError):
@@ -275,14 +270,6 @@ class _LostError(SweepError):
     def __init__(self, message: str, attempts: int = ATTEMPTS) -> None:
         super().__init__(message)
         self.attempts = attempts
-
-
-class RaySharedInputs(SharedInputs):
-    """Shares the inputs of cells through Ray's object store instead of a file."""
-
-    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
-        """Pickle inputs for the object store, whose memory all workers of a node share."""
-        return InputsLoader(name, dump(inputs).load, large=True)
 
 
 def _on_node(work: Callable[..., Any], driver: dict[str, str], threads: int, *arguments: Any) -> Any:

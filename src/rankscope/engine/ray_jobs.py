@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.engine.cluster import Cluster
-from rankscope.engine.zero_copy_pickle import ZeroCopyPickle, dump
+from rankscope.engine.shared_inputs import ZeroCopyPickle, dump
 from rankscope.errors import SweepError
 from rankscope.files import atomic
 from rankscope.metrics import METRICS, chosen_metrics

@@ -2,19 +2,24 @@
 
 Files are read by the driver alone, so that every worker has the same, wherever it runs. Trained weights are
 loaded once. On one machine they are in a file that workers map into memory; on a cluster in Ray's object
-store, which brings them to each node once (`cluster.RaySharedInputs`). Random weights are drawn in the
-worker: that is quicker than sending them.
+store, which brings them to each node once and whose memory all workers of a node share: `dump` pickles an object
+with the bytes of its tensors apart (pickle protocol 5, out-of-band buffers), and `ZeroCopyPickle.load` builds
+tensors over them. Random weights are drawn in the worker: that is quicker than sending them.
 """
 
+import io
+import pickle
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
@@ -27,6 +32,8 @@ from rankscope.sources.load import is_drawn
 from rankscope.workers import threads_set
 
 PREFIX = ".shared-"  # of the folder of weights within the run folder
+NUMPY_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bool, torch.int64, torch.int32)
+"""dtypes that numpy has too; tensors of others are pickled as usual."""
 
 
 class FileChecksums:
@@ -88,6 +95,51 @@ class SharedInputs:
         if name not in self._excerpts:
             self._excerpts[name] = excerpts_for(cell)
         return self._excerpts[name]
+
+
+class RaySharedInputs(SharedInputs):
+    """Shares the inputs of cells through Ray's object store instead of a file."""
+
+    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
+        """Pickle inputs for the object store, whose memory all workers of a node share."""
+        return InputsLoader(name, dump(inputs).load, large=True)
+
+
+@dataclass(frozen=True)
+class ZeroCopyPickle:
+    """A pickle and, beside it, the bytes of the tensors that were in the object."""
+
+    data: bytes
+    buffers: list[np.ndarray]
+
+    def load(self) -> Any:
+        """Build the object again; its tensors share memory with `buffers`, so nothing may write to them."""
+        return pickle.loads(self.data, buffers=self.buffers)
+
+
+def dump(thing: Any) -> ZeroCopyPickle:
+    """Pickle an object with the bytes of its CPU tensors apart; a tensor that occurs twice is stored once."""
+    from ray import cloudpickle
+
+    base: Any = cloudpickle.Pickler
+
+    class Pickler(base):
+        def reducer_override(self, value: Any) -> Any:
+            if type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype in NUMPY_DTYPES:
+                return _tensor, (value.detach().contiguous().numpy(),)
+            return super().reducer_override(value)
+
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=buffers.append).dump(thing)
+    return ZeroCopyPickle(file.getvalue(), [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers])
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The tensor over an array that may be read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def encoded_inputs(cell: Cell, arch: Architecture | None, excerpts: list[str]) -> CellInputs:

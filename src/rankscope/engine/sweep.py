@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
-from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
+from rankscope.engine.cluster import STUCK_AFTER, cluster
+from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
 from rankscope.engine.work import TABLES, CellOutcome, LocalProcesses
@@ -212,7 +212,7 @@ class CellJournal:
 
 def _tables(spec: Spec, keys: list[str], journal: CellJournal) -> dict[str, pl.DataFrame]:
     """The tables of a sweep, made from its journal, with cells in the order of the specification."""
-    factors = _factors_frame(spec)
+    factors = factors_frame(spec)
     ended = [journal.ended.get(key, {}) for key in keys]
     cells = factors.with_columns(
         pl.Series("done", [bool(row) for row in ended]),
@@ -229,7 +229,7 @@ def _tables(spec: Spec, keys: list[str], journal: CellJournal) -> dict[str, pl.D
     return tables
 
 
-def _factors_frame(spec: Spec) -> pl.DataFrame:
+def factors_frame(spec: Spec) -> pl.DataFrame:
     """Each cell's number and factors; a factor that is a word in some cell becomes a word in all."""
     columns = {"cell": pl.Series(range(len(spec.cells)), dtype=pl.Int64)}
     for name in spec.factors:

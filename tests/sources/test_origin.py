@@ -80,7 +80,7 @@ def test_text_is_encoded_as_before(tmp_path: Path) -> None:
 
 def test_a_network_without_origin_has_none_again(tmp_path: Path) -> None:
     awake(ARCH).save(tmp_path)
-    with pytest.raises(TokensError, match="no tokenizer and no embedding"):
+    with raises(TokensError, "texts"):
         load(tmp_path).encode("text")
 
 
@@ -90,20 +90,21 @@ def test_what_is_damaged_is_a_sentence(tmp_path: Path) -> None:
     about, tensors = tmp_path / "rankscope.json", tmp_path / "network.safetensors"
     whole, fields = tensors.read_bytes(), json.loads(about.read_text())
     tensors.write_bytes(whole[:-40])
-    with pytest.raises(FileError, match="must hold the tensors of a saved network"):
+    with raises(FileError, str(tensors)):
         load(tmp_path)
     awake(ARCH, seed=1).save(tmp_path / "other")
     tensors.write_bytes((tmp_path / "other" / "network.safetensors").read_bytes())
     with raises(FileError, "files"):
         load(tmp_path)
     about.write_text(json.dumps({**fields, "format": 99}))
-    with pytest.raises(FileError, match="saved in format 1; it is of format 99"):
+    with raises(FileError, str(tmp_path)) as caught:
         load(tmp_path)
+    assert "99" in str(caught.value)
     about.write_text("{")
-    with pytest.raises(FileError, match="must describe a network that was saved"):
+    with raises(FileError, str(tmp_path)):
         load(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="must be a place that can be written"):
+    with raises(FileError, str(tmp_path / "file")):
         net.save(tmp_path / "file")
 
 

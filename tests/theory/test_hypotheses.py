@@ -8,13 +8,7 @@ import torch
 
 from rankscope.nets import Architecture, Experts, Transformer, masks
 from rankscope.theory import THEOREMS, Certificates, certify
-from rankscope.theory.hand_built import (
-    TOP,
-    counterexample,
-    non_collapsing_network,
-    non_collapsing_tokens,
-    smallest_residual,
-)
+from rankscope.theory.hand_built import counterexample, non_collapsing_network, non_collapsing_tokens
 from tests.builders import normal, one_head
 from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns
@@ -64,7 +58,7 @@ def test_gamma_one_is_refused_where_it_is_false() -> None:
     E = X[0] @ w.query.weight[:, 0] @ w.key.weight[:, 0].mT @ X[0].mT
     p = (w.query.bias @ w.key.weight[:, 0].mT @ X[0].mT)[0].softmax(-1)  # type: ignore[operator]
     P = net.run(X, attention=True).attention[0][0, 0]
-    assert float(p[0]) == pytest.approx(TOP, abs=1e-6)
+    assert float(p[0]) == pytest.approx(0.8, abs=1e-6)
     assert float(columns(E)) == pytest.approx(math.log(20 * d))
     assert float(columns(P - p)) > 1.1 * 4 * float(columns(E))
 
@@ -95,7 +89,12 @@ def test_the_published_measure_passes_the_bound_with_gamma_one() -> None:
     assert float(columns(X[0])) == 1.0 and float(X[0].abs().sum(-1).max()) == 1.0
     a = float(columns(net.weights.layers[0].attention.query.weight[:, 0]))
     assert a == pytest.approx(math.log(20 * d))
-    assert smallest_residual(net.run(X).output[0]) > 1.02 * 4 * a
+    # No centre has a smaller column sum than the medians', nor a smaller row sum than half the largest L1 distance
+    # of two tokens (of two hundred that are tried).
+    Y = net.run(X).output[0]
+    some = Y[torch.linspace(0, len(Y) - 1, 200).long()]
+    rows = torch.cdist(some, some, p=1.0).max() / 2
+    assert float((columns(Y - Y.median(0).values) * rows).sqrt()) > 1.02 * 4 * a
 
 
 # Kernels

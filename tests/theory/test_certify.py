@@ -54,7 +54,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     again = Certificates.read(FOUND.save(tmp_path / "found.parquet"))
     assert again.table.equals(FOUND.table)
     assert again.manifest == FOUND.manifest
-    with pytest.raises(FileError, match="none at|no such|there is no"):
+    with raises(FileError, str(tmp_path / "other.parquet")):
         Certificates.read(tmp_path / "other.parquet")
 
 
@@ -106,9 +106,9 @@ def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> N
 
 
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(TheoremError, match=r"sample must lie in 0..1; got 7"):
+    with raises(TheoremError, "sample"):
         FOUND.plot(7)
-    with pytest.raises(TheoremError, match="ranks alone were certified"):
+    with raises(TheoremError, "theorems"):
         certify(NET, X, theorems="norm-rank").plot()
 
 

@@ -4,7 +4,11 @@ import json
 import re
 from importlib.resources import files
 
+import httpx
+import pytest
+
 from rankscope.explorer.controls import Controls, RandomShape
+from tests.explorer.serving import Served, raw, status
 
 STATIC = files("rankscope.explorer").joinpath("static")
 PAGE = STATIC.joinpath("index.html").read_text(encoding="utf-8")
@@ -41,3 +45,21 @@ def test_links_leave_out_what_is_usual_as_settings_have_it() -> None:
         for field, about in fields.items():
             if field not in ("shape", "text"):  # the page has a text of its own
                 assert json.loads(usual[field]) == about.default, field
+
+
+def test_the_page_and_all_it_asks_for_are_there(served: Served) -> None:
+    page = httpx.get(served.url).text
+
+    for path in re.findall(r'(?:src|href)="([^"]+)"', page):
+        assert httpx.get(served.url + path).status_code == 200, path
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/..", "/static/", "/docs",
+     "/openapi.json", "/static/explorer.js/", "/api/answer"],
+)  # fmt: skip
+def test_nothing_else_is_to_be_had(served: Served, path: str) -> None:
+    answer = raw(served, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode())
+    assert status(answer) in (404, 405, 307)
