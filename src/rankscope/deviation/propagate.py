@@ -27,6 +27,7 @@ from rankscope.nets.kernels import KERNELS, kernel_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.streaming import streams
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
@@ -91,7 +92,7 @@ def propagate(
         by_rows: Takes attention a block of rows at a time, so that no `[head, token, token]` is held.
 
     Raises:
-        ArchitectureError: The network has a part without a rule (`without_rule`).
+        ArchitectureError: The network has a part without a rule (`without_rule`), or none by rows.
 
     >>> from rankscope.nets import Architecture
     >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
@@ -106,6 +107,9 @@ def propagate(
             "arithmetic='float64'",
             subject="arithmetic",
         )
+    if by_rows and not (streams(net.arch) and kernel_of(net.arch.kernel).deviation_by_row):
+        sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
+        raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
     yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 
 
