@@ -92,7 +92,7 @@ def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> Non
     assert rows["value"].to_list() == pytest.approx([1e-3 * (1 + 0.75) / 2, 1e-3 * (0.5 + 0.25) / 2])
 
 
-@pytest.mark.parametrize("logged", [1, 4])
+@pytest.mark.parametrize("logged", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, logged: int) -> None:
     """Clipped, and where nothing was logged the learning rate is the optimiser's own."""
 
