@@ -182,7 +182,10 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     assert one.state.global_step == 6 and measured == [0, 3, 6]
 
 
-@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+SLOW = pytest.param(METRICS, marks=pytest.mark.slow, id="of attention")
+
+
+@pytest.mark.parametrize("metrics", [pytest.param("relative_mu", id="of tokens"), SLOW])
 def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
     """Losses are logged at every second measurement."""
     monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
