@@ -147,7 +147,7 @@ def choice_tables(result: "StudyResult") -> "Iterator[Table]":
     """Tables to choose by, before training and after it where there is some: a row a remedy, in eighty
     columns. Medians: their ranges are in the report."""
     from rankscope.cli.show import titled
-    from rankscope.studies.remedies.depth_reached import THRESHOLD
+    from rankscope.studies.remedies.at_initialisation import THRESHOLD
     from rankscope.studies.remedies.tables import AFTER, BEFORE
 
     short = {"moved, cold": "moved", "log times": "log ×"}
