@@ -1,11 +1,11 @@
 """Studies of the 2024 paper at sizes that take a moment."""
 
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from rankscope.nets import Transformer
 from rankscope.sources.fresh import preset, untrained
-from rankscope.studies import Setup, StudyResult, chosen, reproduce
+from rankscope.studies import Setup, StudyResult, chosen
 from rankscope.studies.wu2024 import fig6
 from rankscope.studies.wu2024.networks import StudyInputs
 
@@ -19,8 +19,8 @@ SMALL = StudyInputs(fresh=tiny, trained=lambda setup: {}, samples=2, length=12)
 """Two excerpts of 12 tokens; nothing trained."""
 
 
-def run(figure: str, folder: Path) -> StudyResult:
-    """Reproduce a figure on small networks."""
+def small_run(figure: str) -> Callable[[Setup], StudyResult]:
+    """The function that runs a figure, on small networks."""
     (study,) = chosen("wu2024", figure)
     sizes = {"size": fig6.DeepSize(1, 12, 64, depth=3)} if figure == "fig6" else {"inputs": SMALL}
-    return reproduce(study, Setup(folder=folder), partial(study.run, **sizes))
+    return partial(study.run, **sizes)

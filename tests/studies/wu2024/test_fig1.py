@@ -2,7 +2,6 @@
 
 import math
 
-import polars as pl
 import pytest
 import torch
 
@@ -28,15 +27,22 @@ def test_two_tokens_end_where_the_fixed_points_say() -> None:
     assert 0 < int(at_B.sum()) < len(at_B) / 2
 
 
-def test_two_tokens_multipliers_and_collapse() -> None:
+def test_a_small_move_away_from_a_point_of_rest_grows_or_shrinks() -> None:
     c = math.sqrt(1 - 1 / fig1.W**2)
     assert fig1.multiplier(1, fig1.W) == pytest.approx(1 + c, rel=1e-4)
     assert fig1.multiplier(-1, fig1.W) == pytest.approx(1 - c, rel=1e-4)
-    paths = fig1.trajectories()
-    assert len(paths) == 3 * 2 * (fig1.LAYERS + 1)
-    end = paths.filter(layer=fig1.LAYERS)
-    assert (end.filter(~pl.col("norm"))["log10_relative_mu"] < -10).all()
-    kept = end.filter(start="first", norm=True)
+
+
+def test_two_tokens_without_a_norm_fall_as_the_formula_says() -> None:
+    """They differ by 2^-t (x_2 - x_1) W_V^t, which A3 divides by ||W_V||^t; the residual is that over sqrt 2."""
+    layers, w = 12, fig1.W
+    paths = fig1.trajectories(layers)
+    assert len(paths) == 3 * 2 * (layers + 1)
+    gain = w / 2 + math.sqrt(1 + w**2 / 4)  # the largest singular value of [[1, w], [0, 1]]
+    for name, angles in fig1.STARTS.items():
+        (x, y), (u, v) = ((math.cos(math.radians(a)), math.sin(math.radians(a))) for a in angles)
+        logs = paths.filter(start=name, norm=False)["log10_mu"].to_list()
+        apart = [math.hypot(u - x, (u - x) * t * w + v - y) / math.sqrt(2) for t in range(layers + 1)]
+        assert logs == pytest.approx([math.log10(d) - t * math.log10(2 * gain) for t, d in enumerate(apart)], abs=1e-9)
+    kept = paths.filter(layer=layers, start="first", norm=True)
     assert float(kept["log10_relative_mu"][0]) > -1
-    # Without LN, with W_V divided by its norm (A3), tokens shrink as well.
-    assert (end.filter(~pl.col("norm"))["log10_mu"] < -15).all()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies.wu2024.small import run
+from rankscope.studies import Setup, chosen, reproduce
+from tests.studies.wu2024.small import small_run
 
 
 @pytest.mark.parametrize(
@@ -12,16 +13,16 @@ from tests.studies.wu2024.small import run
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fig2", "fig3", "fig6")), "fig4", "fig8", "fig9"],
 )
 def test_each_figure_is_written_and_a_rerun_gives_the_same(tmp_path: Path, figure: str) -> None:
-    first = run(figure, tmp_path)
+    (study,), run = chosen("wu2024", figure), small_run(figure)
+    first = reproduce(study, Setup(tmp_path), run)
     home = tmp_path / "quick" / "wu2024" / figure
     assert first.figures and first.comparisons and first.notes
     for name in first.figures:
         assert (home / f"{name}.png").stat().st_size > 5000 and (home / f"{name}.svg").exists()
     parts = sorted((home / "parts").iterdir())
     before = [path.stat().st_mtime_ns for path in parts]
-    second = run(figure, tmp_path)
+    second, third = run(Setup(home)), run(Setup(tmp_path / "elsewhere"))
     assert [path.stat().st_mtime_ns for path in sorted((home / "parts").iterdir())] == before
-    third = run(figure, tmp_path / "elsewhere")
     for name, table in first.tables.items():
         assert table.equals(second.tables[name])
         assert table.equals(third.tables[name])

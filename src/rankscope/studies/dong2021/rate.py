@@ -5,9 +5,8 @@ layer to layer (3 under the law), and the certificates of Thm 2.3 and of the osc
 size that BERT's embedding has, Thm 2.3 is true and says nothing; so the tokens are also scaled down until
 `4 kappa gamma beta H ||res X||^2 / sqrt d` is 0.1, where it proves the law.
 
-Beside it, single paths: the relative residual of `P_path X W_path` against the number of heads in the
-path, which falls exponentially, not doubly: the attention matrices of the full network do not follow the
-path.
+Beside it, single paths: the relative residual of `P_path X W_path` against the number of heads in the path, which falls
+exponentially, not doubly: the attention matrices of the full network do not follow the path.
 """
 
 import math

@@ -5,7 +5,7 @@ row of the table of remedies is left out for it. Residuals and gradients in it a
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -30,6 +30,11 @@ class SeedSpread(NamedTuple):
     low: float
     high: float
     seeds: int
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "SeedSpread":
+        """The spread of at least one number."""
+        return cls(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
 
     def said(self, form: str = ".3f") -> str:
         """The median, with the range where seeds differ."""
@@ -56,7 +61,7 @@ def values(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity:
 def spread_of(values: Iterable[float]) -> SeedSpread | None:
     """Median and ends of numbers; None where there are none."""
     numbers = list(values)
-    return SeedSpread(statistics.median(numbers), min(numbers), max(numbers), len(numbers)) if numbers else None
+    return SeedSpread.of(numbers) if numbers else None
 
 
 def spread(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity: str) -> SeedSpread | None:

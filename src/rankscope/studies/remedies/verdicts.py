@@ -109,15 +109,13 @@ def learns(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
 def lasting(tables: RemedyMeasurements, remedy: str, quantity: str, setting: str) -> Verdict:
     """Judge whether from the shallowest networks to the deepest a quantity, whose log10 the tables have,
     falls by two decades or more without the remedy, and by less than one with it."""
-    falls = []
-    for name in (remedy, NONE):
-        ends = [
-            results.values(tables.trained, name, setting, depth, quantity)
-            for depth in results.depths(tables.trained, setting, name)
-        ]
-        both = {seed: ends[0][seed] - ends[-1][seed] for seed in ends[0] if seed in ends[-1]} if ends else {}
-        falls.append(results.spread_of(both.values()))
-    mine, plain = falls
+
+    def fall(name: str) -> results.SeedSpread | None:
+        depths = results.depths(tables.trained, setting, name) or [0]
+        first, last = (results.values(tables.trained, name, setting, at, quantity) for at in (depths[0], depths[-1]))
+        return results.spread_of(first[seed] - last[seed] for seed in first if seed in last)
+
+    mine, plain = fall(remedy), fall(NONE)
     if mine is None or plain is None or mine.seeds < 2:
         return Verdict(NOT_RUN, UNTOLD)
     ours = f"{setting}: falls by {mine.said('.2f')} decades to the deepest, {plain.said('.2f')} without"
@@ -209,7 +207,7 @@ def weighed(
     lines, ways, small = [], set[str](), True
     for key, by_seed in apart.items():
         pairs = list(by_seed.values())
-        ends = results.SeedSpread(statistics.median(pairs), min(pairs), max(pairs), len(pairs))
+        ends = results.SeedSpread.of(pairs)
         small &= abs(ends.median) <= noise[key]
         idle = abs(ends.median) <= LEAST * noise[key]
         lines.append(f"{key}: {ends.said('+.3f')}")

@@ -70,7 +70,7 @@ def pairs(first: Angles, second: Angles) -> Pairs:
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
-def trajectories() -> pl.DataFrame:
+def trajectories(layers: int = LAYERS) -> pl.DataFrame:
     """Angles by layer, and the residual in deviation arithmetic: it falls as 2^-t, below any float."""
     W_V = torch.tensor([[1.0, W], [0.0, 1.0]], dtype=torch.float64)
     largest_gain = float(torch.linalg.matrix_norm(W_V, 2))
@@ -78,16 +78,16 @@ def trajectories() -> pl.DataFrame:
     for name, angles in STARTS.items():
         X = pairs(*(torch.tensor([angle], dtype=torch.float64) for angle in angles))
         for norm in (False, True):
-            net = equilibrium_network(2, W, LAYERS).variant(norm=norm)
+            net = equilibrium_network(2, W, layers).variant(norm=norm)
             profile = measure(net, X, metrics=["mu", "relative_mu"])
             mu, relative = (profile.curve(metric, "log10")[0] for metric in profile.metrics)
             tokens = torch.cat(list(net.run(X).states))  # [layer, token, 2]
             turned = torch.atan2(tokens[..., 1], tokens[..., 0]).rad2deg() % 360
             # A3 bounds the products of W_V: without LN each layer is divided by ||W_V||_2.
-            shrunk = [0.0 if norm else layer * math.log10(largest_gain) for layer in range(LAYERS + 1)]
+            shrunk = [0.0 if norm else layer * math.log10(largest_gain) for layer in range(layers + 1)]
             columns = {"angle_1": turned[:, 0].numpy(), "angle_2": turned[:, 1].numpy()}
             columns |= {"log10_mu": mu.numpy() - shrunk, "log10_relative_mu": relative.numpy()}
-            labels = {"start": name, "norm": norm, "layer": range(LAYERS + 1)}
+            labels = {"start": name, "norm": norm, "layer": range(layers + 1)}
             tables.append(pl.DataFrame({**labels, **columns}))
     return pl.concat(tables)
 

@@ -1,9 +1,8 @@
 """Figures 3 and 7: the temperature. Scores are divided by sqrt(d_QK); a smaller divisor slows the collapse.
 
-Pure attention, `softmax(X W_Q (X W_K)^T / sqrt(d_QK))`, nothing else changed. A small divisor makes
-attention sharp: a token listens to few others, itself among them where it scores highest, and averages
-less. The paper's values of d_QK are not in its text; these span both readings (1/64, 1 and 64 as d_QK or
-as the divisor itself).
+Pure attention, `softmax(X W_Q (X W_K)^T / sqrt(d_QK))`, nothing else changed. A small divisor makes attention sharp: a
+token listens to few others, itself among them where it scores highest, and averages less. The paper's values of d_QK
+are not in its text; these span both readings (1/64, 1 and 64 as d_QK or as the divisor itself).
 """
 
 from itertools import pairwise, product

@@ -1,9 +1,8 @@
 """Figure 4: full rank is kept while tokens turn into one direction.
 
-Of each network as it stands, by layer: the share of inputs whose tokens have full rank, their smallest
-singular value, and the mean |cosine| of pairs. Whether a matrix has full rank depends on the arithmetic
-that one asks with: it is answered with float64's tolerance, `max(n, d) eps s_1`, and with float32's, in
-which models run.
+Of each network as it stands, by layer: the share of inputs whose tokens have full rank, their smallest singular value,
+and the mean |cosine| of pairs. Whether a matrix has full rank depends on the arithmetic that one asks with: it is
+answered with float64's tolerance, `max(n, d) eps s_1`, and with float32's, in which models run.
 """
 
 import polars as pl

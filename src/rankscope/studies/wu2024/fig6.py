@@ -1,9 +1,8 @@
 """Figure 6: 128 layers of untrained BERT, five variants under four masks.
 
-The question is what is left at depth, so three things are told apart that mu alone confuses: tokens that
-become equal (mu / ||X||_F), tokens that shrink (mu), and an arithmetic that gives up (float32 beside
-deviation arithmetic). The quick size is a narrower network, whose weights are made larger so that each
-matrix multiplies as much as BERT-base's.
+The question is what is left at depth, so three things are told apart that mu alone confuses: tokens that become equal
+(mu / ||X||_F), tokens that shrink (mu), and an arithmetic that gives up (float32 beside deviation arithmetic). The
+quick size is a narrower network, whose weights are made larger so that each matrix multiplies as much as BERT-base's.
 """
 
 import math

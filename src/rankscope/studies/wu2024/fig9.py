@@ -1,8 +1,7 @@
 """Figure 9: the cosines between the tokens that a network starts from.
 
-Corollary 1 asks that all initial pairwise cosines be at least 0; then LayerNorm does not prevent the
-collapse under any mask with a centre, given orthogonal values. How often real inputs are so is what this
-figure shows.
+Corollary 1 asks that all initial pairwise cosines be at least 0; then LayerNorm does not prevent the collapse under any
+mask with a centre, given orthogonal values. How often real inputs are so is what this figure shows.
 """
 
 import numpy as np

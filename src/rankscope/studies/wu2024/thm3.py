@@ -4,11 +4,10 @@ The theorem is of existence: with LayerNorm and a causal mask there are weights 
 every rank from one to full. Here each of them is built and stepped, its tokens' own multipliers say
 whether it is stable, and random starts say how often a network ends at a rank above one.
 
-The mask is causal, so the linearised layer is block triangular, with one block per token. At an
-equilibrium `S_i W_V = lambda_i X_i` (`theory/hand_built.py`) a small move of token i alone, along its
-sphere, becomes `x W_V / lambda_i`, projected on the sphere: the eigenvalues of that block are its
-multipliers. Those of token 1 are all 1: it is at rest at e_d, attracted from one side and repelled to
-the other, and they are left out.
+The mask is causal, so the linearised layer is block triangular, with one block per token. At an equilibrium `S_i W_V =
+lambda_i X_i` (`theory/hand_built.py`) a small move of token i alone, along its sphere, becomes `x W_V / lambda_i`,
+projected on the sphere: the eigenvalues of that block are its multipliers. Those of token 1 are all 1: it is at rest at
+e_d, attracted from one side and repelled to the other, and they are left out.
 """
 
 import itertools
