@@ -6,7 +6,7 @@ paper claims, and the sentences that go with our numbers, are in `data/studies.t
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -54,6 +54,10 @@ class Setup:
         table = compute()
         tables.write_parquet(path, table, begun(self.device).adding(key=key))
         return table
+
+    def cached_parts(self, parts: Mapping[str, Callable[[], pl.DataFrame]], **settings: object) -> pl.DataFrame:
+        """One table of several by name, each of which is cached by itself."""
+        return pl.concat([self.cached(name, compute, **settings) for name, compute in parts.items()])
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,12 @@ TEXTS = StudyTexts("dong2021", "fig2")
 
 def _run(setup: Setup) -> StudyResult:
     texts, seeds = (32, 4) if setup.full else (2, 2)
-    parts = [
-        setup.cached(
-            f"{family}-{seed}",
-            lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s),
-            texts=texts, each="excerpt",
-        )
+    parts = {
+        f"{family}-{seed}": lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s)
         for family, seed in product(FAMILIES, range(seeds))
-    ]  # fmt: skip
-    parts.append(setup.cached("trained", lambda: _trained(setup, texts), texts=texts, each="excerpt"))
-    table = pl.concat(parts)
+    }
+    parts["trained"] = lambda: _trained(setup, texts)
+    table = setup.cached_parts(parts, texts=texts, each="excerpt")
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
         for mode, weights in product(("published", "defined"), ("initialised", "trained"))

@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from rankscope.figures.matplotlib import Artist, Axes, Figure, panels
+from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.lab import Initialisation, Interface, Recipe, Training
 from rankscope.lab.tasks import Hull, Memorization, Sort
@@ -110,12 +110,11 @@ class TaskPlan:
 
 QUICK = {
     "memorization": TaskPlan(
-        Memorization(texts=60, longest=48), 250, 2, epochs=30, batch=8, lr=3e-4, embedding_std=0.02,
-        checkpoint_every=5,
+        Memorization(texts=60, longest=48), 250, 2, epochs=30, batch=8, lr=3e-4, embedding_std=0.02, checkpoint_every=5
     ),
     "sort": TaskPlan(PublishedSort(), 48, 2, epochs=60, batch=50, lr=1e-3, seeds=3),
     "hull": TaskPlan(Hull(), 84, 3, epochs=3, batch=100, lr=1e-3, checkpoint_every=1, seeds=2),
-}  # fmt: skip
+}
 FULL = {
     "memorization": replace(QUICK["memorization"], task=Memorization(), epochs=50, checkpoint_every=1, seeds=5),
     "sort": replace(QUICK["sort"], seeds=5),
@@ -178,32 +177,28 @@ def by_seed(table: pl.DataFrame) -> pl.DataFrame:
     keys = ["task", "attention", "paths", "length"]
     means = table.group_by(*keys, "seed", maintain_order=True).agg(pl.col("accuracy").mean())
     return means.group_by(keys, maintain_order=True).agg(
-        pl.col("accuracy").min().alias("least"), pl.col("accuracy").max().alias("most"),
-        pl.len().alias("seeds"),
-    )  # fmt: skip
+        pl.col("accuracy").min().alias("least"), pl.col("accuracy").max().alias("most"), pl.len().alias("seeds")
+    )
 
 
 def curve(summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy") -> list[float]:
     """A column of the summary by path length, of one task and kind of path."""
-    part = summary.filter(task=task, attention=attention, paths=paths).sort("length")
-    return part[what].to_list()
+    return summary.filter(task=task, attention=attention, paths=paths).sort("length")[what].to_list()
 
 
 def compared(task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, theirs: Published) -> list[Comparison]:
     """What the paper's figure shows of a task, and what came out here."""
     name, baselines = task.name, task.baselines
     guess = max(baselines["chance"], baselines["majority"])
-    own = {paths: curve(summary, name, "own", paths) for paths in ("5", "20")}
-    long, long_theirs = (
-        max(max(own[paths][3:]) for paths in own),
-        max(max(theirs[f"{paths} paths"][3:]) for paths in own),
-    )
+    by_paths = {paths: curve(summary, name, "own", paths) for paths in ("5", "20")}
+    published_by_paths = {paths: theirs[f"{paths} paths"] for paths in by_paths}
+    long, long_theirs = (max(max(row[3:]) for row in rows.values()) for rows in (by_paths, published_by_paths))
     shared, exact = (curve(summary, name, "shared", paths) for paths in ("20", "all"))
     above = max((length for length in LENGTHS if exact[length] > guess + NEAR_GUESS), default=None)
     heard = "no length is above a guess" if above is None else f"above a guess up to length {above}"
     comparisons = [
         _whole_network(task, curve(summary, name, "full", "all")[0], theirs["full"]),
-        *(_own_paths(name, paths, ours, seeds, theirs[f"{paths} paths"]) for paths, ours in own.items()),
+        *(_own_paths(name, paths, ours, seeds, published_by_paths[paths]) for paths, ours in by_paths.items()),
         TEXTS.compare(
             "guess", long <= guess + NEAR_GUESS, task=name, theirs=long_theirs, ours=long, guess=guess, near=NEAR_GUESS
         ),
@@ -253,13 +248,11 @@ def _figure(summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[st
     for panel, (name, task) in zip(axes, tasks.items(), strict=True):
         _panel(panel, summary, task, said[name])
     axes[0].set_ylabel("accuracy")
-    handles_by_label: dict[str, Artist] = {}
-    for panel in axes:
-        handles, labels = panel.get_legend_handles_labels()
-        handles_by_label |= dict(zip(labels, handles, strict=True))
-    order = [label for label in LEGEND if label in handles_by_label]
-    lines = [handles_by_label[label] for label in order]
-    figure.legend(lines, order, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    order = [label for label in LEGEND if label in handles]
+    figure.legend(
+        [handles[label] for label in order], order, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
     return figure
 
 
@@ -270,20 +263,19 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) 
     axes.axhline(task.baselines["majority"], color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
     for which in WITHOUT_CONTEXT & task.baselines.keys():
         axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
-    shown = (("own", "5"), ("own", "20"), ("shared", "all"))
-    for at, (attention, paths) in enumerate(shown):
+    for at, (attention, paths) in enumerate((("own", "5"), ("own", "20"), ("shared", "all"))):
         places = [length + 0.08 * (at - 1) for length in LENGTHS]
         axes.errorbar(
             places, curve(summary, name, attention, paths),
             yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
-            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4,
-            elinewidth=1, capsize=2, label=LEGEND[at],
+            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4, elinewidth=1, capsize=2,
+            label=LEGEND[at],
         )  # fmt: skip
         if f"{paths} paths" in said:
             axes.plot(
-                places, said[f"{paths} paths"], linestyle="none",
-                marker=MARKERS[at], markersize=8, markerfacecolor="none", markeredgecolor=PALETTE[at],
-                markeredgewidth=1.0, label=f"{paths} paths, published",
+                places, said[f"{paths} paths"], linestyle="none", marker=MARKERS[at], markersize=8,
+                markerfacecolor="none", markeredgecolor=PALETTE[at], markeredgewidth=1.0,
+                label=f"{paths} paths, published",
             )  # fmt: skip
     axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
     axes.set_title(TITLES[name], loc="left", fontsize=11)

@@ -156,8 +156,8 @@ def refusals(tables: RemedyMeasurements) -> PageTable:
         mine = tables.initial.filter(remedy=remedy)
         reasons = {f"random, {norm_place}-norm": tables.refused(remedy, norm_place) for norm_place in PLACES}
         reasons["random, no skips"] = next(iter(mine["note"].drop_nulls()), None)
-        other = next(iter(mine.filter(pl.col("arithmetic") != "deviation")["arithmetic"]), None)
-        reasons["random"] = other and f"deviation arithmetic has no rule for it: run in {other}"
+        arithmetic = next(iter(mine.filter(pl.col("arithmetic") != "deviation")["arithmetic"]), None)
+        reasons["random"] = arithmetic and f"deviation arithmetic has no rule for it: run in {arithmetic}"
         reasons["the trained model"] = tables.refused_cold(remedy)
         rows += [[remedy, network, why] for network, why in reasons.items() if why]
     return PageTable("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)

@@ -140,7 +140,7 @@ def order_of(curve: list[float]) -> float | None:
 
 
 def _order(initial: Curves, remedy: str, depth: int) -> dict[str, Any]:
-    given = [curve for place in PLACES for curve in initial.get((remedy, place, BARE, depth), [])]
+    given = [curve for norm in PLACES for curve in initial.get((remedy, norm, BARE, depth), [])]
     orders = [m for curve in given if (m := order_of(curve)) is not None]
     if not given:
         return {"said": "every token is zero"}
@@ -148,7 +148,7 @@ def _order(initial: Curves, remedy: str, depth: int) -> dict[str, Any]:
 
 
 def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
-    given = [curve for place in PLACES for curve in initial.get((remedy, place, WHOLE, depth), [])]
+    given = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
     if given:
         changes = [curve[-1] - curve[0] for curve in given]
         yield {"remedy": remedy, "law": "identity", "predicted": 0.0, **_spread(changes)}
@@ -162,8 +162,8 @@ def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[d
         predicted = math.log10(1 + b2 * weight**2) / 2
         spread = _spread([*map(_slope, mine)])
         apart = f"{spread['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
-        said = None if all(curve[-1] < math.log10(THRESHOLD) for curve in mine) else apart
-        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **spread, "said": said}
+        sentence = None if all(curve[-1] < math.log10(THRESHOLD) for curve in mine) else apart
+        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **spread, "said": sentence}
 
 
 def _slope(curve: list[float]) -> float:

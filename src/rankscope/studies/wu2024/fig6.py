@@ -7,6 +7,7 @@ quick size is a narrower network, whose weights are made larger so that each mat
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import polars as pl
@@ -42,15 +43,11 @@ def _run(setup: Setup, size: DeepSize | None = None) -> StudyResult:
     X = networks.tokens_of(net, networks.excerpts(samples), length)
     settings = {"excerpts": samples, "length": length, "width": width, "depth": depth}
     table = networks.swept(setup, net, X, **settings)
-    parts = [
-        setup.cached(
-            networks.file_name("float32", mask),
-            lambda m=mask: networks.collapse(net, X, "SAN", m, arithmetic="float32"),
-            **settings,
-        )
+    parts = {
+        networks.file_name("float32", mask): partial(networks.collapse, net, X, "SAN", mask, arithmetic="float32")
         for mask in MASKS
-    ]
-    single, off = pl.concat(parts), table.filter(~pl.col("dropout"))
+    }
+    single, off = setup.cached_parts(parts, **settings), table.filter(~pl.col("dropout"))
     comparisons = [
         _pure_attention(off, size), _with_norm(off, depth), _with_dropout(table), _gain(off, depth), _underflow(single),
         _skips(table, depth),

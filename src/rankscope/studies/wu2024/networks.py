@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import polars as pl
@@ -147,18 +149,13 @@ def collapse(
 
 def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: object) -> pl.DataFrame:
     """Every variant under every mask, with and without dropout."""
-    return pl.concat(
-        [
-            setup.cached(
-                file_name(*name, variant, mask, "dropout" if dropout else ""),
-                lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
-                **settings,
-            )
-            for variant in VARIANTS
-            for mask in MASKS
-            for dropout in (False, True)
-        ]
-    )
+    parts = {
+        file_name(*name, variant, mask, "dropout" if dropout else ""): partial(
+            collapse, net, X, variant, mask, dropout=dropout
+        )
+        for variant, mask, dropout in product(VARIANTS, MASKS, (False, True))
+    }
+    return setup.cached_parts(parts, **settings)
 
 
 def of_network(name: str, table: pl.DataFrame) -> pl.DataFrame:
@@ -183,8 +180,7 @@ def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
 def last(table: pl.DataFrame, name: str, **which: object) -> float:
     """log10 of a metric at the last layer, the mean over excerpts; -inf where all are exactly zero."""
     part = table.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
-    value = part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean()
-    return float(value)  # type: ignore[arg-type]
+    return float(part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean())  # type: ignore[arg-type]
 
 
 def least_with_skips(table: pl.DataFrame, **which: object) -> dict[str, float]:
