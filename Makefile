@@ -12,10 +12,10 @@ WEIGHTS := .weights/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 # Signatures say shapes; these rooms' tests hold them to it, at twice the time and more. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
-ROOMS := tests/doubled
+ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 # Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`
 # adds the room that one works in.
-QUICK := tests/test_house.py tests/nets tests/metrics tests/doubled tests/paths tests/runs tests/profiles
+QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
 ALSO :=
 
 .PHONY: demo quick test suite docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean

@@ -39,8 +39,8 @@ class AttnScale:
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         real = rules.settings.valid[:, None].double()
         c = real / real.sum(-1, keepdim=True)  # every row of C
-        p, others = c + (1 + self.w) * (P.p - c), P.others * (1 + self.w)
-        return replace(P, p=p, others=others, signed=True)
+        p, off_top = c + (1 + self.w) * (P.p - c), P.off_top * (1 + self.w)
+        return replace(P, p=p, off_top=off_top, signed=True)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import polars as pl
 
 from rankscope import Architecture, Transformer, decompose
 from rankscope.engine.sweep import STATUS
-from rankscope.live.monitor.measurement import ALARMS, CERTIFICATES, TRAINING
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRA
+from rankscope.runs.training import ALARMS, CERTIFICATES, TRAINING
 from rankscope.sources import word_tokens
 from rankscope.theory import Certificates
 from sitegen.markdown import table

@@ -17,7 +17,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rankscope.extras import there
+from rankscope.extras import installed
 
 if TYPE_CHECKING:
     from rankscope.figures.matplotlib import Figure
@@ -56,7 +56,7 @@ def card(
     table, and sentences. The first column is words, the others are numbers."""
     parts = [f'<div style="{_CARD}">', f'<div style="font-weight:600">{escape(title)}</div>']
     parts.append('<div style="margin-top:6px">')
-    if draw is not None and there("matplotlib", "PIL"):
+    if draw is not None and installed("matplotlib", "PIL"):
         parts += _images(draw(), title)
     if rows:
         parts.append(_table(headings, rows))

@@ -43,7 +43,7 @@ def need(doing: str, *packages: str) -> None:
     rankscope.errors.MissingExtraError: a dream needs lightning_of_old, which is not installed:
     pip install lightning_of_old
     """
-    absent = [name for name in packages if not there(name)]
+    absent = [name for name in packages if not installed(name)]
     if absent:
         raise MissingExtraError(
             f"{doing} needs {listed(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed: "
@@ -60,8 +60,8 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def there(*packages: str) -> bool:
-    """Whether all of them are installed."""
+def installed(*packages: str) -> bool:
+    """True if every one of these packages is installed."""
     return all(find_spec(name) is not None for name in packages)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from rankscope import Profile, fresh, measure
-from rankscope.cli.compare import Side, unique_titles
+from rankscope.cli.compare import Side
+from rankscope.cli.compare_training import unique_titles
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope

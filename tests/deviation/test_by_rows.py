@@ -17,12 +17,14 @@ from rankscope.deviation import propagate
 from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.propagate import DeviationStep
+from rankscope.errors import ArchitectureError
 from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern
 from rankscope.nets import Architecture, Transformer, streaming
 from rankscope.profiles import propagation
 from rankscope.profiles.pass_cost import by_rows
 from tests.builders import normal
+from tests.raising import raises
 from tests.strategies import architectures
 
 METRICS = ["relative_residual", "mu", "mean_cosine_gap", "max_cosine_gap", "head_mu", "entropy",
@@ -98,8 +100,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("padding", [None, padded(2, 8, 1)])
-@pytest.mark.parametrize("kind", NETWORKS)
+PADDED = [(kind, padded(2, 8, 1)) for kind in NETWORKS]
+
+
+@pytest.mark.parametrize(("kind", "padding"), [*PADDED, ("causal, rotary", None), ("pure attention", None)])
 def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor | None) -> None:
     """Metrics of tokens, heads and attention, and what the second pass marks of them."""
     net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}), seed=1)
@@ -175,3 +179,15 @@ def test_memory_of_long_contexts() -> None:
     rise *= 1 if sys.platform == "darwin" else 1024
     assert rise <= 2 * 8192**2 * 8 / 2
     assert rise <= 1.1 * by_rows(Architecture(layers=2, width=64, heads=2), 8192)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [({"kernel": "linear"}, None), ({"kernel": "sinkhorn:1"}, None), ({}, "logn"), ({}, "centred"), ({}, "contranorm")],
+)
+def test_networks_without_rows_one_by_one_are_refused(fields: dict[str, Any], remedy: str | None) -> None:
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2, **fields))
+    net = net if remedy is None else net.with_remedy(remedy)
+    assert len(list(propagate(net, normal(1, 4, 8)))) == 2
+    with raises(ArchitectureError, "by_rows"):
+        next(propagate(net, normal(1, 4, 8), by_rows=True))

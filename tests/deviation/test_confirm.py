@@ -14,8 +14,7 @@ from tests.deviation.reference import Network, log10_residual
 SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "mlp_width": 8}
 
 
-@pytest.mark.parametrize("skip", [0.0, 1.0])
-@pytest.mark.parametrize("norm", ["layer", "none"])
+@pytest.mark.parametrize(("norm", "skip"), [("layer", 0.0), ("layer", 1.0), ("none", 0.0)])
 def test_what_is_confirmed_is_exact(norm: Any, skip: float) -> None:
     arch = Architecture(**SMALL, norm=norm, attention_skip=skip)
     net, X = awake(arch, 5), normal(1, 4, 4, seed=6)

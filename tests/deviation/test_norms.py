@@ -10,6 +10,7 @@ from rankscope.nets import Architecture, Norm, Transformer
 from rankscope.nets.norms import NORMS
 from rankscope.profiles import measure
 from tests.builders import normal
+from tests.deviation.reference import SMALL, compare
 
 
 def largest(x: Tensor, eps: float) -> Tensor:
@@ -59,3 +60,18 @@ def test_a_norm_brings_its_deviation_rule_as_the_built_in_ones_do() -> None:
     curve, arithmetic = mu(net, X)
     assert arithmetic == "deviation"
     torch.testing.assert_close(curve, by_hand(net, X), rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
+def test_norms_at_any_scale_of_tokens(norm: Any, scale: float, eps: float) -> None:
+    arch = Architecture(**SMALL, norm=norm, norm_place="pre", norm_eps=eps, attention_skip=0.5)
+    compare(arch, 0, scale)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
+def test_zero_tokens_stay_zero_under_a_norm_without_eps(norm: Any) -> None:
+    arch = Architecture(layers=2, width=8, heads=2, norm=norm, norm_place="pre", norm_eps=0.0, biases=False)
+    profile = measure(Transformer.random(arch), torch.zeros(1, 4, 8), metrics=["mu", "relative_mu"])
+    assert not profile.curve("mu").any() and not profile.curve("relative_mu").any()

@@ -12,7 +12,8 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Kernel, Transformer
 from rankscope.nets.kernels import KERNELS, KernelContext, masked_softmax, scores
 from rankscope.profiles import measure
-from tests.builders import normal
+from tests.builders import normal, thinned
+from tests.deviation.reference import SMALL, compare
 from tests.raising import raises
 
 
@@ -63,3 +64,27 @@ def test_built_in_kernels_may_be_given_as_objects(name: str) -> None:
     one, other = mu(name, X), mu(replace(KERNELS[name], name="mine"), X)
     assert one[1] == other[1] == ("float64" if name == "sigmoid" else "deviation")
     assert torch.equal(one[0], other[0])
+
+
+MASKS = ("complete", "causal", "window:1")
+POSITIONS = ("none", "absolute", "relative", "rotary", "bias", "alibi")
+
+
+@pytest.mark.parametrize(("positions", "kernel", "skip"), thinned(POSITIONS, ("softmax", "gaussian"), (0.0, 1.0)))
+def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, skip: float) -> None:
+    """A norm on queries and keys, angles by layer, and a first layer that reads its input as it is."""
+    seed = POSITIONS.index(positions)
+    arch = Architecture(
+        **SMALL, norm="rms", norm_place="pre", mask=MASKS[seed % 3], positions=positions, kernel=kernel,
+        attention_skip=skip, query_norm=True, norm_eps=1e-6, bare_layers=(0, 2),
+        rotary_frequencies=((1.0,), (0.01,)),
+    )  # fmt: skip
+    compare(arch, seed)
+
+
+def test_a_rotation_with_a_scale_changes_lengths() -> None:
+    """Which a gaussian kernel sees."""
+    for seed, share in enumerate((1.0, 0.5)):
+        arch = Architecture(**SMALL | {"head_width": 4}, norm="rms", kernel="gaussian", positions="rotary",
+                            rotary_share=share, rotary_scales=(1.5, 0.6, 1.0))  # fmt: skip
+        compare(arch, seed)

@@ -3,8 +3,15 @@ from typing import Any
 
 import pytest
 
-from rankscope.engine import Sweep
+from rankscope.engine import Sweep, sweep
 from tests.engine.swept import swept
+
+VIEWED: dict[str, Any] = {
+    "metrics": ["relative_mu", "entropy"],
+    "all": {"model": "bert-tiny", "samples": 2, "tokens": 6},
+    "grid": {"skip": [0.0, 1.0], "depth": [1, 3], "seed": {"range": 3}},
+    "list": [{"depth": 2, "variant": "none such"}],
+}
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +32,8 @@ def nodes() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def views_study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    return sweep(VIEWED, tmp_path_factory.mktemp("runs") / "<study>", workers=1)

@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_costs_nothing(nodes: Any, alone: Sweep, tmp_pat
 
     def kill(done: int, of: int) -> None:
         if done in (3, 7):
-            pids = [int(line) for line in _output("pgrep", "-f", "^ray::_measure_cell").split()]
+            pids = [int(line) for line in _output("pgrep", "-f", "^ray::measure_cell").split()]
             mine = [pid for pid in pids if _below(pid, os.getpid())]
             killed.extend(mine[:1])
             for pid in mine[:1]:

@@ -1,5 +1,6 @@
 """A corpus and the studies of papers on a cluster have the numbers of one process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from polars.testing import assert_frame_equal
 
 from rankscope import fresh, read
 from rankscope.engine.cluster import Cluster
-from rankscope.engine.ray_jobs import CorpusJob
+from rankscope.engine.ray_jobs import measure_on_cluster
 from rankscope.profiles.corpus import corpus_steps, measure_corpus
 from rankscope.runs import Store
 from rankscope.sources import bundled_excerpts
@@ -28,7 +29,7 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
     options: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
     in_process = measure_corpus(nets, texts, **options)
     with Cluster() as cluster, Store(tmp_path) as store:
-        steps = list(corpus_steps(nets, iter(texts), store, **options, runner=CorpusJob(cluster)))
+        steps = list(corpus_steps(nets, iter(texts), store, **options, runner=partial(measure_on_cluster, cluster)))
         on_ray = steps[-1].summary()
     assert on_ray.excerpts == in_process.excerpts == excerpts
     assert_frame_equal(on_ray.table, in_process.table, check_exact=True)

@@ -16,9 +16,12 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope import Architecture, certify, decompose, fresh, load, measure
-from rankscope.engine import Sweep, sweep
+from rankscope import Architecture, certify, decompose, fresh, measure
+from rankscope.engine import Spec, Sweep, sweep
+from rankscope.engine.factors import checked
 from rankscope.engine.shared_inputs import excerpts_for
+from rankscope.engine.spec import SweepOptions
+from rankscope.engine.sweep import factors_frame
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND
 from tests.engine.swept import CELLS, SPEC, same, swept
@@ -27,16 +30,16 @@ from tests.raising import raises
 
 def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
     texts = excerpts_for({"samples": 2, "tokens": 8})
-    net = fresh("bert-tiny", seed=1).variant(layers=3, skip=0.5)
+    net = fresh("bert-tiny", seed=1).variant(layers=2, skip=0.5)
     X, padding = fresh("bert-tiny", seed=1).encode(texts, 8)
-    mine = alone.table.filter(depth=3, skip=0.5, seed=1)
+    mine = alone.table.filter(depth=2, seed=1)
     table = measure(net, X, padding, ["relative_mu", "entropy"]).table
     assert mine["value"].to_list() == table["value"].to_list()
-    assert mine["cell"].unique().to_list() == [2 * 2 + 1]
-    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=3, skip=0.5, seed=1)
+    assert mine["cell"].unique().to_list() == [2 + 1]
+    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=2, seed=1)
     shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
     assert paths["share"].to_list() == shares["share"].to_list()
-    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=3, skip=0.5, seed=1)
+    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=2, seed=1)
     assert proved["log10_bound"].to_list() == certify(net, X, padding).summary()["log10_bound"].to_list()
 
 
@@ -55,8 +58,8 @@ def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Pa
     shutil.copytree(alone.run, tmp_path / "run")
     # What is not asked for any more is kept, and not shown.
     fewer = sweep(small, tmp_path / "run", workers=1, progress=lambda *count: done.append(count))
-    assert done == [(4, 5), (5, 5)]
-    assert len(fewer.cells) == 5 and fewer.table["seed"].unique().sort().to_list() == [0, 2]
+    assert done == [(2, 3), (3, 3)]
+    assert len(fewer.cells) == 3 and fewer.table["seed"].unique().sort().to_list() == [0, 2]
     net = fresh("bert-tiny", seed=2)
     X, padding = net.encode(excerpts_for({"samples": 2, "tokens": 8}), 8)
     table = measure(net.variant(layers=1, skip=0.5), X, padding, ["relative_mu", "entropy"]).table
@@ -67,10 +70,10 @@ def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Pa
     same(alone.run, tmp_path / "run")
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_killed_and_gone_on_with(kills: int, alone: Sweep, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "workers"), [(1, 1), pytest.param(12, 2, marks=pytest.mark.slow)])
+def test_a_killed_sweep_resumes_to_the_same_bits(kills: int, workers: int, alone: Sweep, tmp_path: Path) -> None:
     rng = random.Random(kills)
-    command = [sys.executable, "-m", "tests.engine.swept", str(tmp_path / "run"), "2"]
+    command = [sys.executable, "-m", "tests.engine.swept", str(tmp_path / "run"), str(workers)]
     for _ in range(kills):
         process = subprocess.Popen(command, start_new_session=True)
         kept = tmp_path / "run" / "kept" / "journal.jsonl"
@@ -87,46 +90,24 @@ def test_killed_and_gone_on_with(kills: int, alone: Sweep, tmp_path: Path) -> No
     same(alone.run, tmp_path / "run")
 
 
-def children() -> list[int]:
-    """Processes that this one has started."""
-    here = os.getpid()
-    return [int(each) for each in Path(f"/proc/{here}/task/{here}/children").read_text().split()]
-
-
-def test_two_workers_give_the_same_bits_though_one_is_killed(alone: Sweep, tmp_path: Path) -> None:
-    """Another does what it was doing; two workers give the bits of one."""
-    killed: list[int] = []
-    others = {*children()}  # a browser of tests that ran before
-
-    def kill(done: int, of: int) -> None:
-        found = [each for each in children() if each not in others]
-        if done == 3:  # which of them has a cell and which is waiting is chance
-            killed.extend(found[:1])
-            os.kill(found[0], signal.SIGKILL)
-
-    swept(tmp_path / "run", workers=2, progress=kill)
-    assert len(killed) == 1
-    same(alone.run, tmp_path / "run")
-
-
 def test_a_file_that_changed_is_another_cell(tmp_path: Path) -> None:
     text, arch = tmp_path / "text.txt", tmp_path / "mine.json"
     spec = {"metrics": "mu", "all": {"model": str(arch), "text": str(text), "samples": 1, "tokens": 4}}
-    found = []
-    for layers, words in ((2, "one two three"), (2, "four five six"), (3, "four five six")):
-        arch.write_text(json.dumps({"layers": layers, "width": 8, "heads": 2}))
+    arch.write_text(json.dumps({"layers": 2, "width": 8, "heads": 2}))
+    values = []
+    for words in ("one two three", "four five six"):
         text.write_text(words)
-        found.append(sweep(spec, tmp_path / "run", workers=1).table["value"].to_list())
-    assert found[0] != found[1] and [len(each) for each in found] == [3, 3, 4]
+        values.append(sweep(spec, tmp_path / "run", workers=1).table["value"].to_list())
+    assert values[0] != values[1] and [len(layers) for layers in values] == [3, 3]
     X, padding = fresh(Architecture(layers=2, width=8, heads=2)).encode(["one two three"], 4)
     mine = measure(fresh(Architecture(layers=2, width=8, heads=2)), X, padding, "mu").table
-    assert found[0] == mine["value"].to_list()
+    assert values[0] == mine["value"].to_list()
 
 
 def test_what_was_lacking_is_looked_for_again(tmp_path: Path) -> None:
     spec = {"metrics": "mu", "all": {"model": str(tmp_path / "model"), "samples": 1, "tokens": 4}}
     assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 1
-    load("minilm").variant(layers=1).save(tmp_path / "model")
+    fresh("bert-tiny").variant(layers=1).save(tmp_path / "model")
     assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 0
 
 
@@ -171,12 +152,9 @@ def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_factor_of_several_kinds_is_a_word(tmp_path: Path) -> None:
-    cells = [
-        {"model": "bert-tiny", "mask": "causal"},
-        {"model": "bert-tiny", "skip": 1},
-        {"model": "bert-tiny", "skip": 0.5},
-    ]
-    found = sweep({"metrics": "mu", "all": {"samples": 1, "tokens": 4}, "list": cells}, tmp_path, workers=1)
-    assert found.cells["skip"].to_list() == [None, 1.0, 0.5] and found.cells["mask"].to_list() == ["causal", None, None]
-    assert found.table.filter(pl.col("skip") == 0.5)["cell"].unique().to_list() == [2]
+def test_a_factor_of_several_kinds_is_a_word() -> None:
+    cells = [{"mask": "causal", "seed": 3}, {"skip": 1, "norm": True}, {"skip": 0.5, "norm": "no"}, {"parallel": False}]
+    frame = factors_frame(Spec(tuple(map(checked, cells)), SweepOptions()))
+    kinds = {"skip": pl.Float64, "mask": pl.String, "norm": pl.String, "seed": pl.Int64, "parallel": pl.Boolean}
+    assert {name: frame.schema[name] for name in kinds} == kinds
+    assert frame["skip"].to_list() == [None, 1.0, 0.5, None] and frame["norm"].to_list() == [None, "True", "no", None]

@@ -1,6 +1,7 @@
 """A real server on a free port of the loopback, and how tests speak to it."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,18 +12,21 @@ from typing import Any
 import httpx
 
 from rankscope.explorer.api import app
+from rankscope.explorer.controls import Controls
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.explorer.server import bind_port, make_server
-from rankscope.nets import Architecture
+from rankscope.nets import Architecture, Transformer
 from rankscope.sources import untrained
 
+TEXT = "the sea, the sea and <b>the</b> ship"
 SMALL = {"layers": 2, "width": 8, "heads": 2}
 HEAVY = {
     "setting": {"model": "random", "shape": {"layers": 8, "width": 128, "heads": 8}, "layers": 24,
                 "text": "one two three four five six seven eight nine ten " * 4, "tokens": 64},
 }  # fmt: skip
 """Seconds of paths and bounds behind a curve."""
+QUICK: dict[str, Any] = {"setting": {"shape": SMALL, "text": "a b c"}, "parts": ["curve"]}
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,29 @@ def serving(networks: NetworkCache, jobs: Jobs | None = None, patience: float = 
         jobs.close()
         thread.join()
         at.close()
+
+
+def raw(served: Served, request: bytes) -> bytes:
+    """The beginning of the answer to bytes as they are."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as line:
+        line.sendall(request)
+        return line.recv(4096)
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+def posted(served: Served, length: int, body: bytes = b"") -> bytes:
+    """A request for an answer, with a body of that length, of which this much comes."""
+    head = f"POST /api/answer HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {length}\r\n\r\n".encode() + body
+
+
+def tiny() -> Transformer:
+    return small_networks().network(Controls(model="tiny"))
+
+
+def drawn(seed: int) -> Controls:
+    """Of a small random network."""
+    return Controls.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})

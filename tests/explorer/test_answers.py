@@ -9,32 +9,17 @@ import pytest
 import torch
 
 from rankscope import certify, decompose, load, measure
-from rankscope.errors import SettingError
 from rankscope.explorer.answers import Answers
 from rankscope.explorer.controls import Controls, PageRequest
-from rankscope.explorer.measurement import measure_page, network_with
 from rankscope.explorer.network_cache import NetworkCache
-from rankscope.nets import Transformer
-from tests.explorer.serving import SMALL, Served, small_networks
-from tests.raising import raises
+from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
 
-TEXT = "the sea, the sea and <b>the</b> ship"
 TURNS: list[dict[str, Any]] = [
     {},
     {"skip": 0.0, "mlp": False, "norm": False},
-    {"skip": 0.5, "norm": False, "layers": 5},
     {"remedies": "attnscale:w=0.5;sqrtl", "layers": 5, "norm": False},
-    {"mask": "causal", "window": 2, "divisor": 2.0, "temperature": 3.0, "mlp": False},
+    {"mask": "causal", "window": 2, "divisor": 2.0, "temperature": 3.0, "mlp": False, "skip": 0.5},
 ]
-
-
-def tiny() -> Transformer:
-    return small_networks().network(Controls(model="tiny"))
-
-
-def drawn(seed: int) -> Controls:
-    """Of a small random network."""
-    return Controls.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})
 
 
 @pytest.mark.parametrize("turns", TURNS, ids=str)
@@ -59,45 +44,6 @@ def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, A
     summary = certify(net, X, padding).summary()
     met = {row["theorem"]: row["met_to"] > 0 for row in summary.iter_rows(named=True)}
     assert {line["theorem"]: line["state"] != "refused" for line in parts["bounds"]["lines"]} == met
-
-
-def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
-    assert network_with(tiny(), Controls(window=3)).arch.mask == "causal&window:3;complete&window:3"
-    deeper = network_with(tiny(), Controls(window=3, layers=4)).arch
-    assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
-
-
-@pytest.mark.parametrize(
-    ("turns", "said"),
-    [
-        ({"remedies": "deepnorm"}, "the place of the norm must be 'post'"),
-        ({"remedies": "lambda", "skip": 0.5}, "sets the weight of the skip"),
-        ({"remedies": "sinkhorn:rounds=1000000"}, "of sinkhorn must be from -100 to 100 here"),
-        ({"remedies": "attnscale;attnscale:w=1"}, "'attnscale' is there twice"),
-        ({"remedies": "sqrtl;" * 5}, "emedies must be 4 at most"),
-    ],
-    ids=str,
-)
-def test_a_remedy_that_cannot_go_on_is_a_sentence(served: Served, turns: dict[str, Any], said: str) -> None:
-    answer = served.ask({"setting": {"model": "tiny", "text": TEXT, **turns}, "parts": ["curve"]})
-    assert answer.status_code == 422 and said in answer.json()["error"]
-
-
-def test_remedied_networks_are_kept_as_long_as_what_they_were_put_on() -> None:
-    networks = small_networks()
-    setting = drawn(1).model_copy(update={"remedies": "attnscale:w=0.5"})
-    found = weakref.ref(networks.network(setting))
-    assert networks.network(setting.model_copy(update={"skip": 0.5})) is found()
-    for seed in (2, 3, 4):
-        networks.network(drawn(seed))
-    gc.collect()
-    assert found() is None
-
-
-def test_what_is_not_turned_is_the_network_itself() -> None:
-    net = tiny()
-    assert network_with(net, Controls()).arch == net.arch
-    assert network_with(net, Controls(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
 
 
 def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
@@ -128,7 +74,7 @@ def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
 
 
 def test_too_deep_for_paths_says_so(served: Served) -> None:
-    shape = {"layers": 2, "width": 256, "heads": 4}
+    shape = {"layers": 1, "width": 60, "heads": 2}
     request = {"setting": {"shape": shape, "layers": 96, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
     assert "too many to wait for" in served.parts(request)["paths"]["why"]
 
@@ -141,22 +87,23 @@ def test_tokens_stay_text_in_every_label(served: Served) -> None:
 
 
 def test_results_are_kept_and_the_oldest_forgotten() -> None:
-    answers, asked = Answers(small_networks()), Controls(model="tiny", text=TEXT)
-    first = answers.measurement(asked, lambda: None)
-    assert answers.measurement(asked, lambda: None) is first
-    for number in range(30):
-        answers.measurement(Controls(model="tiny", text=TEXT, skip=number / 30), lambda: None)
-    assert answers.measurement(asked, lambda: None) is not first
+    answers, controls = Answers(small_networks(), most=3), Controls(model="tiny", text=TEXT)
+    first = answers.measurement(controls, lambda: None)
+    for skips in ((0.1, 0.2), (0.3, 0.4, 0.5)):
+        assert answers.measurement(controls, lambda: None) is first
+        for skip in skips:
+            answers.measurement(Controls(model="tiny", text=TEXT, skip=skip), lambda: None)
+    assert answers.measurement(controls, lambda: None) is not first
 
 
 def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
     answers = Answers(small_networks())
     nets = []
-    for seed in range(6):
+    for seed in range(4):
         list(answers.parts(PageRequest(setting=drawn(seed)), lambda: None))
         nets.append(weakref.ref(answers.networks.network(drawn(seed))))
     gc.collect()
-    assert [net() is not None for net in nets] == [False] * 3 + [True] * 3
+    assert [net() is not None for net in nets] == [False, True, True, True]
 
 
 def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
@@ -169,24 +116,7 @@ def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
     assert all(mine is first for pair in found for mine, first in zip(pair, found[0], strict=True))
 
 
-def test_a_question_between_layers_can_end_it() -> None:
-    asked: list[int] = []
-
-    def check() -> None:
-        asked.append(1)
-        if len(asked) > 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_page(tiny(), Controls(model="tiny", text=TEXT), check)
-    assert len(asked) == 3
-
-
-def test_a_network_that_is_not_in_the_cache_is_refused() -> None:
-    with raises(SettingError, subject="model"):
-        list(Answers(small_networks()).parts(PageRequest(setting=Controls(model="/etc")), lambda: None))
-
-
+@pytest.mark.slow  # a small network is answered so above
 def test_minilm_is_answered_as_it_is_measured() -> None:
     net = load("minilm")
     asked = Controls(model="minilm", text="Call me <b>Ishmael</b>.", skip=0.5)

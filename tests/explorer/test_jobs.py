@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankscope.errors import BusyError, LateError
-from rankscope.explorer.jobs import Give, InterruptMode, Job, JobCancelled, Jobs
+from rankscope.explorer.jobs import Give, InterruptMode, JobCancelled, Jobs, PageJob
 from tests.raising import raises
 
 LONG = 60.0
@@ -22,7 +22,7 @@ class Endless:
     def __init__(self) -> None:
         self.begun, self.left = threading.Event(), threading.Event()
 
-    def __call__(self, job: Job) -> Iterator[Any]:
+    def __call__(self, job: PageJob) -> Iterator[Any]:
         yield "begun"
         try:
             with InterruptMode(job.check):
@@ -56,7 +56,7 @@ def jobs() -> Iterator[Jobs]:
         yield running
 
 
-def endless(jobs: Jobs, give: Give = lambda _: None) -> tuple[Job, Endless]:
+def endless(jobs: Jobs, give: Give = lambda _: None) -> tuple[PageJob, Endless]:
     """Work of visitor a that has begun and goes on."""
     work = Endless()
     job = jobs.start("a", work, give)
@@ -101,7 +101,7 @@ def test_what_takes_too_long_ends_with_a_sentence(given: Given) -> None:
 
 
 def test_an_error_is_handed_on_and_the_next_goes_on(jobs: Jobs, given: Given) -> None:
-    def broken(_: Job) -> Iterator[Any]:
+    def broken(_: PageJob) -> Iterator[Any]:
         yield 1
         raise ValueError("no")
 
@@ -131,7 +131,7 @@ def test_a_question_is_asked_at_every_operation_of_this_thread_alone() -> None:
 
 
 def test_a_job_that_was_called_off_never_starts() -> None:
-    job = Job(1.0)
+    job = PageJob(1.0)
     given: list[Any] = []
     job.cancel()
     job.run(lambda _: pytest.fail("it ran"), given.append)

@@ -27,7 +27,7 @@ def test_attention_masks_that_do_not_fit_are_refused() -> None:
         (None, MASK.tolist(), None),
     ):
         with raises(TokensError, subject="attention_mask"):
-            padding_from(padding, mask, shape)  # type: ignore[arg-type]
+            padding_from(padding, mask, shape)
 
 
 def test_networks_take_either() -> None:

@@ -7,12 +7,13 @@ import polars as pl
 
 from rankscope.errors import MetricError
 from rankscope.figures.description import Bars, Heatmap
+from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.paths.figures import HEADS, heads_chart, lengths_chart, single_paths_chart
+from tests.builders import normal
 from tests.raising import raises
-from tests.report.runs import NET, X
 
-FOUND = decompose(NET, X)
+FOUND = decompose(Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier"), normal(2, 9, 16))
 
 
 def test_shares_of_all_lengths_add_up_to_one() -> None:

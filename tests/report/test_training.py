@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import CERTIFICATES, RunWriter
+from rankscope.live.monitor.measurement import RunWriter
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store
+from rankscope.runs.training import CERTIFICATES
 from tests.report.runs import links_within
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
 

@@ -1,26 +1,141 @@
-"""The commands and their one voice: a table for people, `--json` for machines, a sentence for mistakes."""
+"""All commands in one application, and how every command ends.
 
-from typing import Annotated
+| exit code | meaning                                                                                    |
+|-----------|--------------------------------------------------------------------------------------------|
+| 0         | done                                                                                       |
+| 2         | bad input, or something that could not be read, written or held: one sentence says what    |
+| 130       | stopped by Ctrl-C: one sentence says what was kept                                         |
+| 141       | whoever was reading closed the pipe (`| head`): nothing is said                            |
+"""
+
+import io
+import os
+import re
+import sys
+from importlib.metadata import version
+from inspect import cleandoc
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from rankscope.cli.bounds import bounds
 from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
-from rankscope.cli.exits import Commands, unwrapped
-from rankscope.cli.explore import explore
 from rankscope.cli.follow import follow
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.metrics import metrics
 from rankscope.cli.models import models
 from rankscope.cli.options import flattened
+from rankscope.cli.output import ending
+from rankscope.cli.pages import explore, report
 from rankscope.cli.paths import paths
 from rankscope.cli.remedies import remedies
-from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
+from rankscope.cli.show import Interruption, complain
 from rankscope.cli.sweep import sweep
+from rankscope.errors import RankscopeError
+from rankscope.extras import EXTRAS, install
+
+BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+ClickException: Any = typer.BadParameter.__mro__[2]
+"""click's class, which each version of typer has in another module."""
+
+
+class Commands(TyperGroup):
+    """The group of all commands; every error in one becomes a sentence and an exit code."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command and leave with its exit code."""
+        _streams()
+        try:
+            with ending:
+                code = super().main(*args, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.exit(0)  # the help is printed: asking for nothing is no mistake
+            _leave(BAD, _misuse(error))
+        except BrokenPipeError:
+            _leave(PIPE_CLOSED)
+        except OSError as error:  # a full disk behind stdout
+            _leave(BAD, _os_sentence(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except RankscopeError as error:
+            _leave(BAD, str(error))
+        except Interruption as stop:
+            _leave(INTERRUPTED, f"stopped {stop}")
+        except KeyboardInterrupt:
+            _leave(INTERRUPTED, "stopped; what is not printed or written yet is lost")
+        except BrokenPipeError:
+            _leave(PIPE_CLOSED)
+        except OSError as error:
+            _leave(BAD, _os_sentence(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            _leave(BAD, f"this needs {package}, which is not installed: {install([package])}")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
+                raise
+            _leave(BAD, "this needs more memory than there is: ask for fewer tokens or samples, or a smaller model")
+
+
+def _unwrapped(docstring: str | None) -> str:
+    """A docstring whose paragraphs are one line each, for the terminal to break.
+
+    >>> _unwrapped('One.\\n\\n    Two\\n    lines.')
+    'One.\\n\\nTwo lines.'
+    """
+    paragraphs = cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _streams() -> None:
+    """Make stdout and stderr take any text: a closed stream takes it nowhere, an unknown letter is a `?`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _leave(code: int, sentence: str | None = None) -> NoReturn:
+    if code == PIPE_CLOSED:
+        # What is still in the buffer has nowhere to go, and Python would say so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        try:
+            sys.stdout.flush()  # what was done comes before what ended it
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sentence = sentence or _os_sentence(error)
+    if sentence is not None:
+        complain(sentence)
+    sys.exit(code)
+
+
+def _misuse(error: Any) -> str:
+    """What was wrong with the command line, and where to look it up."""
+    message = error.format_message().rstrip(". ")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rankscope"
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+
+
+def _os_sentence(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
 
 app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
@@ -29,16 +144,13 @@ for command in (
     demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
     masks, metrics, models,
 ):  # fmt: skip
-    app.command(help=unwrapped(command.__doc__))(flattened(command))
+    app.command(help=_unwrapped(command.__doc__))(flattened(command))
 
 
-def _version(asked: bool) -> bool:
-    if asked:
-        from importlib.metadata import version
-
+def _version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"rankscope {version('rankscope')}")
         raise typer.Exit
-    return asked
 
 
 @app.callback()

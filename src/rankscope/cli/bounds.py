@@ -1,39 +1,46 @@
 """`rankscope bounds`: what is proved of a network on an input, next to what is measured."""
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, random_weights_lines, read_excerpts, split_names, text_fields
-from rankscope.cli.output import open_store, with_manifest, write_folder
-from rankscope.errors import TheoremError
+from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, split_names, text_fields
+from rankscope.cli.output import open_store, where_written, with_manifest, write_folder
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_written, sparklines, titled
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import Tensor
 
-    from rankscope.nets import Transformer
     from rankscope.theory import Certificates
     from rankscope.theory.views import BoundView
 
-SCALE = "Multiply the tokens by this factor: the theorems are about small residuals."
-THEOREMS = "Comma-separated names of theorems, as the table has them."
+
+@dataclass(frozen=True)
+class BoundNetwork(opt.NetworkOptions):
+    """Options of the network that is certified."""
+
+    model: opt.Model = "minilm"
+    variant: opt.Variant = "transformer"
+    stream: opt.Stream = False
+
+
+@dataclass(frozen=True)
+class TheoremOptions:
+    """Options that say which theorems are evaluated, on tokens of which size."""
+
+    scale: Annotated[float, opt.option(opt.TEXT, "FACTOR", "scale")] = 1.0
+    theorems: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "theorems", names.THEOREMS, show_default="all")] = (
+        None
+    )
+    threshold: opt.Threshold = 1e-6
 
 
 def bounds(
-    model: opt.Model = "minilm",
-    variant: opt.Variant = "transformer",
-    network_options: opt.NetworkOptions = opt.NetworkOptions(),
-    stream: opt.Stream = False,
+    options: BoundNetwork = BoundNetwork(),
     text: opt.TextOptions = opt.TextOptions(samples=2, tokens=32),
-    scale: Annotated[float, opt.option(opt.TEXT, "FACTOR", SCALE)] = 1.0,
-    theorems: Annotated[
-        str | None, opt.option(opt.RESULT, "NAMES", THEOREMS, names.THEOREMS, show_default="all")
-    ] = None,
-    threshold: opt.Threshold = 1e-6,
-    output: opt.Output = None,
-    printing: opt.PrintOptions = opt.PrintOptions(),
+    theory: TheoremOptions = TheoremOptions(),
+    results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Certify a network: every theorem with its hypotheses checked on this network and this text.
 
@@ -41,30 +48,36 @@ def bounds(
     says nothing (as large as the tokens, or zero) is called vacuous. Everything is measured in deviation
     arithmetic.
     """
-    from rankscope.cli.exits import Interruption
-    from rankscope.cli.measure import manifest_fields, where_written
-    from rankscope.cli.show import console, machine, say, say_written
+    from rankscope.theory import certify
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
 
-    theorem_names = None if theorems is None else split_names("theorems", theorems)
+    theorem_names = None if theory.theorems is None else split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
-    require_positive_threshold(threshold)
-    if not (math.isfinite(scale) and scale > 0):
-        raise TheoremError(f"--scale must be a number > 0; got {scale:g}", subject="scale")
+    opt.require_positive(threshold=theory.threshold, scale=theory.scale)
     excerpts = read_excerpts(text)
-    net = network(model, network_options, stream=stream, quiet=printing.silent).variant(variant)
-    store = open_store(output)
+    net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
+    store = open_store(results.output)
     X, padding = net.encode(excerpts, text.tokens)
-    certificates, done = certify_samples(net, scale * X, padding, theorem_names, variant, printing.silent)
-    fields = {**manifest_fields(net, model), "scale": scale, **text_fields(text, excerpts[:done])}
-    certificates = with_manifest(certificates, **fields)
-    depth = depth_of(certificates, threshold)
+    parts: list[Certificates] = []
+    try:
+        with progress(results.silent) as start:
+            bar = start(options.variant)
+            for sample in range(len(X)):
+                bar(sample, len(X), f"{options.variant}, sample {sample + 1} of {len(X)}")
+                tokens, empty = theory.scale * X[sample : sample + 1], padding[sample : sample + 1]
+                parts.append(certify(net, tokens, empty, theorem_names, variant=options.variant))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+    fields = {**manifest_fields(net, options.model), "scale": theory.scale, **text_fields(text, excerpts[: len(parts)])}
+    certificates = with_manifest(joined(parts), **fields)
+    depth = depth_of(certificates, theory.threshold)
     if store is not None:
-        drawn = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
-        figures = {"bounds": certificates.plot()} if drawn else {}
+        has_figure = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
+        figures = {"bounds": certificates.plot()} if has_figure else {}
         write_folder(store, "bounds", certificates.manifest, {"certificates": certificates}, figures)
-    if printing.as_json:
+    if results.as_json:
         collapse = {name: getattr(depth, name).to_dicts() for name in ("measured", "guaranteed")}
         manifest = certificates.manifest.to_dict()
         machine({"manifest": manifest, "table": certificates.table.to_dicts(), "collapse": collapse})
@@ -76,51 +89,24 @@ def bounds(
             console().print(reasons_table(certificates))
         wrong = " A measurement contradicts a theorem: please report this network."
         say("", f"{depth.view().said}{wrong if len(certificates.broken()) else ''}")
-        if not printing.quiet:
-            say_written("Certificates and figures", output)
-    if done < len(excerpts):
-        raise Interruption(f"after {done} of {len(excerpts)} samples; {where_written(output)}")
+        if not results.quiet:
+            say_written("Certificates and figures", results.output)
+    if len(parts) < len(excerpts):
+        raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
 
 
-def certify_samples(
-    net: "Transformer", X: "Tensor", padding: "Tensor", theorems: list[str] | None, title: str, quiet: bool
-) -> "tuple[Certificates, int]":
-    """Certify sample by sample; after Ctrl-C, the certificates of the samples that were finished.
-
-    Args:
-        net: The network.
-        X: Its tokens.
-        padding: Where `X` is padding.
-        theorems: Names of theorems; all if None.
-        title: The name of the variant.
-        quiet: Show no progress.
-
-    Returns:
-        The certificates, and of how many samples they are.
-    """
+def joined(parts: "list[Certificates]") -> "Certificates":
+    """The certificates of several samples as one table, from those of each sample."""
     import polars as pl
 
-    from rankscope.cli.show import progress
-    from rankscope.theory import Certificates, certify
+    from rankscope.theory import Certificates
 
-    parts: list[Certificates] = []
-    try:
-        with progress(quiet) as start:
-            bar = start(title)
-            for sample in range(len(X)):
-                bar(sample, len(X), f"{title}, sample {sample + 1} of {len(X)}")
-                parts.append(certify(net, X[sample : sample + 1], padding[sample : sample + 1], theorems))
-    except KeyboardInterrupt:
-        if not parts:
-            raise
-    order = pl.Enum(parts[0].theorems)
     table = pl.concat(part.table.with_columns(sample=pl.lit(k, pl.Int64)) for k, part in enumerate(parts))
-    table = table.sort(pl.col("theorem").cast(order), "sample", "layer")
-    counts = [count for part in parts for count in part.manifest.networks[0].checks["tokens"]]
+    table = table.sort(pl.col("theorem").cast(pl.Enum(parts[0].theorems)), "sample", "layer")
     first = parts[0].manifest.networks[0]
+    counts = [count for part in parts for count in part.manifest.networks[0].checks["tokens"]]
     checks = {**first.checks, "samples": len(parts), "tokens": counts}
-    manifest = parts[0].manifest.adding(networks=(first.adding(variant=title, checks=checks),))
-    return Certificates(table, manifest), len(parts)
+    return Certificates(table, parts[0].manifest.adding(networks=(first.adding(checks=checks),)))
 
 
 def summary_table(bounds: "list[BoundView]") -> "Table":
@@ -131,7 +117,6 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
     """
     from rich.markup import escape
 
-    from rankscope.cli.show import console, sparklines, titled
     from rankscope.theory.views import QUANTITIES, quantity
 
     met = [bound for bound in bounds if bound.met_to]
@@ -140,9 +125,8 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
     note = "Slack in decades. Beneath: measured and bound by layer, on one scale."
     table = titled("bounds whose hypotheses are met", f"{legend}\n{note}" if legend else note)
     wide = console().width >= 72  # in little room numbers are left out, never cut
-    table.add_column("theorem", no_wrap=True)
-    if wide:
-        table.add_column("layers", no_wrap=True)
+    for heading in ("theorem", "layers") if wide else ("theorem",):
+        table.add_column(heading, no_wrap=True)
     for heading in ("at", "", "measured", "", "bound", "slack"):
         table.add_column(heading, justify="right", no_wrap=True)
     for bound in met:
@@ -175,9 +159,3 @@ def reasons_table(certificates: "Certificates") -> "Table":
     for failed in failed_hypotheses(certificates.table):
         table.add_row(*map(escape, (failed.says, failed.number, failed.limit, ", ".join(failed.theorems))))
     return table
-
-
-def require_positive_threshold(threshold: float) -> None:
-    """Refuse a threshold that is not a positive number, before anything is computed."""
-    if not (math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold:g}", subject="threshold")

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import MeasureTask, read_excerpts, text_fields
+from rankscope.cli.follow import described, shown
+from rankscope.cli.inputs import MeasureTask, command_line, read_excerpts, split_names, text_fields
+from rankscope.cli.output import require_report
+from rankscope.cli.show import Interruption, console, machine, say, say_where, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
 
 if TYPE_CHECKING:
@@ -35,15 +39,22 @@ class CheckpointRow(NamedTuple):
     folder: Path
 
 
-def checkpoints(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Options that say how checkpoints are loaded, and what is measured of them."""
+
     tokenizer: Annotated[
         str | None,
         opt.option(opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"),
-    ] = None,
-    device: opt.Device = "cpu",
+    ] = None
+    device: opt.Device = "cpu"
+    metrics: opt.Metrics = opt.DEFAULT_METRICS
+
+
+def checkpoints(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
+    options: CheckpointOptions = CheckpointOptions(),
     text: opt.TextOptions = opt.TextOptions(),
-    metrics: opt.Metrics = opt.DEFAULT_METRICS,
     output: Annotated[Path | None, opt.output_option("runs/DIR")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
@@ -54,11 +65,6 @@ def checkpoints(
     is reported, and the others are measured. The same command into the same folder measures only new
     checkpoints.
     """
-    from rankscope.cli.exits import Interruption
-    from rankscope.cli.follow import described, shown
-    from rankscope.cli.measure import command_line
-    from rankscope.cli.output import require_report
-    from rankscope.cli.show import console, machine, say, say_where, steps
     from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network
@@ -66,53 +72,41 @@ def checkpoints(
     from rankscope.runs.manifest import begun
     from rankscope.runs.training import read_training
 
-    metric_names = MeasureTask.parse(metrics).metrics
+    metrics = MeasureTask.parse(options.metrics).metrics
     saved = checkpoints_in(directory)
     require_report("a report of checkpoints", "transformers")
     excerpts = read_excerpts(text)
     name = directory.resolve().name
     output = Path("runs") / name if output is None else output
     key = key_of(
-        directory=str(directory.resolve()), metrics=metric_names, tokens=text.tokens, samples=len(excerpts),
-        excerpts=excerpts, tokenizer=tokenizer,
+        directory=str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
+        excerpts=excerpts, tokenizer=options.tokenizer,
     )  # fmt: skip
-    manifest = begun(device).adding(
+    manifest = begun(options.device).adding(
         key=key, command=command_line(), title=name, model=str(directory),
-        networks=(Network(variant="transformer", arithmetic="deviation", metrics=tuple(metric_names)),),
+        networks=(Network(variant="transformer", arithmetic="deviation", metrics=tuple(metrics)),),
         **text_fields(text, excerpts),
     )  # fmt: skip
     require_same_work(output, key)
-    run_writer = RunWriter(output, manifest)
-    try:
+    with closing(RunWriter(output, manifest)) as run_writer:
         left = [checkpoint for checkpoint in saved if checkpoint.step not in measured_steps(run_writer)]
         if not printing.silent:
             done = len(saved) - len(left)
-            before = f" ({done} measured before)" if done else ""
-            say(f"{len(saved)} checkpoints in {directory}{before}.")
+            say(f"{len(saved)} checkpoints in {directory}{f' ({done} measured before)' if done else ''}.")
         try:
             with steps(printing.silent, [1.0] * len(left)) as step:
                 for checkpoint in left:
                     tell = step(checkpoint.folder.name)
-
-                    def load_network(checkpoint: CheckpointRow = checkpoint) -> "Transformer":
-                        return checkpoint_network(checkpoint, directory, tokenizer).to(device=device)
-
-                    measurement = measure_checkpoint(
-                        checkpoint, load_network, excerpts, text.tokens, metric_names, tell
-                    )
-                    write_measurement(run_writer, measurement)
+                    write_measurement(run_writer, measure_checkpoint(checkpoint, options, excerpts, text.tokens, tell))
         except KeyboardInterrupt as stop:
             done = len(measured_steps(run_writer))
             raise Interruption(
                 f"after {done} of {len(saved)} checkpoints; the same command resumes from there"
             ) from stop
-    finally:
-        run_writer.close()
     result = read_training(output)
     differ = metric_disagreement(result)
     if printing.as_json:
-        machine({**described(result, result.metrics[:1]), "disagreement": differ or None})
-        return
+        return machine({**described(result, result.metrics[:1]), "disagreement": differ or None})
     console().print(shown(result, result.metrics[:1], printing.quiet))
     if differ:
         say("", differ)
@@ -127,32 +121,29 @@ def metric_disagreement(run: "TrainingRun") -> str:
     from rankscope.profiles.verdict import disagreement
 
     grids = [grid for grid in map(run.grid, run.metrics) if grid.layers]
-    return disagreement({
-        grid.metric: {f"checkpoint-{step}": log for step, log in grid.logs(max(grid.layers)).items()}
-        for grid in grids
-    })  # fmt: skip
+    return disagreement(
+        {
+            grid.metric: {f"checkpoint-{step}": log for step, log in grid.logs(max(grid.layers)).items()}
+            for grid in grids
+        }
+    )
 
 
 def checkpoints_in(directory: Path) -> list[CheckpointRow]:
     """The `checkpoint-N` folders of a training in the order of N; a folder without any is refused."""
+    subject = str(directory)
     if not directory.is_dir():
-        raise FileError(
-            f"checkpoints are read from the folder of a training; there is none at {directory}", subject=str(directory)
-        )
+        raise FileError(f"a folder of checkpoints must be a directory; there is none at {directory}", subject=subject)
     matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
     saved = sorted(CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir())
     if not saved:
         raise FileError(
-            f"{directory} must hold folders named checkpoint-N, as transformers' Trainer writes them; it "
-            "holds none: give the trainer's output_dir",
-            subject=str(directory),
+            f"{directory} must hold folders named checkpoint-N; it holds none: give a trainer's output_dir",
+            subject=subject,
         )
-    for checkpoint, following in pairwise(saved):
-        if checkpoint.step == following.step:
-            raise FileError(
-                f"{directory} must hold one checkpoint of a step; {checkpoint.folder.name} has another",
-                subject=str(directory),
-            )
+    for (step, folder), (following, _) in pairwise(saved):
+        if step == following:
+            raise FileError(f"{directory} must hold one checkpoint of a step; {folder.name} has two", subject=subject)
     return saved
 
 
@@ -166,47 +157,28 @@ def require_same_work(output: Path, key: dict[str, Any]) -> None:
     if entry is None:
         return
     if entry.manifest.key is None:
+        raise FileError(f"{output} holds a training that a Monitor has watched: give another", subject="output")
+    if differing := difference(entry.manifest.key, key):
         raise FileError(
-            f"{output} holds a training run that a Monitor has watched: give another folder", subject="output"
-        )
-    differing = difference(entry.manifest.key, key)
-    if differing:
-        raise FileError(
-            f"{output} holds checkpoints that were measured otherwise, in {differing}: give another folder "
-            "with -o, or the same options",
-            subject="output",
+            f"{output} holds checkpoints that were measured otherwise, in {differing}: give another", subject="output"
         )
 
 
 def measure_checkpoint(
-    checkpoint: CheckpointRow,
-    load_network: "Callable[[], Transformer]",
-    texts: list[str],
-    tokens: int,
-    metrics: list[str],
-    tell: "Tell",
+    checkpoint: CheckpointRow, options: CheckpointOptions, texts: list[str], tokens: int, tell: "Tell"
 ) -> "Measurement":
-    """The measurement that a Monitor would have made at that step; if it fails, an alarm with the reason.
-
-    Args:
-        checkpoint: The folder and its step.
-        load_network: Loads its network.
-        texts: What the network reads.
-        tokens: The most tokens of a text.
-        metrics: Names of metrics.
-        tell: Called with the progress.
-    """
+    """The measurement that a Monitor would have made at that step; if it fails, an alarm with the reason."""
     import polars as pl
 
     from rankscope.live.monitor import Alarm, Measurement
-    from rankscope.live.monitor.measurement import TRAINING
     from rankscope.profiles import measure
+    from rankscope.runs.training import TRAINING
 
     step = checkpoint.step
     try:
-        net = load_network()
+        net = checkpoint_network(checkpoint.folder, options.tokenizer).to(device=options.device)
         X, padding = net.encode(texts, tokens)
-        profile = measure(net, X, padding, metrics, progress=tell)
+        profile = measure(net, X, padding, split_names("metrics", options.metrics), progress=tell)
     except MissingExtraError:
         raise  # no checkpoint can be loaded
     except (RankscopeError, OSError, RuntimeError, ValueError) as error:
@@ -216,8 +188,8 @@ def measure_checkpoint(
     return Measurement(step, pl.concat([rows_of(step, profile.table), logged_rows(checkpoint)]))
 
 
-def checkpoint_network(checkpoint: CheckpointRow, directory: Path, tokenizer: str | None) -> "Transformer":
-    """The network of a checkpoint, with the tokenizer asked for, its own, or that of the directory."""
+def checkpoint_network(folder: Path, tokenizer: str | None) -> "Transformer":
+    """The network of a checkpoint, with the tokenizer asked for, its own, or that of the folder it lies in."""
     from rankscope.sources import load
     from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
@@ -225,9 +197,8 @@ def checkpoint_network(checkpoint: CheckpointRow, directory: Path, tokenizer: st
     def has_tokenizer(folder: Path) -> bool:
         return any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
 
-    folder = checkpoint.folder
-    if tokenizer is None and has_tokenizer(directory) and not has_tokenizer(folder):
-        tokenizer = str(directory)
+    if tokenizer is None and has_tokenizer(folder.parent) and not has_tokenizer(folder):
+        tokenizer = str(folder.parent)
     if not tokenizer:
         return load(str(folder))
     # A folder that holds a tokenizer needs no weights.
@@ -240,27 +211,31 @@ def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of a profile as a measurement has them: mean, deviation, minimum and maximum over samples."""
     import polars as pl
 
-    from rankscope.live.monitor.measurement import TRAINING
+    from rankscope.runs.training import TRAINING
 
-    good = pl.col("value").filter(pl.col("value").is_finite())
+    finite = pl.col("value").is_finite()
+    good = pl.col("value").filter(finite)
     return (
         profile.group_by("layer", "head", "metric", maintain_order=True)
         .agg(
-            good.mean(), good.std(ddof=0).alias("spread"),
-            good.min().alias("least"), good.max().alias("most"),
-            pl.col("floor").filter(pl.col("value").is_finite()).mean(), good.len().alias("samples"),
-            (~pl.col("value").is_finite()).sum().alias("broken"),
+            good.mean(),
+            pl.col("floor").filter(finite).mean(),
+            spread=good.std(ddof=0),
+            least=good.min(),
+            most=good.max(),
+            samples=good.len(),
+            broken=(~finite).sum(),
         )
-        .with_columns(pl.lit(step).alias("step"))
+        .with_columns(step=pl.lit(step))
         .select(pl.col(name).cast(kind) for name, kind in TRAINING.items())
-    )  # fmt: skip
+    )
 
 
 def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     """Rows of the loss and learning rate that the trainer logged last, up to the checkpoint's step."""
     import polars as pl
 
-    from rankscope.live.monitor.measurement import TRAINING
+    from rankscope.runs.training import TRAINING
 
     values: dict[str, float] = {}
     try:

@@ -1,13 +1,16 @@
 """`rankscope compare`: models, variants and runs side by side, on the same text."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import MeasureTask, is_random, network, read_excerpts, text_fields
+from rankscope.cli.compare_training import compare_trainings, is_training, unique_titles
+from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_excerpts, text_fields
+from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.names import model_named
 from rankscope.cli.output import open_store, with_manifest
+from rankscope.cli.show import show_run
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
@@ -17,16 +20,26 @@ if TYPE_CHECKING:
     from rankscope.profiles import Profile
 
 
+@dataclass(frozen=True)
+class ComparedNetworks(opt.NetworkOptions):
+    """Options of all networks that are compared."""
+
+    device: opt.Device = "cpu"
+
+
+@dataclass(frozen=True)
+class CompareOptions(opt.MetricOptions):
+    """Options that say what is compared."""
+
+    threshold: opt.Threshold = 1e-3
+
+
 def compare(
     things: opt.Compared,
-    network_options: opt.NetworkOptions = opt.NetworkOptions(),
-    device: opt.Device = "cpu",
+    options: ComparedNetworks = ComparedNetworks(),
     text: opt.TextOptions = opt.TextOptions(),
-    metrics: opt.Metrics = opt.DEFAULT_METRICS,
-    arithmetic: opt.Arithmetic = "deviation",
-    threshold: opt.Threshold = 1e-3,
-    output: opt.Output = None,
-    printing: opt.PrintOptions = opt.PrintOptions(),
+    measured: CompareOptions = CompareOptions(),
+    results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Set models, variants and runs side by side: which keeps tokens apart longer?
 
@@ -37,29 +50,24 @@ def compare(
     Training runs, which a [bold]Monitor[/bold] or [bold]checkpoints[/bold] has written, are set side by side
     at the steps that they have in common.
     """
-    from rankscope.cli.compare_training import compare_trainings, is_training
-
     if any(map(is_training, things)):
         require_different(things, one_is_enough=True)
-        named = None if metrics == opt.DEFAULT_METRICS else metrics
-        return compare_trainings(things, named, output, printing)
-    from rankscope.cli.bounds import require_positive_threshold
-    from rankscope.cli.measure import command_line, measure_all, raise_if_stopped
-    from rankscope.cli.show import show_run
+        named = None if measured.metrics == opt.DEFAULT_METRICS else measured.metrics
+        return compare_trainings(things, named, results)
     from rankscope.metrics import is_share
     from rankscope.profiles.verdict import disagreement, ends_of, listing
     from rankscope.report import write_run_directory
 
-    task = MeasureTask.parse(metrics, arithmetic)
+    task, threshold = MeasureTask.parse(measured.metrics, measured.arithmetic), measured.threshold
     metric = task.metrics[0]
-    require_positive_threshold(threshold)
+    opt.require_positive(threshold=threshold)
     sides = [Side.parse(thing) for thing in things]
     require_different(things)
     models = list(dict.fromkeys(side.model for side in sides if side.model is not None))
     random = [model for model in models if is_random(model)]
     if models and not random:
-        is_random(models[0], network_options)  # refuses --init and --seed: there are no weights to draw
-    store = open_store(output)
+        is_random(models[0], options)  # refuses --init and --seed: there are no weights to draw
+    store = open_store(results.output)
     titles = unique_titles([side.title for side in sides], things)
     titles = [
         f"{title} (random weights)" if side.model in random else title
@@ -73,43 +81,44 @@ def compare(
     excerpts = read_excerpts(text) if models else []
     nets: dict[str, Transformer] = {}
     encoded: dict[str, tuple[Tensor, Tensor]] = {}
-    trained_options = replace(network_options, init=None, seed=None)
+    trained_options = replace(options, init=None, seed=None)
     for model in models:
-        options = network_options if model in random else trained_options
-        nets[model] = network(model, options, device, quiet=printing.silent)
+        model_options = options if model in random else trained_options
+        nets[model] = network(model, model_options, options.device, quiet=results.silent)
         encoded[model] = nets[model].encode(excerpts, text.tokens)
     jobs = {
         title: (nets[side.model].variant(side.variant), *encoded[side.model])
         for title, side in zip(titles, sides, strict=True)
         if side.model is not None
     }
-    profile = measure_all(jobs, task, printing.silent, saved=list(saved.values()))
+    profile = measure_all(jobs, task, results.silent, saved=list(saved.values()))
     shown = {side.model for side, title in zip(sides, titles, strict=True) if title in profile.variants}
-    origins = {
-        model: net.origin.described() for model, net in nets.items() if net.origin is not None and model in shown
-    }
+    origins = {name: net.origin.described() for name, net in nets.items() if net.origin is not None and name in shown}
     for folder, run in saved.items():
         origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
+    read = text_fields(text, excerpts) if models else {}
     compared = dict(zip(titles, things, strict=True))
-    profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins)
-    if models:
-        profile = with_manifest(profile, **text_fields(text, excerpts))
+    profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins, **read)
     curves = profile.views(metric)
     differ = disagreement(ends_of({name: profile.views(name) for name in profile.metrics}))
     sentences = [listing(curves, threshold), *([differ] if differ else [])]
-    title = " · ".join(titles)
-    written = None if store is None else write_run_directory(profile, store, title, entry="compare")
+    written = None if store is None else write_run_directory(profile, store, " · ".join(titles), entry="compare")
     lines = [
-        {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
-         "log10": curve.log10[curve.first:].tolist(), "floor_from": curve.floor_from,
-         "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None}
+        {
+            "name": curve.name,
+            "arithmetic": curve.arithmetic,
+            "first_layer": curve.first,
+            "log10": curve.log10[curve.first :].tolist(),
+            "floor_from": curve.floor_from,
+            "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None,
+        }
         for curve in curves
-    ]  # fmt: skip
+    ]
     more = {"lines": lines, "verdict": sentences[0], "disagreement": differ or None}
-    if saved and models and not printing.quiet:
+    if saved and models and not results.quiet:
         sentences.append("Runs keep the text that they were measured on.")
-    show_run(profile, metric, sentences, written, printing, threshold, more)
-    raise_if_stopped(profile, output)
+    show_run(profile, metric, sentences, written, results, threshold, more)
+    raise_if_stopped(profile, results.output)
 
 
 class Side(NamedTuple):
@@ -124,31 +133,28 @@ class Side(NamedTuple):
         """Understand an argument: the folder of a run, cells of a sweep, a model, or model:variant."""
         from rankscope.engine import choice_in
 
-        if (Path(thing) / "sweep.parquet").is_file():
+        folder = Path(thing)
+        if (folder / "sweep.parquet").is_file():
             raise FileError(
-                f"of a sweep, cells must be named by number or factors, as {thing}:0 or {thing}:seed=0; got all of it",
-                subject="cells",
+                f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it", subject="cells"
             )
-        if choice_in(thing) or (Path(thing) / "profile.parquet").is_file() or thing.endswith(".parquet"):
+        if choice_in(thing) or (folder / "profile.parquet").is_file() or thing.endswith(".parquet"):
             return cls(None, "", _last(thing))
-        if (Path(thing) / "summary.parquet").is_file():
+        if (folder / "summary.parquet").is_file():
             raise FileError(
-                f"a run to compare must hold profile.parquet; {thing} holds statistics over a corpus: "
-                "compare the models themselves, with --text",
-                subject=thing,
+                f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text", subject=thing
             )
         model, colon, variant = thing.rpartition(":")
-        if colon and not Path(thing).exists():
-            if not variant.startswith(("san", "transformer")):
-                raise ArchitectureError(
-                    "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +, "
-                    f"or 'transformer' less parts, as in transformer-norm; got {thing!r}",
-                    subject="variant",
-                )
-            model = model_named(model)
-            return cls(model, variant, f"{_last(model)}:{variant}")
-        model = model_named(thing)
-        return cls(model, "transformer", _last(model))
+        if not colon or folder.exists():
+            model = model_named(thing)
+            return cls(model, "transformer", _last(model))
+        if not variant.startswith(("san", "transformer")):
+            raise ArchitectureError(
+                f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}",
+                subject="variant",
+            )
+        model = model_named(model)
+        return cls(model, variant, f"{_last(model)}:{variant}")
 
 
 def _last(path: str) -> str:
@@ -169,11 +175,6 @@ def require_different(things: list[str], one_is_enough: bool = False) -> None:
             raise MetricError(f"things to compare must differ; {thing} comes twice: leave one out", subject="things")
 
 
-def unique_titles(titles: list[str], things: list[str]) -> list[str]:
-    """The titles; where two are equal, the arguments themselves."""
-    return [title if titles.count(title) == 1 else thing for title, thing in zip(titles, things, strict=True)]
-
-
 def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
     """The profile of a saved run or of cells of a sweep; its variants are named after it."""
     import polars as pl
@@ -183,15 +184,13 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
     from rankscope.runs import read
 
     cells = choice_in(thing)
-    profile = (
-        profile_of(*cells)
-        if cells
-        else Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
-    )
+    if cells:
+        profile = profile_of(*cells)
+    else:
+        profile = Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
     if metrics[0] not in profile.metrics:
         raise MetricError(
-            f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one "
-            "of these with --metrics",
+            f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these",
             subject="metrics",
         )
     names = {name: name if cells else f"{title}:{name}" for name in profile.variants}

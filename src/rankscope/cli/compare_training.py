@@ -1,12 +1,19 @@
 """`rankscope compare` of training runs: the same metric at the same steps, and where they part."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.cli.options import PrintOptions
+from rich.markup import escape
+
+from rankscope.cli.inputs import split_names
+from rankscope.cli.options import ResultOptions
+from rankscope.cli.show import console, machine, say, thinned, titled
 from rankscope.errors import FileError, MetricError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rankscope.runs.training import TrainingRun
 
 APART = 0.1
@@ -43,43 +50,34 @@ def is_training(thing: str) -> bool:
     return folder.is_dir() and not (folder / "profile.parquet").is_file() and TRAINING_TABLE in read(folder).names
 
 
-def compare_trainings(things: list[str], metrics: str | None, output: Path | None, printing: PrintOptions) -> None:
+def compare_trainings(things: list[str], metrics: str | None, results: ResultOptions) -> None:
     """Print training runs side by side; folders that are no training runs, and `-o`, are refused."""
-    from rankscope.cli.inputs import split_names
-    from rankscope.cli.show import console, machine, say
     from rankscope.runs.training import read_training
 
-    others = [thing for thing in things if not is_training(thing)]
-    if others:
-        raise FileError(
-            f"a training run must be compared with training runs; {others[0]} is none: leave it out, or "
-            "measure its checkpoints with rankscope checkpoints",
-            subject=others[0],
-        )
+    for thing in things:
+        if not is_training(thing):
+            raise FileError(
+                f"training runs are compared with training runs; {thing} is none: leave it out", subject=thing
+            )
     if len(things) < 2:
-        raise MetricError(
-            "compare must be given at least two training runs; got one: follow shows one", subject="things"
-        )
-    if output is not None:
+        raise MetricError("compare must be given at least two training runs; got one", subject="things")
+    if results.output is not None:
         raise FileError(
-            "-o must go with what compare measures; training runs are measured already: rankscope report "
-            f"{' '.join(things)} -o PAGE makes a page of them",
-            subject="output",
+            f"-o goes with what compare measures; use rankscope report {' '.join(things)} -o PAGE", subject="output"
         )
     runs = [read_training(thing) for thing in things]
-    metric = None if metrics is None else split_names("metrics", metrics)[0]
-    comparison = compare_runs(runs, things, metric)
-    sentence, differ = verdict(comparison), _metric_disagreement(runs, things, comparison)
-    if printing.as_json:
+    comparison = compare_runs(runs, things, None if metrics is None else split_names("metrics", metrics)[0])
+    names = unique_titles([Path(thing).resolve().name for thing in things], things)
+    sentence, differ = verdict(comparison), _metric_disagreement(dict(zip(names, runs, strict=True)), comparison)
+    if results.as_json:
         lines = [
             {"of": line.name, "values": dict(zip(things, line.values, strict=True)), "parted_at": line.parted}
             for line in comparison.lines
         ]
         more = {"verdict": sentence, "notes": comparison.notes, "disagreement": differ or None}
-        machine({"metric": comparison.metric, "steps": comparison.steps, "lines": lines, **more})
-        return
-    console().print(_table(comparison, things))
-    say("", sentence, *([differ] if differ else []), *([] if printing.quiet else comparison.notes))
+        return machine({"metric": comparison.metric, "steps": comparison.steps, "lines": lines, **more})
+    console().print(_table(comparison, names))
+    say("", sentence, *([differ] if differ else []), *([] if results.quiet else comparison.notes))
 
 
 def compare_runs(runs: "list[TrainingRun]", things: list[str], metric: str | None) -> RunComparison:
@@ -95,9 +93,7 @@ def compare_runs(runs: "list[TrainingRun]", things: list[str], metric: str | Non
     if not steps:
         have = " and ".join(f"{grid.steps[0]}..{grid.steps[-1]}" for grid in grids)
         raise MetricError(
-            f"training runs to compare must have been measured at the same steps; these have none in common "
-            f"({have}): monitor them with the same every",
-            subject="steps",
+            f"training runs to compare must share measured steps; {have} have none in common", subject="steps"
         )
     layers = sorted(set.intersection(*(set(grid.layers) for grid in grids)))
     notes = []
@@ -123,18 +119,17 @@ def compare_runs(runs: "list[TrainingRun]", things: list[str], metric: str | Non
     return RunComparison(metric, steps, lines, notes)
 
 
-def _metric_disagreement(runs: "list[TrainingRun]", things: list[str], comparison: RunComparison) -> str:
+def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: RunComparison) -> str:
     """A sentence on two metrics that rank the runs differently at the last step and layer that all have."""
     from rankscope.profiles.verdict import disagreement
 
-    metrics = [comparison.metric, *(name for name in runs[0].metrics if name != comparison.metric)]
-    shared = [name for name in metrics if all(name in run.metrics for run in runs)]
-    layer = min(run.grid(comparison.metric).layers[-1] for run in runs)
-    names = [_short(thing, things) for thing in things]
+    names = [name for run in runs.values() for name in run.metrics]
+    shared = [name for name in dict.fromkeys([comparison.metric, *names]) if names.count(name) == len(runs)]
+    layer = min(run.grid(comparison.metric).layers[-1] for run in runs.values())
     ends = {
         metric: {
             name: logs[comparison.steps[-1]]
-            for name, run in zip(names, runs, strict=True)
+            for name, run in runs.items()
             if comparison.steps[-1] in (logs := run.grid(metric).logs(layer))
         }
         for metric in shared
@@ -144,24 +139,20 @@ def _metric_disagreement(runs: "list[TrainingRun]", things: list[str], compariso
 
 def verdict(comparison: RunComparison) -> str:
     """A sentence that says from which layer and step on the runs diverge."""
-    layers = [line for line in comparison.lines if line.name != "loss"]
-    parted = [line for line in layers if line.parted is not None]
-    loss = next((line for line in comparison.lines if line.name == "loss"), None)
-    of = ""
-    if loss is not None:
-        how = "ends together" if loss.parted is None else f"parts from step {loss.parted:,} on"
-        of = f" The loss {how}."
+    loss = [line.parted for line in comparison.lines if line.name == "loss"]
+    how = [f" The loss {'ends together' if step is None else f'parts from step {step:,} on'}." for step in loss]
+    layers = {line.name.removeprefix("layer "): line.parted for line in comparison.lines if line.name != "loss"}
+    parted = {layer: step for layer, step in layers.items() if step is not None}
     if not parted:
         return (
             f"In {comparison.metric} they are within {APART:.0%} of each other at the end, step "
-            f"{comparison.steps[-1]:,}, at every layer.{of}"
+            f"{comparison.steps[-1]:,}, at every layer.{''.join(how)}"
         )
-    first = min(line.parted for line in parted if line.parted is not None)
-    where = [line.name.removeprefix("layer ") for line in parted if line.parted == first]
-    named = f"layer {where[0]}" if len(where) == 1 else f"layers {', '.join(where)}"
+    first = min(parted.values())
+    where = [layer for layer, step in parted.items() if step == first]
     return (
-        f"In {comparison.metric} they part first at {named}, from step {first:,} on; in {len(parted)} of "
-        f"{len(layers)} layers to the end.{of}"
+        f"In {comparison.metric} they part first at layer{'s' * (len(where) > 1)} {', '.join(where)}, from step "
+        f"{first:,} on; in {len(parted)} of {len(layers)} layers to the end.{''.join(how)}"
     )
 
 
@@ -181,32 +172,23 @@ def _line(name: str, rows: "list[Any]", steps: list[int], noise: "list[Any] | No
     return RunsLine(name, values[:, -1].tolist(), steps[first] if first < len(steps) else None)
 
 
-def _table(comparison: RunComparison, things: list[str]) -> Any:
-    from math import isfinite
-
-    from rich.markup import escape
-
-    from rankscope.cli.show import thinned, titled
-
+def _table(comparison: RunComparison, names: list[str]) -> "Table":
     title = f"{comparison.metric} at step {comparison.steps[-1]:,}, the last that all have"
     table = titled(title, f"parted: from that step on more than {APART:.0%} apart, to the end")
     table.add_column("", no_wrap=True)
-    for thing in things:
-        table.add_column(escape(_short(thing, things)), justify="right", overflow="fold")
-    if len(things) == 2:
-        table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("parted", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for heading in ("ratio", "parted") if len(names) == 2 else ("parted",):
+        table.add_column(heading, justify="right", no_wrap=True)
     for line in thinned(comparison.lines, MOST_LAYERS + 1):
         cells = [f"{value:.3g}" if isfinite(value) else "no number" for value in line.values]
-        if len(things) == 2:
+        if len(names) == 2:
             a, b = line.values
             cells.append(f"{b / a:.3g}" if a and isfinite(b / a) else "–")
-        parted = "no" if line.parted is None else f"from {line.parted:,}"
-        table.add_row(line.name, *cells, parted)
+        table.add_row(line.name, *cells, "no" if line.parted is None else f"from {line.parted:,}")
     return table
 
 
-def _short(thing: str, things: list[str]) -> str:
-    names = [Path(path).resolve().name for path in things]
-    name = Path(thing).resolve().name
-    return name if names.count(name) == 1 else thing
+def unique_titles(titles: list[str], things: list[str]) -> list[str]:
+    """The titles; where two are equal, the arguments themselves."""
+    return [title if titles.count(title) == 1 else thing for title, thing in zip(titles, things, strict=True)]

@@ -1,26 +1,23 @@
 """`rankscope measure --text`: a corpus, streamed; what has been measured is kept whatever ends it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rankscope.cli.exits import Interruption, complain
-from rankscope.cli.inputs import MeasureTask, beginning, stream_excerpts, title_of
-from rankscope.cli.options import CorpusOptions, PrintOptions
-from rankscope.cli.output import ending, with_manifest
-from rankscope.cli.show import progress, show_run
+from rankscope.cli.inputs import MeasureTask, beginning, manifest_fields, split_names, stream_excerpts, title_of
+from rankscope.cli.options import CorpusOptions, MeasuredNetwork, ResultOptions
+from rankscope.cli.output import ending, open_store, with_manifest
+from rankscope.cli.show import Interruption, complain, progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 
 if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import CorpusRows
     from rankscope.profiles.corpus import BatchRunner
-    from rankscope.runs import Store, Text
-    from rankscope.runs.tables import SavedTable
     from rankscope.sources import Excerpts
 
 FIRST_EXCERPTS = 16
@@ -30,50 +27,52 @@ DRAWN_EXCERPTS = 2
 
 
 def measure_text(
-    net: "Transformer",
-    corpus: CorpusOptions,
-    variants: list[str],
-    task: MeasureTask,
-    store: "Store | None",
-    fields: dict[str, Any],
-    printing: PrintOptions,
-    on: str | None = None,
+    net: "Transformer", options: MeasuredNetwork, corpus: CorpusOptions, task: MeasureTask, results: ResultOptions
 ) -> None:
     """Measure a corpus, then print and write its summary.
 
     If Ctrl-C or a bad line ends it early, the summary is of the excerpts until then.
-
-    Args:
-        net: The network.
-        corpus: The text and how it is read.
-        variants: Names of the variants of the network.
-        task: What is measured.
-        store: The run folder; None writes nothing.
-        fields: Further fields of the manifest.
-        printing: How results are printed.
-        on: The cluster that measures it; None for this process.
     """
+    from rankscope.profiles.corpus import corpus_steps
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 
-    texts = stream_excerpts(corpus)
-    nets = {name: net.variant(name) for name in variants}
+    store, texts = open_store(results.output), stream_excerpts(corpus)
+    variants = split_names("variants", options.variants)
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
-    runner = None if on is None else _cluster_job(on, printing.silent)
-    gathered, end = _gather(nets, texts, _remember(texts, first), corpus, task, rows, printing.silent, runner)
+    gathered, end = None, None
+    try:
+        steps = corpus_steps(
+            {name: net.variant(name) for name in variants},
+            islice(_remember(texts, first), corpus.samples),
+            rows,
+            metrics=task.metrics,
+            arithmetic=task.arithmetics,
+            tokens=corpus.tokens,
+            batch=corpus.batch,
+            compile=task.checks.get("compile", False),
+            runner=None if options.on is None else _cluster_job(options.on, options.stuck_after, results.silent),
+        )
+        with _bar(texts, corpus.samples, results.silent) as tell, closing(steps):
+            for gathered in steps:
+                tell(gathered.excerpts)
+    except (KeyboardInterrupt, RankscopeError) as error:
+        end = error
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text")
     text = Text(
         path=str(corpus.text), split=corpus.split, field=corpus.field, limit=corpus.samples,
         read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},
     )  # fmt: skip
-    tables: dict[str, pl.DataFrame | SavedTable] = {}
+    tables: dict[str, pl.DataFrame] = {}
     if store is not None and not isinstance(end, KeyboardInterrupt):
-        tables, text = _report_tables(net, variants, first, corpus.tokens, text, printing.silent)
+        tables, start = _report_tables(net, variants, first, corpus.tokens, results.silent)
+        text = text.adding(first=start) if start is not None else text
+    fields = manifest_fields(net, options.model)
     summary = with_manifest(gathered.summary(), **fields, text=text, tokens=corpus.tokens)
     written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
-    show_run(summary, task.metrics[0], [verdict(summary)], written, printing)
+    show_run(summary, task.metrics[0], [verdict(summary)], written, results)
     if end is not None:
         again = "nothing is kept without -o" if store is None else "the same command resumes from here"
         progress_made = f"after {summary.excerpts} excerpts; {again}"
@@ -83,43 +82,15 @@ def measure_text(
         raise end
 
 
-def _gather(
-    nets: dict[str, "Transformer"],
-    texts: "Excerpts",
-    read: Iterator[str],
-    corpus: CorpusOptions,
-    task: MeasureTask,
-    store: "Store",
-    quiet: bool,
-    runner: "BatchRunner | None",
-) -> tuple["CorpusRows | None", BaseException | None]:
-    """The statistics that were gathered, and the error or Ctrl-C that ended them early, if any."""
-    from rankscope.profiles.corpus import corpus_steps
-
-    gathered = None
-    try:
-        steps = corpus_steps(
-            nets, islice(read, corpus.samples), store, metrics=task.metrics, arithmetic=task.arithmetics,
-            tokens=corpus.tokens, batch=corpus.batch, compile=task.checks.get("compile", False),
-            runner=runner,
-        )  # fmt: skip
-        with _bar(texts, corpus.samples, quiet) as tell, closing(steps):
-            for gathered in steps:
-                tell(gathered.excerpts)
-    except (KeyboardInterrupt, RankscopeError) as end:
-        return gathered, end
-    return gathered, None
-
-
-def _cluster_job(on: str, quiet: bool) -> "BatchRunner":
+def _cluster_job(on: str, stuck_after: float, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine.cluster import cluster
-    from rankscope.engine.ray_jobs import CorpusJob
+    from rankscope.engine.ray_jobs import measure_on_cluster
 
-    connected = ending.enter_context(cluster(on))
+    connected = ending.enter_context(cluster(on, stuck_after=stuck_after))
     if connected.dashboard and not quiet:
         complain(f"Ray's dashboard: {connected.dashboard}")
-    return CorpusJob(connected)
+    return partial(measure_on_cluster, connected)
 
 
 def _remember(texts: Iterable[str], first: list[str]) -> Iterator[str]:
@@ -131,25 +102,23 @@ def _remember(texts: Iterable[str], first: list[str]) -> Iterator[str]:
 
 
 def _report_tables(
-    net: "Transformer", variants: list[str], first: list[str], tokens: int, text: "Text", quiet: bool
-) -> "tuple[dict[str, pl.DataFrame | SavedTable], Text]":
-    """The tables that the report draws of single excerpts, and the manifest's text with how it begins.
+    net: "Transformer", variants: list[str], first: list[str], tokens: int, quiet: bool
+) -> "tuple[dict[str, pl.DataFrame], str | None]":
+    """The tables that the report draws of single excerpts, and how the first of these begins.
 
     They are no part of the statistics: Ctrl-C here leaves them out, and nothing else.
     """
     from rankscope.cli.extra_tables import ReportTables
 
-    try:
+    with suppress(KeyboardInterrupt):
         X, padding = net.encode(first, tokens)
         with_tokens = (~padding.all(1)).nonzero()[:DRAWN_EXCERPTS, 0]
-        excerpts = [first[index] for index in with_tokens.tolist()]
-        if not excerpts:
-            return {}, text
-        tables = ReportTables(net, variants, X[with_tokens], padding[with_tokens], excerpts, tokens)
-        tables.read_alone(quiet)
-        return {**tables.tables()}, text.adding(first=beginning(excerpts[0]))
-    except KeyboardInterrupt:
-        return {}, text
+        if len(with_tokens):
+            text = first[int(with_tokens[0])]
+            tables = ReportTables(net, variants, X[with_tokens], padding[with_tokens], net.words([text], tokens))
+            tables.read_alone(quiet)
+            return tables.tables(), beginning(text)
+    return {}, None
 
 
 @contextmanager
@@ -161,9 +130,7 @@ def _bar(texts: "Excerpts", limit: int | None, quiet: bool) -> Iterator[Callable
         def tell(done: int) -> None:
             shares = [(done, limit), (texts.bytes_read, texts.bytes_total)]
             known = [(part, total) for part, total in shares if total]
-            if known:
-                bar(*max(known, key=lambda share: share[0] / share[1]), f"{done} excerpts")
-            else:
-                bar(done, None, f"{done} excerpts")
+            furthest = max(known, key=lambda share: share[0] / share[1], default=(done, None))
+            bar(*furthest, f"{done} excerpts")
 
         yield tell

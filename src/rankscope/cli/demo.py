@@ -1,58 +1,52 @@
-"""`rankscope demo`: the main job on the embedded default model, and its report; or a training (`--train`)."""
+"""`rankscope demo`: the main job on the embedded default model; or a training under a monitor (`--train`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rankscope.cards import counted
 from rankscope.cli import options as opt
+from rankscope.cli.extra_tables import ReportTables
+from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
+from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import open_store, require_report, with_manifest
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_where, show_run, titled
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.table import Table
 
     from rankscope.nets import Transformer
     from rankscope.runs import Manifest
     from rankscope.runs.tables import SavedTable
 
-VARIANTS = (
-    "transformer",
-    "transformer-attention_skip",
-    "transformer-mlp",
-    "transformer-norm",
-    "transformer-skip",
-    "san",
-)
+PARTS = ("attention_skip", "mlp", "norm", "skip")
+VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
-TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
+TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
+TRAININGS = {"whole": 1.0, "no-skips": 0.0}
+"""The folder of each training run, and the weight of its skips."""
 
 
 def demo(
     train: Annotated[bool, opt.option(opt.NETWORK, " ", TRAIN, (), "--train")] = False,
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
-    output: Annotated[
-        Path | None,
-        opt.option(opt.RESULT, "FOLDER", "output", (), "-o", "--output", show_default="runs/demo or runs/demo-train"),
-    ] = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report.
 
     With --train: train a small GPT, whole and without skips, under the monitor (about two minutes).
     """
     if train:
-        from rankscope.cli.train_demo import train_demo
+        train_demo(output or Path("runs/demo-train"), steps, printing)
+    else:
+        measure_demo(output or Path("runs/demo"), printing)
 
-        return train_demo(output or Path("runs/demo-train"), steps, as_json, quiet)
-    _measured(output or Path("runs/demo"), as_json, quiet)
 
-
-def _measured(output: Path, as_json: bool, quiet: bool) -> None:
-    from rankscope.cli.extra_tables import ReportTables
-    from rankscope.cli.inputs import MeasureTask, bundled_text, text_fields, title_of
-    from rankscope.cli.measure import manifest_fields, measure_variants, raise_if_stopped
-    from rankscope.cli.show import say, show_run
+def measure_demo(output: Path, printing: opt.PrintOptions) -> None:
+    """Measure variants of MiniLM, its paths and what is proved of it; write the report."""
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory
     from rankscope.sources import load
@@ -61,7 +55,7 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     require_report("the demo", MINILM, "transformers")
     store = open_store(output)
     assert store is not None
-    if not (quiet or as_json):
+    if not printing.silent:
         say(
             "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
             "128 tokens each: whole, without its attention skips, its MLPs, its norms, without any skip, and "
@@ -70,41 +64,125 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     net = load("minilm")
     texts = bundled_text(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
-    task = MeasureTask(list(DEFAULT_METRICS))
-    drawn = ReportTables(net, DRAWN, X, padding, texts, 128)
-    profile = measure_variants(net, X, padding, list(VARIANTS), task, quiet or as_json, drawn)
-    profile = with_manifest(
-        profile, **manifest_fields(net, "minilm"), **text_fields(opt.TextOptions(tokens=128), texts)
-    )
+    report_tables = ReportTables(net, DRAWN, X, padding, net.words(texts[:1], 128))
+    jobs = {name: (net.variant(name), X, padding) for name in VARIANTS}
+    profile = measure_all(jobs, MeasureTask(list(DEFAULT_METRICS)), printing.silent, tables=report_tables)
+    read = text_fields(opt.TextOptions(tokens=128), texts)
+    profile = with_manifest(profile, **manifest_fields(net, "minilm"), **read)
     tables: dict[str, pl.DataFrame | SavedTable] = {}
     if profile.manifest.stopped is None:
-        more, closure = _more(net, texts, profile.manifest, quiet or as_json)
-        tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
+        more, closure = paths_and_certificates(net, texts, profile.manifest, printing.silent)
+        tables, profile = {**report_tables.tables(), **more}, with_manifest(profile, closure=closure)
     report = write_run_directory(profile, store, title_of(net), tables, "demo")
-    said = {"report": str(report)}
-    printing = opt.PrintOptions(as_json, quiet)
-    show_run(profile, "relative_residual", [verdict(profile)], report, printing, more=said)
+    show_run(profile, "relative_residual", [verdict(profile)], report, printing, more={"report": str(report)})
     raise_if_stopped(profile, output)
 
 
-def _more(
+def paths_and_certificates(
     net: "Transformer", texts: list[str], manifest: "Manifest", quiet: bool
 ) -> "tuple[dict[str, pl.DataFrame | SavedTable], float]":
-    """What the report shows beside the curves, the cloud and the spectra: the sum over all paths, by length
-    and by head; what is proved of the whole, and of attention alone; and how nearly the paths add up to the
-    output."""
-    from rankscope.cli.show import progress
+    """What the report shows beside the curves, and how nearly the paths add up to the output.
+
+    The sum over all paths, by length and by head; what is proved of the network, and of attention alone.
+    """
     from rankscope.paths import decompose
     from rankscope.theory import certify
 
-    known = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
+    fields = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
     with progress(quiet) as start:
         start("paths, certificates")
-        d = decompose(net, *net.encode(texts, 64))
-        lengths = d.by_length()
-        tables: dict[str, pl.DataFrame | SavedTable] = {"lengths": lengths.table, "heads": d.by_head()}
+        paths = decompose(net, *net.encode(texts, 64))
+        lengths = paths.by_length()
+        tables: dict[str, pl.DataFrame | SavedTable] = {"lengths": lengths.table, "heads": paths.by_head()}
         encoded = net.encode(texts[:2], 32)
         for variant in ("san", "transformer"):
-            found = certify(net.variant(variant), *encoded, variant=variant)
-            tables[f"certificates_{variant}"] = with_manifest(found, **known)
+            certificates = certify(net.variant(variant), *encoded, variant=variant)
+            tables[f"certificates_{variant}"] = with_manifest(certificates, **fields)
     return tables, lengths.closure
+
+
+def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
+    """Train a small GPT with and without its skips, a step of each in turn; show and write what came of it."""
+    import torch
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from rankscope.files import writable_folder
+    from rankscope.lab import Recipe, Training
+    from rankscope.lab.tasks import NextCharacter
+    from rankscope.live.monitor import default_rules
+    from rankscope.report import write_report
+    from rankscope.runs import read
+
+    require_report()
+    writable_folder(output)
+    if not printing.silent:
+        say(
+            "A GPT of 6 layers, 64 wide, learns to write Moby Dick letter by letter: whole, and without its "
+            f"skips, {steps} steps each, side by side. A monitor measures both every 20 steps.\n"
+        )
+    task, recipe, folders = NextCharacter(), Recipe(steps=steps), {name: output / name for name in TRAININGS}
+    with_skips, without = (
+        iter(
+            Training(
+                task,
+                task.architecture(6, 64, attention_skip=skip, mlp_skip=skip),
+                recipe,
+                run=folders[name],
+                alarms=lambda: default_rules(action=lambda _: None),
+            )
+        )
+        for name, skip in TRAININGS.items()
+    )
+    done, threads = 0, torch.get_num_threads()
+    torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
+    try:
+        with progress(printing.silent) as start:
+            bar = start("training")
+            for step in with_skips:
+                done = next(without, step)
+                bar(done, steps)
+            for done in without:  # of a run that is resumed, it may be behind
+                bar(done, steps)
+    except KeyboardInterrupt as stop:
+        raise Interruption(f"after {done} of {steps} steps; the same command resumes from there") from stop
+    finally:
+        torch.set_num_threads(threads)
+        with_skips.close()
+        without.close()
+    report = write_report([*folders.values()], output / "report.html")
+    tables = {
+        name: {table: read(folder).table(table) for table in ("training", "alarms")} for name, folder in folders.items()
+    }
+    if printing.as_json:
+        rows = {name: {table: frame.to_dicts() for table, frame in of.items()} for name, of in tables.items()}
+        return machine({"report": str(report), "runs": rows})
+    console().print(training_table({name: of["training"] for name, of in tables.items()}))
+    for name, of in tables.items():
+        sentences = of["alarms"]["sentence"].to_list()
+        say("", f"{name}: {counted(len(sentences), 'alarm')}")
+        for sentence in sentences:
+            console().print(Padding(Text(sentence), (0, 0, 0, 2)))
+    if not printing.quiet:
+        say("")
+        say_where("Report", report)
+
+
+def training_table(trainings: "dict[str, pl.DataFrame]") -> "Table":
+    """The loss, and how far the tokens of each layer are apart, at the last measurement of each training."""
+    import polars as pl
+
+    def at_end(rows: pl.DataFrame, metric: str) -> dict[int | None, float]:
+        last = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max())
+        return dict(last.drop_nulls("value").select("layer", "value").iter_rows())
+
+    apart = {name: at_end(rows, "relative_mu") for name, rows in trainings.items()}
+    layers = [*next(iter(apart.values()))]
+    numbers = ["loss", *(f"layer {layer}" if layer == layers[0] else str(layer) for layer in layers)]
+    caption = "By layer: what tokens differ by, over their size."
+    table = titled("At the last measurement", caption, words=[""], numbers=numbers)
+    for name, rows in trainings.items():
+        loss = "".join(f"{value:.2f}" for value in at_end(rows, "loss").values())
+        cells = (f"{apart[name][layer]:.2g}" if layer in apart[name] else "" for layer in layers)
+        table.add_row(name, loss, *cells)
+    return table

@@ -17,23 +17,11 @@ MOST_VARIANTS = 4
 class ReportTables:
     """Reads the token cloud and the singular values of some variants, and makes tables of them.
 
-    Args:
-        net: The network.
-        variants: Names of its variants; a few of them are drawn.
-        X: The tokens.
-        padding: Where `X` is padding.
-        texts: The texts that `X` was encoded from.
-        tokens: The most tokens of a text.
+    A few of the `variants` are drawn. `words` are those of the first text in `X`, which the cloud shows.
     """
 
     def __init__(
-        self,
-        net: "Transformer",
-        variants: Sequence[str],
-        X: "Tensor",
-        padding: "Tensor",
-        texts: Sequence[str],
-        tokens: int,
+        self, net: "Transformer", variants: Sequence[str], X: "Tensor", padding: "Tensor", words: list[list[str]]
     ) -> None:
         from rankscope.profiles.readers import ShapeReader
         from rankscope.profiles.spectra import SpectrumReader
@@ -41,7 +29,7 @@ class ReportTables:
         chosen = list(variants)[:MOST_VARIANTS]
         if "transformer" in variants and "transformer" not in chosen:
             chosen[-1] = "transformer"
-        self.net, self.X, self.padding, self.texts, self.tokens = net, X, padding, texts, tokens
+        self.net, self.X, self.padding, self.words = net, X, padding, words
         self._shapes = {name: ShapeReader(samples=1) for name in chosen}
         self._spectra = {name: SpectrumReader(name, samples=2) for name in chosen}
 
@@ -67,8 +55,7 @@ class ReportTables:
         from rankscope.profiles.cloud import cloud_table
 
         shapes = {name: reader.result() for name, reader in self._shapes.items()}
-        words = self.net.words(self.texts[:1], self.tokens)
         return {
-            "cloud": cloud_table(shapes, ~self.padding[:1], words),
+            "cloud": cloud_table(shapes, ~self.padding[:1], self.words),
             "spectrum": pl.concat([reader.result() for reader in self._spectra.values()]),
         }

@@ -2,13 +2,19 @@
 
 import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.cards import counted
 from rankscope.cli import options as opt
+from rankscope.cli.inputs import split_names
+from rankscope.cli.pages import open_port, say_address
+from rankscope.cli.show import console, machine, sparkline, thinned, titled
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,6 +28,13 @@ WIDTH, LAYERS, ALARMS = 32, 33, 6
 """Characters of a sparkline, layers of a table and alarms that are shown, at most."""
 
 
+@dataclass(frozen=True)
+class FollowPage(opt.PageOptions):
+    """Options that show the run on a page instead."""
+
+    page: Annotated[bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")] = False
+
+
 def follow(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that a Monitor writes.")],
     metric: Annotated[
@@ -29,11 +42,8 @@ def follow(
         opt.option(opt.RESULT, "NAMES", "Comma-separated: what is shown by layer.", show_default="the first"),
     ] = None,
     once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
-    page: Annotated[bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")] = False,
-    port: opt.Port = 0,
-    no_open: opt.NoOpen = False,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    paging: FollowPage = FollowPage(),
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Follow a training run while it trains: its layers from first to last measurement, loss, alarms.
 
@@ -44,68 +54,45 @@ def follow(
 
     training = read_training(run)
     names = _names(training, metric)
-    if page:
-        _page(run, names[0] if names else None, port, no_open, as_json, quiet)
-        return
-    if as_json:
-        from rankscope.cli.show import machine
-
-        machine(described(training, names))
-        return
-    from rankscope.cli.show import console
-
+    if paging.page:
+        return _serve(run, names[0] if names else None, paging, printing)
+    if printing.as_json:
+        return machine(described(training, names))
     out = console()
-    if once or not (out.is_terminal and sys.stdout.isatty()):
-        out.print(shown(training, names, quiet))
-        return
-    _live(run, metric, quiet)
+    if not once and out.is_terminal and sys.stdout.isatty():
+        return _live(run, metric, printing.quiet)
+    out.print(shown(training, names, printing.quiet))
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
-    from rankscope.cli.inputs import split_names
-
-    if metrics is not None:
-        return [training.metric(name) for name in split_names("metric", metrics)]
-    return training.metrics[:1]
+    if metrics is None:
+        return training.metrics[:1]
+    return [training.metric(name) for name in split_names("metric", metrics)]
 
 
 def _live(run: Path, metric: str | None, quiet: bool) -> None:
     """Show the run in the terminal, and again whenever it has grown, until Ctrl-C."""
     from rich.live import Live
 
-    from rankscope.cli.show import console
     from rankscope.runs.training import read_training, stamp
 
     out, mark = console(), ""
-    training = read_training(run)
-    try:
-        with Live(console=out, auto_refresh=False) as live:
-            while True:
-                if (now := stamp(run)) != mark:
-                    training, mark = read_training(run), now
-                live.update(shown(training, _names(training, metric), quiet, out.height), refresh=True)
-                time.sleep(EVERY)
-    except KeyboardInterrupt:
-        return
+    with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
+        while True:
+            if (now := stamp(run)) != mark:
+                training, mark = read_training(run), now
+            live.update(shown(training, _names(training, metric), quiet, out.height), refresh=True)
+            time.sleep(EVERY)
 
 
-def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool, quiet: bool) -> None:
-    from rankscope.cli.explore import require_server
-    from rankscope.cli.show import console, machine
-
-    require_server("a page")
+def _serve(run: Path, metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
+    """Serve the page of the run until Ctrl-C."""
+    listening, address = open_port("a page", page.port)
     from rankscope.explorer.follow import app
-    from rankscope.explorer.server import bind_port, serve_forever
+    from rankscope.explorer.server import serve_forever
 
-    socket = bind_port(port)
-    bound_port = socket.getsockname()[1]
-    address = f"http://127.0.0.1:{bound_port}/"
-    if as_json:
-        machine({"address": address, "run": str(run)})
-    else:
-        console().print(address if quiet else f"Following: {address} (Ctrl-C ends it)", soft_wrap=True)
-    sys.stdout.flush()
-    serve_forever(app(run, bound_port, metric), socket, None if no_open else address)
+    say_address("Following", address, printing, run=str(run))
+    serve_forever(app(run, listening.getsockname()[1], metric), listening, None if page.no_open else address)
 
 
 def shown(
@@ -115,36 +102,29 @@ def shown(
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(heading(training))]
-    if training.scalars:
-        parts += ["", _scalars(training)]
-    alarms = _alarms(training)
     room = LAYERS
     if height is not None and names:
         taken = 6 + len(training.scalars) + 4 * len(training.alarms[-ALARMS:])
         room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(training.paths))) - 3))
-    for name in names:
-        parts += ["", _layers(training.grid(name), room)]
+    parts: list[RenderableType] = [_scalars(training)] if training.scalars else []
+    parts += [_layers(training.grid(name), room) for name in names]
     if len(training.paths):
-        parts += ["", _paths(training, room)]
+        parts.append(_paths(training, room))
     if training.broken:
         words = "reading was no number" if training.broken == 1 else "readings were no numbers"
-        parts += ["", Text(f"{training.broken} {words}: something overflowed.")]
-    if alarms is not None:
-        parts += ["", alarms]
+        parts.append(Text(f"{training.broken} {words}: something overflowed."))
+    if len(training.alarms):
+        parts.append(_alarms(training))
     elif training.steps and not quiet:
-        parts += ["", Text("No alarms.")]
-    return Group(*parts)
+        parts.append(Text("No alarms."))
+    return Group(Text(heading(training)), *(line for part in parts for line in ("", part)))
 
 
 def heading(training: "TrainingRun") -> str:
     """One line: which model it is, how far it has come, and since when."""
-    parts = [training.name]
-    if training.steps:
-        count = len(training.steps)
-        parts += [f"step {training.steps[-1]:,}", f"{count:,} measurement{'s' * (count != 1)}"]
-    else:
-        parts.append("no measurement yet")
+    parts = [training.name, "no measurement yet"]
+    if count := len(training.steps):
+        parts[1:] = [f"step {training.steps[-1]:,}", f"{count:,} measurement{'s' * (count != 1)}"]
     if training.manifest.created:
         parts.append(f"since {training.manifest.created[:16].replace('T', ' ')} UTC")
     return " · ".join(parts)
@@ -183,10 +163,8 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
 
 def _curves_table(title: str, first: str, note: str = "") -> "Table":
     """An empty table whose rows are curves: a name, the first number, the last one, a sparkline."""
-    from rankscope.cli.show import titled
-
     table = titled(title, note)
-    table.title = table.title if title else None
+    table.title = title or None
     table.add_column(first, justify="right" if first else "left", no_wrap=True)
     for column in ("start", "now"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -200,13 +178,12 @@ def _scalars(training: "TrainingRun") -> "Table":
     table = _curves_table("", "")
     for name in training.scalars[:8]:
         _, values = training.scalar(name)
-        table.add_row(title_of(name)[:24], *_ends(values), _lines([values])[0])
+        table.add_row(title_of(name)[:24], *_ends(values), *_lines([values]))
     return table
 
 
 def _layers(grid: "Grid", most: int) -> "Table":
     """A table with a line for each layer, whose sparklines share one scale."""
-    from rankscope.cli.show import thinned
     from rankscope.runs.training import NAMES
 
     rows = list(thinned(list(range(len(grid.layers))), most))
@@ -225,8 +202,6 @@ def _layers(grid: "Grid", most: int) -> "Table":
 
 def _paths(training: "TrainingRun", most: int) -> "Table":
     """A table with a line for each length of paths."""
-    from rankscope.cli.show import thinned
-
     names = list(thinned(training.lengths, most))
     note = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
     table = _curves_table("path shares: what paths of each length carry of the output", "", note)
@@ -247,7 +222,6 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     """Sparklines on one scale; with `log`, a logarithmic one if the values span more than two decades."""
     import numpy as np
 
-    from rankscope.cli.show import sparkline, thinned
     from rankscope.runs.training import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
@@ -260,18 +234,13 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     return [sparkline(row.tolist(), limits) for row in values]
 
 
-def _alarms(training: "TrainingRun") -> "Table | None":
-    """A table of the last alarms, as sentences; None if there are none."""
+def _alarms(training: "TrainingRun") -> "Table":
+    """A table of the last alarms, as sentences."""
     from rich.text import Text
 
-    from rankscope.cli.show import titled
-
     rows = training.alarms.to_dicts()
-    if not rows:
-        return None
-    count = len(rows)
-    before = f", the last {ALARMS} of them" if count > ALARMS else ""
-    table = titled(f"{count} alarm{'s' * (count != 1)}{before}")
+    before = f", the last {ALARMS} of them" if len(rows) > ALARMS else ""
+    table = titled(f"{counted(len(rows), 'alarm')}{before}")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in rows[-ALARMS:]:

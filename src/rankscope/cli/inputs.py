@@ -1,5 +1,7 @@
 """The network and the text that a command line asks for, the same way in every command."""
 
+import shlex
+import sys
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -104,6 +106,18 @@ def text_fields(options: TextOptions, excerpts: list[str]) -> dict[str, Any]:
         text = Text(path=options.text, split=options.split, field=options.field)
     text = text.adding(first=beginning(excerpts[0])) if excerpts else text
     return {"text": text, "samples": len(excerpts), "tokens": options.tokens}
+
+
+def manifest_fields(net: "Transformer", model: str) -> dict[str, Any]:
+    """Fields of the manifest that say which model was asked for, and where its weights came from."""
+    origin = {} if net.origin is None else net.origin.described()
+    drawn: dict[str, Any] = {key: origin[key] for key in ("seed", "init") if key in origin}
+    return {"model": model, **drawn, "origin": origin, "command": command_line()}
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["rankscope", *sys.argv[1:]])
 
 
 def beginning(text: str) -> str:

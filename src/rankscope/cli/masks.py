@@ -6,6 +6,7 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
+from rankscope.cli.show import console, machine, titled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,20 +31,14 @@ def masks(
     A token reaches another in as many layers as the graph has steps between them. The [bold]radius[/bold] is
     how soon the best-placed token (a [bold]centre[/bold]) has reached all.
     """
-    from rich.table import Table
-
-    from rankscope.cli.show import console, machine
     from rankscope.nets import graph, mask_matrix
 
     graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
     if printing.as_json:
-        machine([{"mask": spec, **mask.as_dict()} for spec, mask in graphs.items()])
-        return
+        return machine([{"mask": spec, **mask.as_dict()} for spec, mask in graphs.items()])
     out = console()
-    table = Table(title=f"Masks on {tokens} tokens", title_justify="left", box=None)
-    table.add_column("mask", overflow="fold")
-    for heading in ("edges", "centres", "connected", "radius", "diameter"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = ("edges", "centres", "connected", "radius", "diameter")
+    table = titled(f"Masks on {tokens} tokens", words=["mask"], numbers=numbers)
     for spec, mask in graphs.items():
         connected = "strongly" if mask.strongly_connected else "quasi" if mask.centres else "no"
         sizes = ["–" if size is None else str(size) for size in (mask.radius, mask.diameter)]

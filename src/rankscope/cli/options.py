@@ -6,6 +6,7 @@ typer understands, where every field of a group is an option.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rankscope.cli import names
+from rankscope.errors import TheoremError
 
 NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 """Panels of the help: what runs, on which text, and what comes of it."""
@@ -40,12 +42,17 @@ HELP = {
     "check": "Run a second pass with other rounding, and mark readings on which they differ.",
     "confirm": "Run a pass in doubled precision as well (32 digits, about thirty times as long).",
     "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
+    "scale": "Multiply the tokens by this factor: the theorems are about small residuals.",
+    "theorems": "Comma-separated names of theorems, as the table has them.",
     "threshold": "Tokens count as uniform when their residual is below this share of their size.",
     "on": "ray: a Ray cluster on this machine; ray:HOST:PORT: a cluster that is running.",
     "workers": "The number of processes that share the work.",
     "threads": "The number of threads of each cell.",
-    "stuck_after": "On Ray: seconds without any result after which running cells are given up.",
+    "stuck_after": "On Ray: seconds without any result after which the work that runs is given up.",
     "full": "The full sizes, or smaller ones that take minutes on two cores.",
+    "remedies": "Only these, with their numbers: attnscale:w=0.5.",
+    "train": "Train them from scratch too, which takes hours.",
+    "depths": "Layers of networks that are trained: 6,12,24,48.",
     "steps": "With --train: the number of training steps.",
     "gpus_per_cell": "The number of GPUs of each cell, or a share of one; 0: on the CPU.",
     "output": "Write tables, figures, manifest and report to this folder.",
@@ -80,32 +87,23 @@ INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help=HELP["model"], autocompletion=names.complete_one(names.MODELS),
-        callback=names.model_named,
+        metavar="MODEL", help=HELP["model"], autocompletion=names.complete_one(names.MODELS), callback=names.model_named
     ),
-]  # fmt: skip
+]
 Compared = Annotated[
     list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared)
 ]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
-Variants = Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
 Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
-Compile = Annotated[bool, option(NETWORK, " ", "compile", (), "--compile")]
-Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]
+StuckAfter = Annotated[float, option(NETWORK, "SECONDS", "stuck_after", min=1.0)]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
-Arithmetic = Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))]
-Check = Annotated[bool, option(RESULT, " ", "check", (), "--check/--no-check")]
-Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
-Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any that is free.")]
-NoOpen = Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")]
-Json = Annotated[bool, option(RESULT, " ", "json", (), "--json")]
-Quiet = Annotated[bool, option(RESULT, " ", "quiet", (), "--quiet", "-q")]
+STUCK_AFTER = 6 * 3600.0
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
 
 
@@ -123,6 +121,18 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True)
+class MeasuredNetwork(NetworkOptions):
+    """Options of the network of `measure`, and of where it runs."""
+
+    model: Model = "minilm"
+    variants: Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)] = "san,san+mlp,san+skip,transformer"
+    device: Device = "cpu"
+    stream: Stream = False
+    on: On = None
+    stuck_after: StuckAfter = STUCK_AFTER
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """Options that say what a network reads; without `text` it is the bundled prose."""
 
@@ -132,7 +142,7 @@ class TextOptions:
     split: Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)] = "auto"
     field: Annotated[str, option(TEXT, "NAME", "field")] = "text"
     samples: Annotated[int | None, option(TEXT, "N", "samples", min=1)] = 4
-    tokens: Tokens = 128
+    tokens: Annotated[int, option(TEXT, "N", "tokens", min=1)] = 128
 
 
 @dataclass(frozen=True)
@@ -144,16 +154,46 @@ class CorpusOptions(TextOptions):
 
 
 @dataclass(frozen=True)
+class MetricOptions:
+    """Options that say what is measured of a network."""
+
+    metrics: Metrics = DEFAULT_METRICS
+    arithmetic: Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))] = "deviation"
+
+
+@dataclass(frozen=True)
 class PrintOptions:
     """Options that say how results are printed."""
 
-    as_json: Json = False
-    quiet: Quiet = False
+    as_json: Annotated[bool, option(RESULT, " ", "json", (), "--json")] = False
+    quiet: Annotated[bool, option(RESULT, " ", "quiet", (), "--quiet", "-q")] = False
 
     @property
     def silent(self) -> bool:
         """True if nothing but results is printed."""
         return self.quiet or self.as_json
+
+
+@dataclass(frozen=True)
+class ResultOptions(PrintOptions):
+    """Options of commands that print results and, with `-o`, write them to a folder."""
+
+    output: Output = None
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of a page that is served to this machine."""
+
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any that is free.")] = 0
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False
+
+
+def require_positive(**options: float) -> None:
+    """Refuse an option that is not a positive number, before anything is computed."""
+    for name, number in options.items():
+        if not (math.isfinite(number) and number > 0):
+            raise TheoremError(f"--{name} must be a number > 0; got {number:g}", subject=name)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

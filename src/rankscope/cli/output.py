@@ -59,3 +59,8 @@ def with_manifest(result: Result, **fields: Any) -> Result:
     """A profile, summary or certificates with these fields added to its manifest."""
     untyped: Any = result
     return replace(untyped, manifest=untyped.manifest.adding(**fields))
+
+
+def where_written(output: Path | None) -> str:
+    """Where the finished part of an interrupted command is."""
+    return "nothing is written without -o" if output is None else f"these are written to {output}"

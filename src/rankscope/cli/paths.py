@@ -1,10 +1,12 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, random_weights_lines, read_excerpts, text_fields
-from rankscope.cli.output import open_store, write_folder
+from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, text_fields
+from rankscope.cli.output import open_store, where_written, write_folder
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_written, steps, titled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,71 +18,57 @@ if TYPE_CHECKING:
     from rankscope.runs import Manifest, Store
 
 
+@dataclass(frozen=True)
+class PathNetwork(opt.NetworkOptions):
+    """Options of the network that is taken apart."""
+
+    model: opt.Model = "minilm"
+    variant: opt.Variant = "transformer"
+    device: opt.Device = "cpu"
+
+
 def paths(
-    model: opt.Model = "minilm",
-    variant: opt.Variant = "transformer",
-    network_options: opt.NetworkOptions = opt.NetworkOptions(),
-    device: opt.Device = "cpu",
+    options: PathNetwork = PathNetwork(),
     text: opt.TextOptions = opt.TextOptions(tokens=64),
     top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
-    output: opt.Output = None,
-    printing: opt.PrintOptions = opt.PrintOptions(),
+    results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Take a network apart into paths: one head, or none, in every layer. All of them, exactly.
 
     Attention, norms and activations are frozen as measured on the text; the terms of all paths then add up to
     the output, and are summed by length, layer and head.
     """
-    from rankscope.cli.exits import Interruption
-    from rankscope.cli.measure import manifest_fields, where_written
-    from rankscope.cli.show import console, machine, progress, say, say_written
-    from rankscope.paths.views import carried
     from rankscope.runs import manifest_of
 
     excerpts = read_excerpts(text)
-    net = network(model, network_options, device, quiet=printing.silent).variant(variant)
-    store = open_store(output)
-    sums = sum_paths(net, excerpts, text.tokens, top, printing.silent)
-    by_length, heads, heaviest = sums.by_length, sums.heads, sums.heaviest
+    net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
+    store = open_store(results.output)
+    sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
+    closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    checks = {"closure": by_length.closure}
-    manifest = manifest_of(arch, str(net.device), variant, "float64", [], checks).adding(
-        **manifest_fields(net, model), **text_fields(text, excerpts), closure=by_length.closure
+    manifest = manifest_of(arch, str(net.device), options.variant, "float64", [], {"closure": closure}).adding(
+        **manifest_fields(net, options.model), **text_fields(text, excerpts), closure=closure
     )
     if store is not None:
-        with progress(printing.silent) as start:
+        with progress(results.silent) as start:
             start("single paths by length, figures")
             write_paths(sums, store, manifest)
-    if printing.as_json:
+    if results.as_json:
         machine(
             {
                 "manifest": manifest.to_dict(),
-                "lengths": by_length.table.to_dicts(),
-                "heads": None if heads is None else heads.to_dicts(),
-                "top": None if heaviest is None else heaviest.__dict__,
+                "lengths": sums.by_length.table.to_dicts(),
+                "heads": None if sums.heads is None else sums.heads.to_dicts(),
+                "top": None if sums.heaviest is None else sums.heaviest.__dict__,
             }
         )
     else:
-        lengths = by_length.views()
-        console().print(lengths_table(lengths))
-        say(
-            *random_weights_lines(manifest),
-            carried(lengths),
-            f"The parts add up to the output within {by_length.closure:.0e} of it.",
-        )
-        if heads is not None:
-            say("")
-            console().print(heads_table(heads))
-        if heaviest is not None:
-            say("", _heaviest_title(heaviest.proved, len(heaviest.paths), heaviest.explored))
-            for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
-                heads_of = " ".join("·" if head is None else str(head) for head in path)
-                say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")
-        if not printing.quiet:
-            say_written("Tables and figures", output)
+        show_paths(sums, manifest)
+        if not results.quiet:
+            say_written("Tables and figures", results.output)
     if sums.stopped:
-        done = "lengths" if heads is None else "lengths and heads"
-        raise Interruption(f"after {done}; {where_written(output)}")
+        done = "lengths" if sums.heads is None else "lengths and heads"
+        raise Interruption(f"after {done}; {where_written(results.output)}")
 
 
 class PathSums(NamedTuple):
@@ -95,26 +83,25 @@ class PathSums(NamedTuple):
 
 def sum_paths(net: "Transformer", excerpts: list[str], tokens: int, top: int, quiet: bool) -> PathSums:
     """Sum the paths of a network by length and by head, and find the `top` heaviest single ones."""
-    from rankscope.cli.show import steps
     from rankscope.paths import decompose
 
-    by_length = heads = heaviest = None
+    sums = None
     expected = [1.0, 2.0, 2.0, *([60.0] if top else [])]  # shares of the time, as for a BERT-base
     try:
         with steps(quiet, expected) as step:
             step("the network, frozen")
             decomposition = decompose(net, *net.encode(excerpts, tokens))
             step("lengths")
-            by_length = decomposition.by_length()
+            sums = PathSums(decomposition, decomposition.by_length())
             step("heads")
-            heads = decomposition.by_head()
+            sums = sums._replace(heads=decomposition.by_head())
             if top:
-                heaviest = decomposition.top(top, progress=step("heaviest single paths"))
+                sums = sums._replace(heaviest=decomposition.top(top, progress=step("heaviest single paths")))
     except KeyboardInterrupt:
-        if by_length is None:
+        if sums is None:
             raise
-        return PathSums(decomposition, by_length, heads, stopped=True)
-    return PathSums(decomposition, by_length, heads, heaviest)
+        return sums._replace(stopped=True)
+    return sums
 
 
 def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
@@ -132,20 +119,40 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     write_folder(store, "paths", manifest, tables, figures)
 
 
+def show_paths(sums: PathSums, manifest: "Manifest") -> None:
+    """Print the tables of lengths and heads, what is carried by which lengths, and the heaviest single paths."""
+    from rankscope.paths.views import carried
+
+    lengths = sums.by_length.views()
+    console().print(lengths_table(lengths))
+    closing = f"The parts add up to the output within {sums.by_length.closure:.0e} of it."
+    say(*random_weights_lines(manifest), carried(lengths), closing)
+    if sums.heads is not None:
+        say("")
+        console().print(heads_table(sums.heads))
+    if heaviest := sums.heaviest:
+        listed, explored = len(heaviest.paths), f"after {heaviest.explored} beginnings"
+        title = f"The {listed} heaviest single paths, proved {explored}:"
+        if heaviest.proved < listed:
+            title = (
+                f"Heavy single paths; {heaviest.proved} of {listed} are proved to be the heaviest {explored}, "
+                "the others are the heaviest met:"
+            )
+        say("", title)
+        for path, (weight, mark) in zip(heaviest.paths, heaviest.weight_notes(), strict=True):
+            heads = " ".join("·" if head is None else str(head) for head in path)
+            say(f"  {weight:>10}  {heads}{f'  ({mark})' if mark else ''}")
+
+
 def lengths_table(lengths: "list[LengthView]") -> "Table":
     """A line for each length: number of paths, their share, how uniform their sum is; beneath, as curves."""
-    from rich.table import Table
-
     from rankscope.cli.show import scaled_for_sparkline, sparkline, thinned
 
-    table = Table(title="paths by length, mean over samples", title_justify="left", box=None)
-    for heading in lengths[0].cells:
-        table.add_column(heading, justify="right", no_wrap=True)
+    shares, residuals = [length.share for length in lengths], [length.log10_residual for length in lengths]
+    caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
+    table = titled("paths by length, mean over samples", caption, numbers=[*lengths[0].cells])
     for length in lengths:
         table.add_row(*length.cells.values())
-    shares, residuals = [length.share for length in lengths], [length.log10_residual for length in lengths]
-    table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
-    table.caption_justify = "left"
     return table
 
 
@@ -153,18 +160,15 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     """The heads through which most of the output passes, and those that average most."""
     import polars as pl
 
-    from rankscope.cli.show import console, titled
     from rankscope.paths.views import head_means
 
     means = head_means(heads)
-    below = "Above: those that carry most of the output. Below: those that average most."
-    table = titled("heads, mean over samples", below)
     columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",
                "averaging": "averaging", "dobrushin": "dobrushin"}  # fmt: skip
     if console().width < 72:
         del columns["contraction"]  # in little room numbers are left out, never cut
-    for heading in ("layer", "head", *columns):
-        table.add_column(heading, justify="right", no_wrap=True)
+    below = "Above: those that carry most of the output. Below: those that average most."
+    table = titled("heads, mean over samples", below, numbers=["layer", "head", *columns])
     carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
     for rows in (carrying, contracting):
@@ -177,12 +181,3 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
             ]
             table.add_row(str(row["layer"]), str(row["head"]), *numbers)
     return table
-
-
-def _heaviest_title(proved: int, listed: int, looked: int) -> str:
-    if proved == listed:
-        return f"The {listed} heaviest single paths, proved after {looked} beginnings:"
-    return (
-        f"Heavy single paths; {proved} of {listed} are proved to be the heaviest after {looked} beginnings, "
-        "the others are the heaviest met:"
-    )

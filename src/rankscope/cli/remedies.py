@@ -1,10 +1,15 @@
 """`rankscope remedies`: every remedy against collapse on one scale."""
 
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
+from rankscope.cli.inputs import command_line, split_names
+from rankscope.cli.output import require_report
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_where, titled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,37 +18,31 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
+SHORT = {"moved, cold": "moved", "log times": "log ×"}
+"""Headings of the tables of the report, as they fit into eighty columns."""
+
+
+@dataclass(frozen=True)
+class RemedyStudyOptions:
+    """Options that say which remedies are put on which networks, and what is trained."""
+
+    model: opt.Model = "minilm"
+    remedy: Annotated[
+        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedies", names.REMEDIES, "--remedy", show_default="all")
+    ] = None
+    seeds: Annotated[int, opt.option(opt.NETWORK, "N", "Random networks of each kind.", min=1)] = 3
+    full: opt.Full = False
+    train: Annotated[bool, opt.option(opt.NETWORK, " ", "train", (), "--train/--no-train")] = False
+    depths: Annotated[str | None, opt.option(opt.NETWORK, "NUMBERS", "depths", (), show_default="by size")] = None
+    steps: Annotated[int | None, opt.option(opt.NETWORK, "N", "steps", min=1, show_default="by size")] = None
+    device: opt.Device = "cpu"
+    workers: Annotated[int, opt.option(opt.NETWORK, "N", "workers", min=1)] = 1
+
 
 def remedies(
-    model: opt.Model = "minilm",
-    remedy: Annotated[
-        list[str] | None,
-        opt.option(
-            opt.NETWORK,
-            "SPEC",
-            "Only these, with their numbers: attnscale:w=0.5.",
-            names.REMEDIES,
-            "--remedy",
-            show_default="all",
-        ),
-    ] = None,
-    seeds: Annotated[int, opt.option(opt.NETWORK, "N", "Random networks of each kind.", min=1)] = 3,
-    full: opt.Full = False,
-    train: Annotated[
-        bool, opt.option(opt.NETWORK, " ", "Train them from scratch too, which takes hours.", (), "--train/--no-train")
-    ] = False,
-    depths: Annotated[
-        str | None,
-        opt.option(
-            opt.NETWORK, "NUMBERS", "Layers of networks that are trained: 6,12,24,48.", (), show_default="by size"
-        ),
-    ] = None,
-    steps: Annotated[int | None, opt.option(opt.NETWORK, "N", "steps", min=1, show_default="by size")] = None,
-    device: opt.Device = "cpu",
-    workers: Annotated[int, opt.option(opt.NETWORK, "N", "workers", min=1)] = 1,
+    options: RemedyStudyOptions = RemedyStudyOptions(),
     output: opt.Folder = Path("runs/remedies"),
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Put every remedy against collapse on one scale, to choose one by.
 
@@ -54,64 +53,54 @@ def remedies(
     An interrupted run goes on where it stopped. Without [bold]--train[/bold] the table has what the folder
     holds of earlier trainings.
     """  # fmt: skip
-    from dataclasses import asdict
-
-    from rankscope.cli.output import require_report
     from rankscope.sources.checkpoint import MINILM
 
-    require_report("the table of remedies", *((MINILM, "transformers") if model == "minilm" else ()))
-    from rankscope.cli.exits import Interruption
-    from rankscope.cli.measure import command_line
-    from rankscope.cli.show import console, machine, progress, say, say_where
+    require_report("the table of remedies", *((MINILM, "transformers") if options.model == "minilm" else ()))
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
     from rankscope.report import write_report
     from rankscope.studies import Setup, write_study
     from rankscope.studies.remedies.study import RemedyOptions, plan, remedies_study
 
-    chosen = {"remedies": tuple(remedy)} if remedy else {}
-    options = RemedyOptions(**chosen, model=model, seeds=seeds, train=train, depths=numbers(depths),
-                            steps=steps, workers=workers)  # fmt: skip
-    check_device(device)
+    chosen = {"remedies": tuple(options.remedy)} if options.remedy else {}
+    asis = {name: getattr(options, name) for name in ("model", "seeds", "train", "steps", "workers")}
+    study_options = RemedyOptions(**chosen, **asis, depths=depths_of(options.depths))
+    check_device(options.device)
     writable_folder(output)
-    silent = quiet or as_json
-    study, counts = remedies_study(options), [0, 1]
+    study, done, total = remedies_study(study_options), 0, 1
     try:
-        with progress(silent) as start:
+        with progress(printing.silent) as start:
             bar = start("")
 
-            def count(done: int, total: int) -> None:
-                counts[:] = done, total
+            def count(parts_done: int, parts: int) -> None:
+                nonlocal done, total
+                done, total = parts_done, parts
 
-            setup = Setup(output, full, device, (model,), lambda what: bar(counts[0], counts[1], what), count)
-            jobs = plan(setup, options)
-            counts[1] = len(jobs)
-            if not silent:
+            on_model = (options.model,)
+            setup = Setup(output, options.full, options.device, on_model, lambda part: bar(done, total, part), count)
+            jobs = plan(setup, study_options)
+            total = len(jobs)
+            if not printing.silent:
                 with start.paused():
-                    say(expected(sum(job.seconds for job in jobs), len(jobs), workers, train), "")
+                    say(expected(sum(job.seconds for job in jobs) / options.workers, total, options.train), "")
             result = study.run(setup)
     except KeyboardInterrupt as stop:
-        done, total = counts
         where = "in training" if done == total else f"after {done} of {total} parts"
         raise Interruption(f"{where}; the same command resumes from here") from stop
     report = write_report([write_study(study, setup, result, command_line())], output / "report.html")
-    if as_json:
-        machine({
-            "remedies": result.tables["remedies"].to_dicts(), "laws": result.tables["laws"].to_dicts(),
-            "claims": [asdict(claim) for claim in result.comparisons], "notes": result.notes,
-            "report": str(report),
-        })  # fmt: skip
-        return
+    if printing.as_json:
+        tables = {name: result.tables[name].to_dicts() for name in ("remedies", "laws")}
+        claims = [asdict(claim) for claim in result.comparisons]
+        return machine({**tables, "claims": claims, "notes": result.notes, "report": str(report)})
     for table in choice_tables(result):
         console().print(table, "")
-    say(result.summary, *([] if quiet else ["", *result.notes]), "", claims_said(result.comparisons))
-    if not quiet:
+    say(result.summary, *([] if printing.quiet else ["", *result.notes]), "", claims_counted(result.comparisons))
+    if not printing.quiet:
         say_where("Report", report)
 
 
-def numbers(text: str | None) -> tuple[int, ...] | None:
-    """The depths of a comma-separated option."""
-    from rankscope.cli.inputs import split_names
+def depths_of(text: str | None) -> tuple[int, ...] | None:
+    """The depths of a comma-separated option; None where it is left out."""
     from rankscope.errors import StudyError
 
     if text is None:
@@ -122,42 +111,35 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, depths))
 
 
-def expected(seconds: float, parts: int, workers: int, train: bool) -> str:
-    """How long it takes, said before: roughly, on a core of today."""
-    minutes = seconds / workers / 60
-    time = f"about {minutes:.0f} minutes" if minutes >= 1.5 else "about a minute"
-    said = f"{parts} parts, {time} where none of them is kept yet."
-    return f"{said} Trainings come after them and take longer: hours on two cores." if train else said
+def expected(seconds: float, parts: int, train: bool) -> str:
+    """A sentence on how long it takes, roughly, on a core of today."""
+    time = f"about {seconds / 60:.0f} minutes" if seconds >= 90 else "about a minute"
+    training = " Trainings come after them and take longer: hours on two cores." if train else ""
+    return f"{parts} parts, {time} where none of them is kept yet.{training}"
 
 
-def claims_said(claims: "list[Any]") -> str:
-    """How many claims came out."""
-    words: dict[str, int] = {}
-    for each in claims:
-        words[each.verdict] = words.get(each.verdict, 0) + 1
+def claims_counted(claims: "list[Any]") -> str:
+    """A sentence on how many published claims came out, by verdict."""
     many = {"agrees": "agree", "does not": "do not", "does nothing here": "do nothing here"}
-    counts = ", ".join(
-        f"{number} {word if number == 1 else many.get(word, word)}"
-        for word, number in sorted(words.items(), key=lambda one: -one[1])
-    )
+    verdicts = Counter(claim.verdict for claim in claims).most_common()
+    counts = ", ".join(f"{count} {word if count == 1 else many.get(word, word)}" for word, count in verdicts)
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
 def choice_tables(result: "StudyResult") -> "Iterator[Table]":
-    """Tables to choose by, before training and after it where there is some: a row a remedy, in eighty
-    columns. Medians: their ranges are in the report."""
-    from rankscope.cli.show import titled
+    """Tables to choose by, before training and after it where there is some: a row a remedy, in eighty columns.
+
+    The numbers are medians: their ranges are in the report.
+    """
     from rankscope.studies.remedies.at_initialisation import THRESHOLD
     from rankscope.studies.remedies.tables import AFTER, BEFORE
 
-    short = {"moved, cold": "moved", "log times": "log ×"}
     deepest = max(result.tables["initial"]["depth"].to_list())
     words = {
         BEFORE: (
             f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
-            f"post, pre, no skips: of {deepest} layers; ≥: it never does. log ×: by which the log of a "
-            "small residual is multiplied in a layer without skips. moved: tokens of the trained model, "
-            "cold.",
+            f"post, pre, no skips: of {deepest} layers; ≥: it never does. log ×: by which the log of a small residual "
+            "is multiplied in a layer without skips. moved: tokens of the trained model, cold.",
         ),
         AFTER: (
             "Trained from scratch: the deepest networks that learn",
@@ -170,7 +152,7 @@ def choice_tables(result: "StudyResult") -> "Iterator[Table]":
         table = titled(*words[page.title])
         for heading in page.headings:
             side = "left" if heading == "remedy" else "right"
-            table.add_column(short.get(heading, heading), justify=side, no_wrap=True)  # type: ignore[arg-type]
+            table.add_column(SHORT.get(heading, heading), justify=side, no_wrap=True)  # type: ignore[arg-type]
         for row in page.rows:
             table.add_row(*map(terse, row))
         yield table
@@ -182,9 +164,9 @@ def terse(cell: str) -> str:
     >>> terse("99 (98–128)"), terse("all 128 (117–128)"), terse("1,592,832"), terse("-6,132")
     ('99', '≥128', '1.6M', '-6.1k')
     """
-    said = cell.partition(" (")[0].replace("all ", "≥")
-    digits = said.replace(",", "").removeprefix("-")
-    if "," in said and digits.isdecimal():
-        number = float(said.replace(",", ""))
-        return f"{number / 1e6:.1f}M" if abs(number) >= 1e6 else f"{number / 1e3:.1f}k"
-    return said
+    text = cell.partition(" (")[0].replace("all ", "≥")
+    digits = text.replace(",", "")
+    if "," in text and digits.removeprefix("-").isdecimal():
+        amount = float(digits)
+        return f"{amount / 1e6:.1f}M" if abs(amount) >= 1e6 else f"{amount / 1e3:.1f}k"
+    return text

@@ -24,8 +24,12 @@ T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+class Interruption(KeyboardInterrupt):
+    """Ctrl-C, raised after the finished part was shown and written; its message says what that is."""
+
+
 class _Results(Console):
-    """A console that raises when its pipe is closed, so that `exits` can end the command."""
+    """A console that raises when its pipe is closed, so that `app` can end the command."""
 
     def on_broken_pipe(self) -> None:
         """Rich would leave by itself, with exit code 1."""
@@ -35,6 +39,12 @@ class _Results(Console):
 def console() -> Console:
     """The console on stdout, for results."""
     return _Results(highlight=False, emoji=False)  # :a: may be the name of a run
+
+
+def complain(sentence: str) -> None:
+    """Print one line on stderr, unbroken at any width."""
+    out = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+    out.print(f"rankscope: {' '.join(sentence.split())}", markup=False)
 
 
 def say(*lines: str) -> None:
@@ -113,7 +123,7 @@ Tell = Callable[[int, int], None]
 """Called with how much of a step is done, and of how much."""
 
 
-class Bars:
+class ProgressBars:
     """Makes progress bars: `bar = start("bert-base, san")`, then `bar(done, total)`."""
 
     def __init__(self, bars: Progress) -> None:
@@ -143,7 +153,7 @@ class Bars:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Bars]:
+def progress(quiet: bool) -> Iterator[ProgressBars]:
     """Progress bars on stderr, if that is a terminal."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
@@ -154,7 +164,7 @@ def progress(quiet: bool) -> Iterator[Bars]:
     with Progress(
         *columns, console=out, transient=True, redirect_stdout=False, disable=quiet or not out.is_terminal
     ) as bars:
-        yield Bars(bars)
+        yield ProgressBars(bars)
 
 
 @contextmanager
@@ -240,13 +250,21 @@ def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def titled(title: str, caption: str = "") -> Table:
-    """A table as wide as its title at least, where the terminal is: a title that breaks reads badly."""
+def titled(title: str, caption: str = "", words: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
+    """A table with columns of words, which fold, and of numbers, which do not.
+
+    It is as wide as its title at least, where the terminal is: a title that breaks reads badly.
+    """
     widest = max(len(line) for line in (title, *caption.split("\n")))
-    return Table(
+    table = Table(
         title=title, title_justify="left", caption=caption or None, caption_justify="left", box=None,
         min_width=min(widest, console().width),
     )  # fmt: skip
+    for heading in words:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) -> Table:

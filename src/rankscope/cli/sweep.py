@@ -1,11 +1,15 @@
 """`rankscope sweep`: many networks and texts, each measured once, on this machine or on a Ray cluster."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankscope.cli import options as opt
+from rankscope.cli.inputs import command_line
+from rankscope.cli.output import require_report
+from rankscope.cli.show import Interruption, complain, console, machine, progress, say, say_where, titled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,38 +21,40 @@ SHOWN = 8
 """Cells at either end of the table, and failures, that are printed."""
 
 
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Options that say where cells run, and with what: the arguments of `rankscope.sweep`."""
+
+    on: opt.On = None
+    workers: Annotated[int | None, opt.option(opt.NETWORK, "N", "workers", min=1, show_default="one for each core")] = (
+        None
+    )
+    threads: Annotated[int, opt.option(opt.NETWORK, "N", "threads", min=1)] = 1
+    gpus_per_cell: Annotated[float, opt.option(opt.NETWORK, "N", "gpus_per_cell", min=0.0)] = 0.0
+    stuck_after: opt.StuckAfter = opt.STUCK_AFTER
+
+
 def sweep(
     spec: Annotated[
         Path, typer.Argument(metavar="SPEC", help="A TOML file: which cells, and what is measured of each.")
     ],
-    on: opt.On = None,
-    workers: Annotated[
-        int | None, opt.option(opt.NETWORK, "N", "workers", min=1, show_default="one for each core")
-    ] = None,
-    threads: Annotated[int, opt.option(opt.NETWORK, "N", "threads", min=1)] = 1,
-    gpus_per_cell: Annotated[float, opt.option(opt.NETWORK, "N", "gpus_per_cell", min=0.0)] = 0.0,
-    stuck_after: Annotated[float, opt.option(opt.NETWORK, "SECONDS", "stuck_after", min=1.0)] = 21600.0,
-    output: opt.Output = None,
-    printing: opt.PrintOptions = opt.PrintOptions(),
+    workers: WorkerOptions = WorkerOptions(),
+    results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Measure every cell of a specification: a grid, a list or a sample of networks and texts.
 
     Cells are kept as they end. The same command into the same folder resumes where it stopped; a changed
     specification computes what is new. A cell that fails is a row with its reason.
     """
-    from rankscope.cli.exits import Interruption, complain
-    from rankscope.cli.measure import command_line
-    from rankscope.cli.output import require_report
-    from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as run_sweep
 
     specification = read_spec(spec)
     require_report()
-    folder = Path("runs") / spec.stem if output is None else output
+    folder = results.output or Path("runs") / spec.stem
     total, done = len(specification.cells), 0
     try:
-        with progress(printing.silent) as start:
+        with progress(results.silent) as start:
             bar = start(f"{total:,} cells")
 
             def tell(cells_done: int, of: int) -> None:
@@ -57,22 +63,24 @@ def sweep(
                 bar(done, of, f"{done:,} of {of:,} cells")
 
             result = run_sweep(
-                specification, folder, on=on, workers=workers, threads=threads, gpus_per_cell=gpus_per_cell,
-                stuck_after=stuck_after, progress=tell,
-                say=lambda sentence: None if printing.silent else complain(sentence), command=command_line(),
-            )  # fmt: skip
+                specification,
+                folder,
+                **asdict(workers),
+                progress=tell,
+                say=lambda sentence: None if results.silent else complain(sentence),
+                command=command_line(),
+            )
     except KeyboardInterrupt as stop:
         raise Interruption(f"after {done:,} of {total:,} cells; the same command resumes from there") from stop
     report = write_figures(result)
-    if printing.as_json:
-        machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
-        return
+    if results.as_json:
+        return machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
     console().print(cells_table(result))
     for row in result.failed.head(SHOWN).iter_rows(named=True):
         say(f"Cell {row['cell']} failed: {row['reason']}")
     if len(result.failed) > SHOWN:
         say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
-    if not printing.quiet:
+    if not results.quiet:
         say_where("Table", folder / "sweep.parquet")
         say_where("Report", report)
 
@@ -89,27 +97,20 @@ def write_figures(result: "Sweep") -> Path:
 
 def cells_table(result: "Sweep") -> "Table":
     """The first metric of each cell at its last layer, the smallest first: all cells, or both ends."""
-    from rankscope.cli.show import titled
-
     rows, metric = last_layers(result)
     varied = [factor for factor in result.spec.varied if factor in rows.columns]
     table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.")
     for heading in (*varied, "log10", metric):
         table.add_column(heading, justify="right")
-    cells = rows.rows(named=True)
-    first, last = (cells, []) if len(cells) <= 2 * SHOWN else (cells[:SHOWN], cells[-SHOWN:])
-    for row in first:
-        _add_cell(table, row, varied)
-    if last:
-        table.add_row(*["…"] * (len(varied) + 2))
-    for row in last:
-        _add_cell(table, row, varied)
+    cells: list[tuple[str, ...]] = [
+        (*(_word(row[factor]) for factor in varied), f"{row['log10']:.3g}", f"{row['value']:.4g}")
+        for row in rows.iter_rows(named=True)
+    ]
+    if len(cells) > 2 * SHOWN:
+        cells[SHOWN:-SHOWN] = [("…",) * (len(varied) + 2)]
+    for cell in cells:
+        table.add_row(*cell)
     return table
-
-
-def _add_cell(table: "Table", row: dict[str, Any], varied: list[str]) -> None:
-    words = [_word(row[factor]) for factor in varied]
-    table.add_row(*words, f"{row['log10']:.3g}", f"{row['value']:.4g}")
 
 
 def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:

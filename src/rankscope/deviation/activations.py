@@ -60,19 +60,13 @@ def _gelu(z: Tensor, order: int) -> Series:
 
 
 def _sigmoid(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of the sigmoid s by s' = s (1 - s), on the side where s is small: s(z) = 1 -
-    s(-z)."""
+    """Taylor coefficients of the sigmoid s by s' = s (1 - s), on the side where s is small: s(z) = 1 - s(-z)."""
     s = [torch.sigmoid(-z.abs())]
     for k in range(order):
         s.append((s[k] - _product(s, s, k)) / (k + 1))
     # The k-th derivative of s is even or odd as k is odd or even.
     sign = torch.where(z > 0, -torch.ones_like(z), torch.ones_like(z))
     return [torch.sigmoid(z), *(s[k] if k % 2 else sign * s[k] for k in range(1, order + 1))]
-
-
-def _silu(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of silu, z s(z) with s the sigmoid."""
-    return _times_z(z, _sigmoid(z, order))
 
 
 def _quick_gelu(z: Tensor, order: int) -> Series:
@@ -108,25 +102,16 @@ def _gelu_tanh(z: Tensor, order: int) -> Series:
     return _times_z(z, s)
 
 
-def _relu(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of relu on the side of zero where z is."""
-    return [F.relu(z), (z > 0).to(z.dtype)] + [torch.zeros_like(z)] * (order - 1)
-
-
-def _identity(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of the identity."""
-    return [z, torch.ones_like(z)] + [torch.zeros_like(z)] * (order - 1)
-
-
 SERIES: dict[str, Callable[[Tensor, int], Series]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
-    "relu": _relu,
-    "silu": _silu,
+    "relu": lambda z, order: [F.relu(z), (z > 0).to(z.dtype)] + [torch.zeros_like(z)] * (order - 1),
+    "silu": lambda z, order: _times_z(z, _sigmoid(z, order)),
     "tanh": _tanh,
-    "identity": _identity,
+    "identity": lambda z, order: [z, torch.ones_like(z)] + [torch.zeros_like(z)] * (order - 1),
 }
+"""Functions of (z, order) that give the Taylor coefficients 0 .. order at z."""
 
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     **ACTIVATIONS,
@@ -143,23 +128,20 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.zeros_like,
     "silu": torch.sigmoid,
 }
-"""g of the activations that are z g(z), with g(-z) = 1 - g(z); called below zero alone, where it is
-accurate."""
+"""g of the activations that are z g(z), with g(-z) = 1 - g(z); called below zero alone, where it is accurate."""
 
 
 TAIL = {"silu": -35.0, "quick_gelu": -35.0, "gelu": -35.0, "gelu_tanh": -12.0}
 """Below this z each activation is -e^{L(z)}; float64 loses it further down."""
 _A, _B = math.sqrt(2 / math.pi), 0.044715
-_MILLS = (-1.0, 5 / 2, -37 / 3, 353 / 4, -4081 / 5)
-"""The coefficients of log(z times Mills' ratio) in powers of 1/z^2."""
+_MILLS = (-1.0, 5 / 2, -37 / 3, 353 / 4, -4081 / 5)  # the coefficients of log(z times Mills' ratio) in powers of 1/z^2
 TINY = 1e-290
 SLOPES = {"silu": 1.0, "quick_gelu": 1.702}
 FADING = (*SLOPES, "gelu", "gelu_tanh")  # activations that vanish in their lower tail
 
 
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
-    """The difference `tanh(Z + D) - tanh(Z)`; D is d as an ordinary tensor, Z is per token or common to
-    all."""
+    """The difference `tanh(Z + D) - tanh(Z)`; D is d as an ordinary tensor, Z is per token or common to all."""
     Z = Z[:, None] if Z.ndim < D.ndim else Z
     # |D| - |Z| - |Z + D|, without the digits that its terms lose to each other.
     exponent = torch.where(Z * (Z + D) > 0, -2 * torch.minimum(Z.abs(), (Z + D).abs()), 0.0)

@@ -30,8 +30,7 @@ from rankscope.nets.weights import Linear
 from rankscope.shapes import Bool, Float, Int
 
 Visible = Bool[Tensor, "batch 1 row token"]
-SHORT = 0.01
-"""A head's output for a token below this share of the mean output is not formed as mean plus deviation."""
+SHORT = 0.01  # a head's output for a token below this share of the mean output is not formed as mean plus deviation
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Logits:
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, row, token]
-    fine: Scaled | None = None
-    """ref with a log-scale of its own, however small it is; None if only P is needed."""
+    fine: Scaled | None = None  # ref with a log-scale of its own, however small it is; None if only P is needed
 
     @property
     def reference(self) -> Scaled:
@@ -73,7 +71,7 @@ class DeviationPattern:
     Rows are queries (tokens); columns are keys: tokens, or in cross-attention those of the memory."""
 
     p: Float[Tensor, "batch head token"]
-    others: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
+    off_top: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
     top: Int[Tensor, "batch head 1"]  # j*, the column of the largest entry of p
     visible: Visible
     logits: Logits | None = None  # the scores that P is the softmax of; None if P was not made of scores
@@ -93,11 +91,11 @@ class DeviationPattern:
     @property
     def by_head(self) -> Scaled:
         """`P - 1 p^T`, each head at a scale of its own."""
-        return with_top_column(self.others, self.top, self.row_excess)
+        return with_top_column(self.off_top, self.top, self.row_excess)
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
         """The product `Delta V`, for a V whose row j* is zero."""
-        return Scaled(self.others.value @ V, self.others.log)
+        return Scaled(self.off_top.value @ V, self.off_top.log)
 
     def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """The product `P V` as ordinary tensors."""
@@ -115,37 +113,15 @@ class DeviationPattern:
         return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
 
 
-def with_top_column(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
-    """Rows with column j* filled in, so that they sum to zero, or to `sums`; `others` has zeros there."""
-    value = others.value
+def with_top_column(off_top: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
+    """Rows with column j* filled in, so that they sum to zero, or to `sums`; `off_top` has zeros there."""
+    value = off_top.value
     column = top[:, :, None].expand(-1, -1, value.shape[2], 1)
     if sums is not None:
-        last = others.mapped(lambda t: -t.sum(-1, keepdim=True)) + sums.mapped(lambda t: t[..., None])
-        rest = others.mapped(lambda t: t.scatter(-1, column, 0.0))
+        last = off_top.mapped(lambda t: -t.sum(-1, keepdim=True)) + sums.mapped(lambda t: t[..., None])
+        rest = off_top.mapped(lambda t: t.scatter(-1, column, 0.0))
         return rest + last.mapped(lambda t: torch.zeros_like(value).scatter(-1, column, t))
-    return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), others.log)
-
-
-@dataclass(frozen=True)
-class HeadOutputs:
-    """The outputs of a layer's heads before the output projection: one common to all tokens, and
-    deviations."""
-
-    x: Scaled  # [batch, head, head_width]
-    R: Scaled  # [batch, head, token, head_width]
-    output: Float[Tensor, "head head_width width"]
-    valid: ValidTokens
-
-    def contributions(self, valid: ValidTokens) -> State:
-        """What each head adds to the attention branch, as a state of batch * head samples."""
-        heads = self.output.shape[0]
-        x = torch.einsum("bhc,hcd->bhd", self.x.value, self.output)
-        R = torch.einsum("bhtc,hcd->bhtd", self.R.value, self.output)
-        return State(
-            Scaled(x.flatten(0, 1), self.x.log.flatten()),
-            Scaled(R.flatten(0, 1), self.R.log.flatten()),
-            ValidTokens(valid.mask.repeat_interleave(heads, 0)),
-        ).tidy()
+    return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), off_top.log)
 
 
 @dataclass(frozen=True)
@@ -155,6 +131,20 @@ class Values:
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
     valid: ValidTokens
+
+
+@dataclass(frozen=True)
+class HeadOutputs(Values):
+    """The outputs of a layer's heads before the output projection: one common to all tokens, and deviations."""
+
+    output: Float[Tensor, "head head_width width"]  # the output projection
+
+    def contributions(self, valid: ValidTokens) -> State:
+        """What each head adds to the attention branch, as a state of batch * head samples."""
+        x = self.x.mapped(lambda t: torch.einsum("bhc,hcd->bhd", t, self.output))
+        R = self.R.mapped(lambda t: torch.einsum("bhtc,hcd->bhtd", t, self.output))
+        of_heads = ValidTokens(valid.mask.repeat_interleave(len(self.output), 0))
+        return State(x.heads_as_samples(), R.heads_as_samples(), of_heads).tidy()
 
 
 @runtime_checkable
@@ -217,7 +207,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         for head in active_heads:  # a list of them would have to cross to where the heads are
             active[head] = 1.0
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
-    return HeadOutputs(x.normalised(), R.normalised(), output, v.valid)
+    return HeadOutputs(x.normalised(), R.normalised(), v.valid, output)
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
@@ -259,7 +249,7 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     gate, change = sigmoid(z, d)
     wide_gate, wide_x = (part.mapped(lambda v: v[:, :, None]) for part in (gate, heads.x))
     R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
-    return HeadOutputs(product(gate, heads.x), R, heads.output, heads.valid)
+    return HeadOutputs(product(gate, heads.x), R, heads.valid, heads.output)
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:

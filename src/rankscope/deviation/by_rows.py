@@ -40,8 +40,7 @@ class RowMaker:
     scores: ScoreParts
     sees: Callable[[slice], Visible]  # gives the columns visible to some rows
     valid: ValidTokens  # which rows are tokens
-    tokens: bool = True
-    """True if columns are the same tokens, of which only valid ones count; False for a memory."""
+    tokens: bool = True  # True if columns are the same tokens, of which only valid ones count; False for a memory
     perturb: Callable[[Tensor, int], Tensor] | None = None
     """Moves the last digits of rows of D, given their first row: the same each time they are made."""
     largest: LogScales | None = None  # the log of the largest part of any score, if scores are capped
@@ -162,9 +161,9 @@ class PatternByRows:
         """Some rows of D minus the reference row, in units of e^(`shared.log`)."""
         return self.maker.D(rows).at(self.reference.log) - self.reference.value[:, :, None]
 
-    def others(self, rows: slice) -> Scaled:
+    def off_top(self, rows: slice) -> Scaled:
         """Some rows of Delta without column j*, at a scale of their own."""
-        return self.shared.others(self.D(rows), self.maker.visible(rows), self.maker.valid_rows(rows))
+        return self.shared.off_top(self.D(rows), self.maker.visible(rows), self.maker.valid_rows(rows))
 
     def logits(self, rows: slice) -> Logits:
         """The scores that some rows of P are the softmax of."""
@@ -175,14 +174,13 @@ class PatternByRows:
         return self.logits(rows).softmax(self.maker.visible(rows))
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """The product `Delta V`, for a V whose row j* is zero, block by block; notes `largest` and `log` on
-        the way."""
+        """The product `Delta V`, for a V whose row j* is zero, block by block; notes `largest` and `log` on the way."""
         blocks, output = list(self.maker.blocks()), self._like_rows(V.shape[-1])
         # One tensor for all blocks: small ones kept for each would fragment the memory that blocks free.
         sizes, logs, scales = self.shared.log.new_empty(3, len(blocks), *self.shared.log.shape)
         for index, rows in enumerate(blocks):
             D = self.D(rows)
-            Delta = self.shared.others(D, self.maker.visible(rows), self.maker.valid_rows(rows))
+            Delta = self.shared.off_top(D, self.maker.visible(rows), self.maker.valid_rows(rows))
             sizes[index] = Scaled(D, self.shared.log).log_size()
             logs[index] = Delta.log_size()
             product = Scaled(Delta.value @ V, Delta.log).normalised()
@@ -200,26 +198,24 @@ class PatternByRows:
 
     def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """The product `P V` as ordinary tensors, block by block."""
-        output = self._like_rows(V.shape[-1])
-        for rows in self.maker.blocks():
-            output[:, :, rows] = self.matrix(rows) @ V
-        return output
+        return self._of_all_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
 
     @cached_property
     def largest(self) -> LogScales:
         """The log of the largest |entry| of D, by head."""
-        sizes = [Scaled(self.D(rows), self.shared.log).log_size() for rows in self.maker.blocks()]
-        return torch.stack(sizes).amax(0)
+        return self._most(lambda rows: Scaled(self.D(rows), self.shared.log).log_size())
 
     @cached_property
     def log(self) -> LogScales:
         """A log-scale of Delta by head: the log of its largest |entry| outside column j*."""
-        return torch.stack([self.others(rows).log_size() for rows in self.maker.blocks()]).amax(0)
+        return self._most(lambda rows: self.off_top(rows).log_size())
 
     def farthest(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
-        """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some
-        rows."""
-        return torch.stack([compute(rows).amax((-2, -1)) for rows in self.maker.blocks()]).amax(0)
+        """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some rows."""
+        return self._most(lambda rows: compute(rows).amax((-2, -1)))
+
+    def _most(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
+        return torch.stack([compute(rows) for rows in self.maker.blocks()]).amax(0)
 
     def log_matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of log P as an ordinary tensor."""
@@ -227,14 +223,17 @@ class PatternByRows:
 
     def of_rows(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row"]:
         """One number per row, of all rows, where `compute` gives `[batch, head, row]` of some."""
-        numbers = self._like_rows()
+        return self._of_all_rows(compute)
+
+    def _of_all_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Tensor:
+        output = self._like_rows(*shape)
         for rows in self.maker.blocks():
-            numbers[:, :, rows] = compute(rows)
-        return numbers
+            output[:, :, rows] = compute(rows)
+        return output
 
     def Delta(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of `P - 1 p^T`, in units of e^log."""
-        return with_top_column(self.others(rows), self.top).at(self.log)
+        return with_top_column(self.off_top(rows), self.top).at(self.log)
 
     def narrowed(self, sample: slice, head: slice) -> "PatternByRows":
         """The pattern of some samples and heads alone."""
@@ -258,8 +257,7 @@ class PatternByRows:
                 kept[sample, head] = self.narrowed(slice(sample, sample + 1), slice(head, head + 1))
             return make(kept[sample, head], slice(start, stop))[0, 0]
 
-        batch, heads = self.shared.log.shape
-        return PatternRows(batch, heads, of_head, self.maker.valid.mask)
+        return PatternRows(*self.shared.log.shape, of_head, self.maker.valid.mask)
 
 
 class StreamedDeviation(Deviation):

@@ -1,8 +1,7 @@
 """The cap on scores, `s -> C tanh(s / C)` (Gemma 2), of scores split into a shared row and the rest.
 
-Called by `scores.py` (`capped`).
-A score is `c + r_i + h_j + D_ij`: without a cap c and r_i are constant along a row and drop out of the
-softmax; under it they do not. With T = tanh, all in units of C, and `x = c + r_i + h_j`,
+Called by `scores.py` (`capped`). A score is `c + r_i + h_j + D_ij`: without a cap c and r_i are constant along a row
+and drop out of the softmax; under it they do not. With T = tanh, all in units of C, and `x = c + r_i + h_j`,
 
     T(x + D) = [T(c + r_i): constant along the row] + [T(c + h_j) - T(c): the same in every row]
              + [T(x + D) - T(x)] + [T(x) - T(c + r_i) - T(c + h_j) + T(c)],
@@ -38,14 +37,13 @@ class RowConstants(NamedTuple):
 def capped(
     constant: RowConstants | None, ref: Scaled, D: Scaled, cap: float, largest: LogScales | None = None
 ) -> tuple[Scaled, Scaled]:
-    """(ref, D) of capped scores, of all rows or of some. Without a `constant`, ref is zero and D the whole
-    score. `largest` is the log of the largest part of the scores of all rows; if left out, that of these
-    rows."""
+    """(ref, D) of capped scores, of all rows or of some. Without a `constant`, ref is zero and D the whole score.
+    `largest` is the log of the largest part of the scores of all rows; if left out, that of these rows."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
     c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
     rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
-    parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
+    parts = [(part * share).heads_as_samples().normalised() for part in (c, rows, ref, D)]
     top = torch.stack([part.log for part in parts]).amax(0)
     top = top if largest is None else largest.flatten() - math.log(cap)
     cut = (top - STEEPEST).clamp(min=0.0)
@@ -63,8 +61,7 @@ def capped(
 
 
 def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """(ref, D) as plain differences of tanh, for scores beyond e^600 caps; each part is given times
-    e^-cut."""
+    """(ref, D) as plain differences of tanh, for scores beyond e^600 caps; each part is given times e^-cut."""
     grow = spread(cut.clamp(max=STEEPEST).exp(), D)
 
     def T(x: Tensor) -> Tensor:
@@ -89,8 +86,3 @@ def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scal
     for corner in corners:
         slope = slope / (1 + (-2 * corner.abs()).exp())
     return Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
-
-
-def _apart(part: Scaled) -> Scaled:
-    """The same numbers with heads as samples."""
-    return Scaled(part.value.flatten(0, 1), part.log.flatten())

@@ -16,16 +16,14 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, spread
+from rankscope.deviation.scaled import LOWEST, LogScales, spread
 from rankscope.deviation.state import State
 from rankscope.shapes import Bool, Float
 
 STEEP = math.log(1e4)  # the log of scores from which on their rounding may decide a softmax
 DIFFERENT = 1e-6  # the difference of entries of P from which on two passes attend to different tokens
-UNDECIDED = 1e-3
-"""The relative difference of entries of log P from which on rounding decided the order of scores."""
-SHORTEST = 1e-140
-"""The size of a token, beside the largest, below which a product of two like it may leave float64."""
+UNDECIDED = 1e-3  # the relative difference of entries of log P from which on rounding decided the order of scores
+SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
 
 Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
 """An attention pattern as a tensor, or a function that makes some rows of it."""
@@ -114,14 +112,10 @@ def state_distance(a: State, b: State, deep: bool = True) -> LogScales:
     difference = torch.maximum(torch.linalg.vector_norm(r - q, dim=(1, 2)), (log_r - log_q).abs())
     difference = difference / (log_r.abs() / 1e3).clamp(min=1.0) if deep else difference
     unit = torch.maximum(a.x.log_size(), a.R.log_size())
-    shift = torch.linalg.vector_norm(_mean(a).at(unit) - _mean(b).at(unit), dim=1)
+    mean_a, mean_b = ((state.x + state.centred()[0]).at(unit) for state in (a, b))
+    shift = torch.linalg.vector_norm(mean_a - mean_b, dim=1)
     shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
     return torch.maximum(difference, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def _mean(state: State) -> Scaled:
-    """The mean token of a state."""
-    return state.x + state.centred()[0]
 
 
 def _direction(state: State) -> tuple[Tensor, LogScales]:

@@ -31,8 +31,7 @@ class BranchRecord(NamedTuple):
 
 
 class HalfRecord(NamedTuple):
-    """One half of a block: a skip and the branches added to it (attention, the MLP, in a parallel block
-    both)."""
+    """One half of a block: a skip and the branches added to it (attention, the MLP, in a parallel block both)."""
 
     before: State
     branches: tuple[BranchRecord, ...]
@@ -40,8 +39,7 @@ class HalfRecord(NamedTuple):
     total: State  # the sum of all that is added to the skip
     summed: State  # the skip plus `total`
     after: State  # the sum, through the norm of a post-norm block
-    torn: bool = False
-    """True if a norm gave a sign to a token that is zero but for rounding, in this block or before."""
+    torn: bool = False  # True if a norm gave a sign to a token that is zero but for rounding, in this block or before
 
 
 class BlockRecord(NamedTuple):
@@ -89,21 +87,16 @@ class _Recorder:
         self.sums.append((half, state, branches, result))
         return result
 
-    def torn(self) -> bool:
-        """True if a norm gave a sign to rounding; only a perturbed pass looks for that."""
-        return False
-
     def halves(self) -> tuple[HalfRecord, ...]:
         """The notes of one block, half by half."""
+        torn = isinstance(self, PerturbedDeviation) and bool(self.signs.torn)  # only a perturbed pass looks for that
         records = []
         for half, before, out, summed in self.sums:
-            branches = tuple(
-                BranchRecord(kind, self.inside[kind], self.raw[kind], out[kind])
-                for kind in (branch.part for branch in half.branches)
-            )
+            kinds = (branch.part for branch in half.branches)
+            branches = tuple(BranchRecord(kind, self.inside[kind], self.raw[kind], out[kind]) for kind in kinds)
             after = summed if half.after is None else self.normed[half.after]
             added = total(out.values())
-            records.append(HalfRecord(before, branches, half.skip, added, summed, after, self.torn()))
+            records.append(HalfRecord(before, branches, half.skip, added, summed, after, torn))
         return tuple(records)
 
 
@@ -113,9 +106,6 @@ class _RecordedDeviation(_Recorder, Deviation):
 
 class _RecordedPerturbed(_Recorder, PerturbedDeviation):
     """Perturbed deviation arithmetic that records."""
-
-    def torn(self) -> bool:
-        return bool(self.signs.torn)
 
 
 def starting_state(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:

@@ -1,16 +1,15 @@
-"""The mixture of experts of a state: routing weights and experts' outputs, each as a common part and the
-rest.
+"""The mixture of experts of a state: routing weights and experts' outputs, each as a common part and the rest.
 
-Called by `rules.py` (`mixture`); calls `mlp.py` for each expert and `softmax.py` for the router.
-The weights of the experts are a softmax of the router's scores over those that a token has chosen, as rows of
-attention are over what a token sees, so `softmax.py` splits them alike: `p_ie = p_e + Delta_ie`, p those of
-one of the tokens. With `f_e(x_i) = F_e + dF_ie` (`mlp.py`),
+Called by `rules.py` (`mixture`); calls `mlp.py` for each expert and `softmax.py` for the router. The weights of the
+experts are a softmax of the router's scores over those that a token has chosen, as rows of attention are over what a
+token sees, so `softmax.py` splits them alike: `p_ie = p_e + Delta_ie`, p those of one of the tokens. With `f_e(x_i) =
+F_e + dF_ie` (`mlp.py`),
 
     sum_e p_ie f_e(x_i) = sum_e p_e F_e + sum_e (Delta_ie F_e + p_e dF_ie + Delta_ie dF_ie):
 
-nothing nearly equal is subtracted. Tokens that choose other experts than the one of p have in Delta what they
-alone choose, and less what they do not: two such tokens are as far apart as the experts are, however close
-they were. The shared expert's sigmoid is a softmax of two, one score of which is zero.
+nothing nearly equal is subtracted. Tokens that choose other experts than the one of p have in Delta what they alone
+choose, and less what they do not: two such tokens are as far apart as the experts are, however close they were. The
+shared expert's sigmoid is a softmax of two, one score of which is zero.
 """
 
 from collections.abc import Callable
@@ -28,9 +27,6 @@ from rankscope.nets.mlp import Experts
 from rankscope.nets.weights import ExpertWeights, Linear
 
 PerturbScaled = Callable[[Scaled], Scaled]
-Shares = tuple[Tensor, Scaled]
-"""Routing weights as (p `[batch, expert]`, Delta `[batch, token, expert]`): those of token i are p +
-Delta_i."""
 
 
 def mixture(
@@ -69,8 +65,7 @@ def _scores(state: State, linear: Linear, perturb: PerturbScaled) -> Scores:
 
 
 def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
-    """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not
-    chosen."""
+    """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not chosen."""
     centred = about_reference_row(scores, state.valid, tokens=False)
     logits = centred.ref[:, :, None] + centred.D.explicit()  # [batch, 1, token, expert]
     chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
@@ -96,8 +91,8 @@ def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
     return p[:, 1], Delta.mapped(lambda v: v[..., 1])
 
 
-def _split(scores: Scores, seen: Tensor, state: State) -> Shares:
-    """The softmax of scores over the experts in `seen`, as p and Delta."""
+def _split(scores: Scores, seen: Tensor, state: State) -> tuple[Tensor, Scaled]:
+    """The softmax of scores over the experts in `seen`, as p `[batch, expert]` and Delta `[batch, token, expert]`."""
     pattern = split(scores, seen, state.valid, tokens=False)
     Delta = pattern.by_head
     return pattern.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

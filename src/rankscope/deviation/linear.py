@@ -32,8 +32,9 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     from them `[batch, head, token, width]`."""
     (Zq, Wq, r), (Zk, Wk, t) = _ratios(q, dq), _ratios(k, dk)
     share = (_log_phi(Zq) + _log_phi(Zk)).softmax(-1)  # [batch, head, 1, width]
-    along, across = (_mean(part, share) for part in (r, t))  # [batch, head, token, 1]
-    F, G = ((_log_phi(W) - _log_phi(Z)).clamp(-FAR, FAR).exp() for Z, W in ((Zq, Wq), (Zk, Wk)))
+    along, across = (part.mapped(lambda v: v @ share.mT) for part in (r, t))  # means, [batch, head, token, 1]
+    logs = [_log_phi(W) - _log_phi(Z) for Z, W in ((Zq, Wq), (Zk, Wk))]  # of phi(z + d) / phi(z)
+    F, G = (log.clamp(-FAR, FAR).exp() for log in logs)
     rows, columns = F @ share.mT, G @ share.mT  # 1 + mean r_i, 1 + mean t_j
     covariance = (r.value - along.value) * share @ (t.value - across.value).mT
     if share.shape[-1] == 1:  # weights are products of one number of i and one of j: rows are alike
@@ -41,7 +42,7 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     product = rows * columns.mT
     u = Scaled(covariance / product, r.log + t.log)
     ref, D = _log(across, columns).mapped(lambda v: v[..., 0]), _log(u, F * share @ G.mT / product)
-    far = torch.stack([_most(W, Z) for Z, W in ((Zq, Wq), (Zk, Wk))]).amax(0) > FAR  # [batch, head]
+    far = torch.stack([log.abs().flatten(2).amax(-1) for log in logs]).amax(0) > FAR  # [batch, head]
     if not must_compute("linear.far", far.any()):
         return ref, D
     zero = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
@@ -72,16 +73,6 @@ def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
 def _log_phi(z: Tensor) -> Tensor:
     """log(elu(z) + 1)."""
     return torch.where(z >= 0, torch.log1p(z.clamp(min=0.0)), z)
-
-
-def _most(W: Tensor, Z: Tensor) -> Tensor:
-    """The largest |log phi(W) / phi(Z)| of each head."""
-    return (_log_phi(W) - _log_phi(Z)).abs().flatten(2).amax(-1)
-
-
-def _mean(part: Scaled, share: Tensor) -> Scaled:
-    """The mean over the width of a head, entries weighted by their shares."""
-    return part.mapped(lambda v: v @ share.mT)
 
 
 def _log(u: Scaled, ratio: Tensor) -> Scaled:

@@ -24,8 +24,7 @@ from rankscope.nets.weights import Linear, MLPWeights
 from rankscope.shapes import Bool
 
 LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
-LINEAR = 1e3
-"""Beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
+LINEAR = 1e3  # beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits
 MOST_TERMS = 19
 REACH = 250.0  # the |log| of the size of z and d within which activations are evaluated as they are
 
@@ -80,8 +79,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
 
 
 def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
-    """True for samples whose every unit, of the common token and of every token, lies in the activation's
-    tail."""
+    """True for samples whose every unit, of the common token and of every token, lies in the activation's tail."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
     if not D.shape[1] or not must_compute("mlp.low", low.any()):

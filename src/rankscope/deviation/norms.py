@@ -73,27 +73,20 @@ class StateNormOperations:
     perturb: PerturbTensor | None
 
     def root_mean_square(self, state: State, eps: float, *, centred: bool, averaged: bool) -> State:
-        """Divide every token by the root of its (mean) square and eps, without subtracting two normalised
-        rows."""
-        return _normalised(state, centred, averaged, eps, self.perturb)
-
-
-def _normalised(state: State, centred: bool, averaged: bool, eps: float, perturb: PerturbTensor | None) -> State:
-    """The state with every token divided by its sd, without gain and bias; by `_small` where tokens are
-    close, by `_plain` where they are not."""
-    c, r = state.x, state.R
-    if centred:
-        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
-    count = c.value.shape[-1] if averaged else 1
-    length = torch.linalg.vector_norm(c.value, dim=-1)
-    longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
-    large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-    if can_skip("norms.all_large", large.all()):
-        return _plain(c, r, state, count, eps)
-    if not must_compute("norms.any_large", large.any()):
-        return _small(c, r, state, count, eps, perturb)
-    plain, small = _plain(c, r, state, count, eps), _small(c, r, state, count, eps, perturb)
-    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
+        """Divide every token by the root of its (mean) square and eps, without subtracting two normalised rows."""
+        c, r, perturb = state.x, state.R, self.perturb
+        if centred:
+            c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
+        count = c.value.shape[-1] if averaged else 1
+        length = torch.linalg.vector_norm(c.value, dim=-1)
+        longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
+        large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
+        if can_skip("norms.all_large", large.all()):
+            return _plain(c, r, state, count, eps)
+        if not must_compute("norms.any_large", large.any()):
+            return _small(c, r, state, count, eps, perturb)
+        plain, small = _plain(c, r, state, count, eps), _small(c, r, state, count, eps, perturb)
+        return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
 
 
 def _unit(log: Tensor, eps: float) -> Tensor:

@@ -47,8 +47,7 @@ class PartOperations(Arithmetic):
         return self.tidy(normed(state, "scale", UNWEIGHTED, 0.0, self.perturb_tensor))
 
     def attend_tokens(self, unit: State, values: State, block: Block) -> State:
-        """Return `softmax(U U^T) V`, U the tokens `unit` and V `values`, over what each token sees in this
-        layer."""
+        """Return `softmax(U U^T) V`, U the tokens `unit` and V `values`, over what each token sees in this layer."""
         h, d = self.perturb(unit.x), self.perturb(unit.R)
         ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
         D = Scaled(d.value @ d.value.mT, 2 * d.log)
@@ -81,7 +80,8 @@ class PartOperations(Arithmetic):
         Rows sum to `alpha + beta - gamma` where those of P sum to one.
         """
         valid = inside.valid.mask
-        samples, last = torch.arange(len(valid), device=valid.device), _last(valid)
+        samples, positions = (torch.arange(count, device=valid.device) for count in valid.shape)
+        last = torch.where(valid, positions, 0).amax(-1)  # the index of the last token of each sample
         C = average(P.visible).to(P.p)  # [batch, 1, row, token]
         c = C[samples, 0, last][:, None]  # of a row that sees most
         e, E = _from_average(P, valid, samples, last)
@@ -91,26 +91,25 @@ class PartOperations(Arithmetic):
         identity = torch.eye(P.p.shape[-1], dtype=P.p.dtype, device=C.device)
         fixed = alpha[:, None, None] * identity + (beta - gamma)[:, None, None] * (C - c[:, :, None])
         fixed = fixed.expand(*P.p.shape[:2], -1, -1)
-        others = Scaled.plain(fixed).by_head() + E.mapped(lambda t: t * beta[:, None, None]).normalised()
+        off_top = Scaled.plain(fixed).by_head() + E.mapped(lambda t: t * beta[:, None, None]).normalised()
         hidden = column[:, :, None] | ~valid[:, None, :, None]
-        others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
+        off_top = off_top.mapped(lambda t: t.masked_fill(hidden, 0.0))
         total = alpha + (beta if P.total is None else beta * P.total) - gamma
         sums = P.row_excess and P.row_excess.mapped(lambda t: t * beta[:, None]).normalised()
         return replace(
-            P, p=shared.explicit(), others=others, signed=True, total=total, row_excess=sums, scaled_p=shared
+            P, p=shared.explicit(), off_top=off_top, signed=True, total=total, row_excess=sums, scaled_p=shared
         )
 
     def subtract_pattern(
         self, P: DeviationPattern, second: DeviationPattern, weight: Tensor, own: Scaled | None = None
     ) -> DeviationPattern:
-        """Return `P - (weight - own_i) second`: `weight` is one number, or `[batch, head, 1]` where it
-        differs between tokens, and `own` `[batch, head, token, 1]` is minus what that of each token has
-        beside it.
+        """Return `P - (weight - own_i) second`: `weight` is one number, or `[batch, head, 1]` where it differs between
+        tokens, and `own` `[batch, head, token, 1]` is minus what that of each token has beside it.
 
-        Shared is `p_1 - w p_2`, and not shared `Delta_1 - w Delta_2 + own_i (p_2 + Delta_2)`, without column
-        j* of P. Rows sum to `total - w`, and each to `own_i` beside.
+        Shared is `p_1 - w p_2`, and not shared `Delta_1 - w Delta_2 + own_i (p_2 + Delta_2)`, without column j* of P.
+        Rows sum to `total - w`, and each to `own_i` beside.
         """
-        column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
+        column = P.top[:, :, None].expand(-1, -1, P.off_top.value.shape[2], 1)
         Delta = second.by_head
         if own is None:
             taken = Delta.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
@@ -125,7 +124,7 @@ class PartOperations(Arithmetic):
         return replace(
             P,
             p=P.p - weight * second.p,
-            others=P.others + taken,
+            off_top=P.off_top + taken,
             signed=True,
             total=(torch.ones_like(share) if P.total is None else P.total) - share,
             row_excess=excess,
@@ -173,31 +172,29 @@ def _steeper(a: Logits, b: Logits) -> Logits:
 
 
 def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
-    """(e, E - 1 e^T) of E = P - C, as in `shape_pattern`; column j* of the second counts only where rows do
-    not see alike. Of a pattern that another part has changed, which need not be near C, E is the
-    difference."""
+    """(e, E - 1 e^T) of E = P - C, as in `shape_pattern`; column j* of the second counts only where rows do not see
+    alike. Of a pattern that another part has changed, which need not be near C, E is the difference."""
     if P.signed or P.logits is None:
         C = average(P.visible).to(P.p)
         c = C[samples, :, last]
         e = (P.scaled_p or Scaled.plain(P.p).by_head()) + Scaled.plain(-c.expand_as(P.p)).by_head()
         departure = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
-        return e, P.others + Scaled.plain(departure).by_head()
+        return e, P.off_top + Scaled.plain(departure).by_head()
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
     e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])
     alike = ((P.visible == row).all(-1)[:, 0] | ~valid).all(-1)  # [batch]
     if can_skip("shape_pattern.alike", alike.all()):
-        return e, P.others
+        return e, P.off_top
     scores = P.logits.reference.mapped(lambda t: t[:, :, None]) + P.logits.D
     E = _less_average(scores, P.visible)
     first = E.mapped(lambda t: t[samples, :, last])
     alike = alike[:, None].expand(P.p.shape[:2])
-    return chosen(alike, e, first), chosen(alike, P.others, E.mapped(lambda t: t - t[samples, :, last, None]))
+    return chosen(alike, e, first), chosen(alike, P.off_top, E.mapped(lambda t: t - t[samples, :, last, None]))
 
 
 def _less_average(scores: Scaled, visible: Visible) -> Scaled:
-    """The softmax of scores minus C, the average over what each row sees; zero for a row that sees
-    nothing."""
+    """The softmax of scores minus C, the average over what each row sees; zero for a row that sees nothing."""
     scores = scores.mapped(lambda t: torch.where(visible, t, torch.zeros_like(t))).normalised()
     C = average(visible).to(scores.value)
     size = spread(scores.log.clamp(-STEEPEST, 0.0).exp(), scores.value)
@@ -206,9 +203,3 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     near = Scaled(C * (E - m) / (1 + size * m), scores.log)
     plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
     return chosen(scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()
-
-
-def _last(valid: Tensor) -> Tensor:
-    """The index of the last token of each sample."""
-    positions = torch.arange(valid.shape[1], device=valid.device)
-    return torch.where(valid, positions, 0).amax(-1)

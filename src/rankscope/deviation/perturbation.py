@@ -1,15 +1,14 @@
 """Rules whose results are moved in their last digits, as if another machine had rounded them.
 
-Every entry of what a rule gives is moved by a few units in its last place, x and R each by its own share;
-zeros stay zero. What two passes then agree on does not depend on rounding; what they differ by is what
-rounding did. `second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside
-theirs.
+Every entry of what a rule gives is moved by a few units in its last place, x and R each by its own share; zeros stay
+zero. What two passes then agree on does not depend on rounding; what they differ by is what rounding did.
+`second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside theirs.
 
 `Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedStreamed` (float64, attention by rows),
-`PerturbedDeviation` and `PerturbedRows` (deviation arithmetic, attention whole or by rows) are the
-arithmetics of those names with every result perturbed. `SignLosses` looks for what a perturbation cannot
-show: norms of one entry, or of two about their mean, leave no more than a sign. A token that is zero but for
-rounding gets a sign from rounding, and two passes that differ agree on it by chance every second time.
+`PerturbedDeviation` and `PerturbedRows` (deviation arithmetic, attention whole or by rows) are the arithmetics of those
+names with every result perturbed. `SignLosses` looks for what a perturbation cannot show: norms of one entry, or of two
+about their mean, leave no more than a sign. A token that is zero but for rounding gets a sign from rounding, and two
+passes that differ agree on it by chance every second time.
 """
 
 import math
@@ -36,10 +35,8 @@ from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
 CACHED = {"cpu": 2**22}
-"""The longest random row that is kept for later passes, by device; 2^25 elsewhere, where drawing takes
-long."""
-CALLS_PER_LAYER = 1000
-"""By how much the count of calls at the start of a layer exceeds that of the layer before."""
+"""The longest random row that is kept for later passes, by device; 2^25 elsewhere, where drawing takes long."""
+CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
 UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
 
@@ -47,8 +44,7 @@ class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
     def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS) -> None:
-        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last
-        place."""
+        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
         self.rows: list[Tensor] = []
@@ -67,15 +63,13 @@ class Perturbation:
         return torch.addcmul(t, t, share)
 
     def of(self, result: Any) -> Any:
-        """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its
-        place."""
+        """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its place."""
         if isinstance(result, Tensor):
             return self.perturb(result)
         return replace(result, x=self.scaled(result.x), R=self.scaled(result.R))
 
     def scaled(self, part: Scaled) -> Scaled:
-        """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log
-        of."""
+        """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log of."""
         log = torch.where(part.log > LOWEST, self.perturb(part.log), part.log)
         return Scaled(self.perturb(part.value), log)
 
@@ -111,8 +105,7 @@ def _kept(seed: int, length: int, device: torch.device) -> Tensor:
     return row[:length]
 
 
-TORN = 1e-11
-"""A token shorter than this share of the terms that it is the sum of may be zero but for rounding."""
+TORN = 1e-11  # a token shorter than this share of the terms that it is the sum of may be zero but for rounding
 
 
 class SignLosses:
@@ -234,13 +227,11 @@ class PerturbedDeviation(_Perturbed, Deviation):
 
     def scores(self, block: Block, state: State) -> Scores:
         """The scores of the layer, perturbed."""
-        ref, D = super().scores(block, state)
-        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
+        return Scores(*map(self.of_scores.scaled, super().scores(block, state)))
 
     def cross_scores(self, cross_block: Block, state: State) -> Scores:
         """The scores of cross-attention, perturbed."""
-        ref, D = super().cross_scores(cross_block, state)
-        return Scores(self.of_scores.scaled(ref), self.of_scores.scaled(D))
+        return Scores(*map(self.of_scores.scaled, super().cross_scores(cross_block, state)))
 
     def perturb(self, part: Scaled) -> Scaled:
         """A product with a matrix or an activation, perturbed before the product that follows."""

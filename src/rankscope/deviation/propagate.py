@@ -27,6 +27,7 @@ from rankscope.nets.kernels import KERNELS, kernel_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.streaming import streams
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
@@ -45,8 +46,7 @@ class DeviationStep(NamedTuple):
     """In a layer with cross-attention, the pattern over the memory `[batch, head, token, source]`."""
     rows: PatternByRows | None = None
     """The attention pattern by rows, if it is too large to be held; valid tokens come first in it."""
-    cross_rows: PatternByRows | None = None
-    """The pattern over the memory by rows, if it is too large to be held."""
+    cross_rows: PatternByRows | None = None  # the pattern over the memory by rows, if it is too large to be held
 
 
 def applies(net: Transformer) -> bool:
@@ -92,7 +92,7 @@ def propagate(
         by_rows: Takes attention a block of rows at a time, so that no `[head, token, token]` is held.
 
     Raises:
-        ArchitectureError: The network has a part without a rule (`without_rule`).
+        ArchitectureError: The network has a part without a rule (`without_rule`), or none by rows.
 
     >>> from rankscope.nets import Architecture
     >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
@@ -107,6 +107,9 @@ def propagate(
             "arithmetic='float64'",
             subject="arithmetic",
         )
+    if by_rows and not (streams(net.arch) and kernel_of(net.arch.kernel).deviation_by_row):
+        sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
+        raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
     yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 
 
@@ -148,8 +151,7 @@ def rounded(step: DeviationStep) -> DeviationStep:
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What a pass starts from: the network in float64, its input as a state, and the settings of its
-    layers."""
+    """What a pass starts from: the network in float64, its input as a state, and the settings of its layers."""
 
     net: Transformer
     state: State
@@ -162,8 +164,7 @@ class PassInputs:
     def of(
         cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False, by_rows: bool = False
     ) -> "PassInputs":
-        """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of
-        `propagate`."""
+        """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of `propagate`."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
@@ -183,8 +184,7 @@ class PassInputs:
     def rules(self) -> Deviation:
         """The rules that take states through blocks."""
         arch, weights = self.net.arch, self.net.weights
-        streamed = StreamedDeviation(arch, self.settings, weights) if self.by_rows else None
-        return streamed or Deviation(arch, self.settings)
+        return StreamedDeviation(arch, self.settings, weights) if self.by_rows else Deviation(arch, self.settings)
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights in the precision of the pass."""
@@ -206,34 +206,31 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
         return step
     state, P = step.state, step.attention
     valid = ValidTokens(state.valid.mask.gather(1, order.back))
-    return DeviationStep(
-        step.layer,
-        State(state.x, state.R.mapped(order.restored), valid),
-        P
-        and replace(
+    if P is not None:
+        P = replace(
             P,
             p=order.restored_columns(P.p),
-            others=P.others.mapped(order.restored_square),
+            off_top=P.off_top.mapped(order.restored_square),
             top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             visible=order.restored_square(P.visible),
             logits=P.logits and P.logits.restored(order),
             row_excess=P.row_excess and P.row_excess.mapped(order.restored_columns),
             scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
-        ),
-        step.heads
-        and replace(step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))),
-        None if step.routing is None else order.restored(step.routing),
-        step.cross and _restored_rows(step.cross, order),
-        step.rows,
-        step.cross_rows,
+        )
+    return step._replace(
+        state=State(state.x, state.R.mapped(order.restored), valid),
+        attention=P,
+        heads=step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored_rows)),
+        routing=None if step.routing is None else order.restored(step.routing),
+        cross=step.cross and _restored_rows(step.cross, order),
     )
 
 
 def _restored_rows(P: DeviationPattern, order: TokenOrder) -> DeviationPattern:
     """The pattern over a memory with its rows in their original order; the memory's tokens were not moved."""
     logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
-    others, visible = P.others.mapped(order.restored_rows), order.restored_rows(P.visible)
-    return replace(P, others=others, visible=visible, logits=logits)
+    off_top, visible = P.off_top.mapped(order.restored_rows), order.restored_rows(P.visible)
+    return replace(P, off_top=off_top, visible=visible, logits=logits)
 
 
 def finish(net: Transformer, state: State) -> State:

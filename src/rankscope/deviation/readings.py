@@ -52,15 +52,12 @@ def reads_rows(metric: Metric) -> bool:
     return metric.streams and (metric.rule is None or metric.rule_streams)
 
 
-@dataclass(frozen=True, eq=False)
 class _StateTokens:
     """A state as rules of metrics of tokens see it: `ScaledTokens`."""
 
-    state: State
-
-    @property
-    def padding(self) -> Tensor:
-        return ~self.state.valid.mask
+    def __init__(self, state: State) -> None:
+        self.state, self.log, self.norms = state, state.log, state.sizes
+        self.padding, self.close = ~state.valid.mask, state.x.log > LOWEST
 
     @property
     def residual(self) -> Scaled:
@@ -71,24 +68,12 @@ class _StateTokens:
         return self.state.scaled_tokens
 
     @property
-    def log(self) -> LogScales:
-        return self.state.log
-
-    @property
     def equal(self) -> Tensor:
         return self.state.R.largest() == 0
 
     @property
-    def close(self) -> Tensor:
-        return self.state.x.log > LOWEST
-
-    @property
     def directions(self) -> Scaled:
         return normalise(self.state, "scale", NormWeights(), 0.0).residual
-
-    @property
-    def norms(self) -> dict[str, LogScales]:
-        return self.state.sizes
 
 
 @dataclass(frozen=True, eq=False)

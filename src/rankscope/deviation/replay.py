@@ -137,8 +137,7 @@ class CachedPass:
     """What is remembered of passes of one network over tokens of one shape."""
 
     answers: Answers
-    run: PassFunction | None = None
-    """The pass with answers presumed, on a GPU a captured graph; None until it is made."""
+    run: PassFunction | None = None  # the pass with answers presumed, on a GPU a captured graph; None until it is made
     size: int = 0  # bytes that its graph holds
     changes: int = 0  # how often a violation changed the answers
     runs_since_change: int = 0

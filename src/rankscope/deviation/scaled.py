@@ -21,8 +21,7 @@ LogScales = log_readings.LogScales
 PerturbTensor = Callable[[Tensor], Tensor]
 """What a second pass does to results of rules: it moves their last digits (`perturbation.py`)."""
 LOWEST = log_readings.LOWEST  # logs end here: what is smaller counts as this, and zero has this log as well
-STEEPEST = 600.0
-"""Exponents are cut to +-600 where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
+STEEPEST = 600.0  # exponents are cut to +-600 where e^x is formed: 1e-261 and 1e261 act as zero and infinity there
 WIDEST = 30.0  # how far the log of the largest entry of V may be from zero before V is rescaled
 DISTANT = 300.0
 """Before a sum of two tensors whose logs differ by more, both are rescaled: the one at the larger scale may
@@ -77,13 +76,13 @@ class Scaled:
 
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales; an operand that is zero does not set the scale."""
-        if not saves_a_pass("scaled.add_near", self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()):
-            self, other = self.normalised(), other.normalised()
-        if saves_a_pass("scaled.add_swapped", self.log, lambda: (other.log > self.log).all()):
-            self, other = other, self  # the first needs no rescaling below
-        log = torch.maximum(self.log, other.log)
-        value = self.at(log)
-        return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
+        a, b = self, other
+        if not saves_a_pass("scaled.add_near", a.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()):
+            a, b = a.normalised(), b.normalised()
+        if saves_a_pass("scaled.add_swapped", a.log, lambda: (b.log > a.log).all()):
+            a, b = b, a  # the first needs no rescaling below
+        log = torch.maximum(a.log, b.log)
+        return Scaled(torch.addcmul(a.at(log), b.value, spread((b.log - log).exp(), b.value)), log)
 
     def __mul__(self, factor: float | Tensor) -> "Scaled":
         """The numbers times a factor; a float below `SMALL` goes into the log."""
@@ -105,6 +104,10 @@ class Scaled:
     def by_head(self) -> "Scaled":
         """Numbers `[batch, head, ...]` that have a log per sample, with a log per sample and head."""
         return Scaled(self.value, self.log[:, None].expand(self.value.shape[:2])).normalised()
+
+    def heads_as_samples(self) -> "Scaled":
+        """Numbers `[batch, head, ...]` that have a log per sample and head, as those of batch * head samples."""
+        return Scaled(self.value.flatten(0, 1), self.log.flatten())
 
     def together(self) -> "Scaled":
         """Numbers that have a log per head, with one log per sample: that of the largest head."""

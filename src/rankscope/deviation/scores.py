@@ -4,10 +4,9 @@ With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score is
 
     q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
 
-For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}; of order e^s where keys are of a
-memory, in cross-attention. Positions put terms of order one, and of order e^s, into D. The row of D whose
-entries are smallest is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at
-the size of a larger one.
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}; of order e^s where keys are of a memory,
+in cross-attention. Positions put terms of order one, and of order e^s, into D. The row of D whose entries are smallest
+is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
 from collections.abc import Callable
@@ -57,8 +56,7 @@ class ScoreParts:
     offset: tuple[Scaled, ...]  # the queries that are multiplied with relative positions, `sinusoids`
     sinusoids: Tensor | None
     bias: Callable[[slice], Tensor] | None  # gives what positions add to some rows, after the divisor
-    constant: RowConstants | None
-    """The parts of scores that are constant along rows, which matter only under a cap."""
+    constant: RowConstants | None  # the parts of scores that are constant along rows, which matter only under a cap
     rows: int
     heads: slice  # which heads of the layer these are
     gain: Float[Tensor, "batch 1"] | None = None
@@ -165,12 +163,10 @@ class StateHeads:
     def split_heads(self) -> tuple[Scaled, Scaled, Scaled, Scaled]:
         """Queries q and dq, keys k and dk: of the common token, and what tokens add to it."""
         arch, w, state, keys, perturb = self.arch, self.w, self.state, self.keys, self.perturb
-        q, dq = (
-            perturb(part(of, w.query, arch).by_head())
-            for part, of in ((common_heads, state.x), (deviation_heads, state.R))
-        )
-        k, dk = (
-            perturb(part(of, w.key, arch).by_head()) for part, of in ((common_heads, keys.x), (deviation_heads, keys.R))
+        q, dq, k, dk = (
+            perturb(project(part, linear, arch).by_head())
+            for linear, of in ((w.query, state), (w.key, keys))
+            for project, part in ((common_heads, of.x), (deviation_heads, of.R))
         )
         if arch.query_norm:
             q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
@@ -229,7 +225,8 @@ class StateHeads:
         if settings.sinusoids is not None:
             assert w.position_bias is not None
             offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
-        bias = self.bias if settings.bias is None else _of_all(settings.bias)
+        held = settings.bias
+        bias = self.bias if held is None else lambda rows: held[..., rows, :]
         gain = arch.log_gain * self.keys.valid.count.to(zero).log() if arch.log_gain else None  # [batch, 1]
         made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
         return ScoreParts(arch, w, ref * share, *made, gain=gain)
@@ -237,11 +234,6 @@ class StateHeads:
     def _rotated(self, part: Scaled) -> Scaled:
         tables = self.settings.rotary_of(self.index)
         return part.mapped(lambda t: rotate(t, tables, self.arch.rotary_pairs))
-
-
-def _of_all(bias: Tensor) -> Callable[[slice], Tensor]:
-    """A function that gives some rows of a bias that is held."""
-    return lambda rows: bias[..., rows, :]
 
 
 def _some(x: Scaled, rows: slice) -> Scaled:
@@ -263,18 +255,23 @@ def normed_heads(
     eps: float,
     perturb_tensor: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """Queries, keys or head outputs through an RMSNorm of each head: `common` that of the common token
-    `[batch, head, width]`, `deviation` what tokens add to it `[batch, head, token, width]`."""
-    shape = common.value.shape[:2]
+    """Queries, keys or head outputs through an RMSNorm of each head.
 
-    def as_samples(part: Scaled) -> Scaled:
-        return Scaled(part.value.flatten(0, 1), part.log.flatten())
+    Args:
+        common: That of the common token, `[batch, head, width]`.
+        deviation: What tokens add to it, `[batch, head, token, width]`.
+        weights: The gain of the norm.
+        valid: Which positions are tokens.
+        eps: What the norm adds to mean squares.
+        perturb_tensor: Moves the last digits of results, in a second pass.
+    """
+    shape = common.value.shape[:2]
 
     def as_heads(part: Scaled) -> Scaled:
         return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
 
     valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
-    result = State(as_samples(common), as_samples(deviation), valid).tidy()
+    result = State(common.heads_as_samples(), deviation.heads_as_samples(), valid).tidy()
     result = normed(result, "rms", weights, eps, perturb_tensor)
     if perturb_tensor is not None:
         result = State(result.x.mapped(perturb_tensor), result.R.mapped(perturb_tensor), valid)

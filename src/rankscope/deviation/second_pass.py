@@ -12,23 +12,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope.deviation import comparison
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
-from rankscope.deviation.comparison import (
-    AnyPattern,
-    Pattern,
-    attends_elsewhere,
-    state_distance,
-    steep_scores,
-    tokens_lost,
-    undecided,
-)
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.perturbation import (
     PerturbedDeviation,
@@ -47,8 +39,7 @@ from rankscope.nets.streaming import AttentionRequest, PatternNumbers
 from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.shapes import Bool, Float
 
-RESOLVED = 1e-4
-"""The share of the tokens' size by which they must differ for plain rules in float64 to be used."""
+RESOLVED = 1e-4  # the share of the tokens' size by which they must differ for plain rules in float64 to be used
 ALIKE = 1e-9  # the distance of two states up to which they count as the same
 WITHIN = 300.0  # the largest |log| of the size of tokens for which plain rules are used: 1e+-130
 
@@ -67,8 +58,7 @@ def with_second_pass(
     result = pass_cache(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
     blocks = [None, *inputs.net.blocks]
     for step, block, tensors in zip(_steps(inputs.state, result.layers), blocks, result.second_pass, strict=True):
-        layer = SecondPassLayer(second_pass, block, *tensors[:4], perturbed_step=tensors.perturbed_step)
-        yield restored(step, inputs.order), layer
+        yield restored(step, inputs.order), SecondPassLayer(second_pass, block, *tensors)
 
 
 def _steps(state: State, outputs: Sequence[BlockOutput]) -> list[DeviationStep]:
@@ -77,8 +67,7 @@ def _steps(state: State, outputs: Sequence[BlockOutput]) -> list[DeviationStep]:
 
 
 def _perturbation_fits(inputs: PassInputs) -> bool:
-    """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass
-    reads it."""
+    """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass reads it."""
     arch, (samples, tokens) = inputs.net.arch, inputs.state.valid.mask.shape
     memory = inputs.settings.memory
     columns = max(tokens, 0 if memory is None else memory.valid.shape[1])
@@ -100,10 +89,10 @@ class SecondPass:
         arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1)
         if by_rows is None:
             self.plain_rules = PerturbedPlain(arch, settings, seed)
-            rules = [PerturbedDeviation(arch, settings, each_seed) for each_seed in seeds]
+            rules = [PerturbedDeviation(arch, settings, rule_seed) for rule_seed in seeds]
         else:
             self.plain_rules = PerturbedStreamed(inputs.net, settings, by_rows, seed)
-            rules = [PerturbedRows(inputs.net, settings, each_seed) for each_seed in seeds]
+            rules = [PerturbedRows(inputs.net, settings, rule_seed) for rule_seed in seeds]
         self.perturbed_rules, self.perturbed_again_rules = rules
         # The first product with a matrix rounds the input as well.
         self.state = self.perturbed_rules.noise.of(inputs.state)
@@ -113,7 +102,7 @@ class SecondPass:
     def run_layer(self, step: DeviationStep) -> "SecondPassLayer":
         """The second pass through the layer that the first pass has just finished as `step`."""
         if self.first_pass_before is not None:
-            self.lost = self.lost | tokens_lost(self.first_pass_before, step.state)
+            self.lost = self.lost | comparison.tokens_lost(self.first_pass_before, step.state)
         self.first_pass_before = step.state
         if step.layer == 0:
             return SecondPassLayer(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
@@ -130,7 +119,7 @@ class SecondPass:
             resolved = resolved & X.isfinite().flatten(1).all(1) & (_resolves(step.state) | _resolves(after))
             if must_compute("second_pass.resolved_after", resolved.any()):
                 plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest)
-        layer = SecondPassLayer(self, block, before, resolved, plain, self.lost, numbers)
+        layer = SecondPassLayer(self, block, before, resolved, plain, self.lost, numbers=numbers)
         if plain is None:
             self.state = layer.perturbed_inside.state
         else:
@@ -143,26 +132,16 @@ class SecondPass:
 
 def second_pass_of_layers(
     net: Transformer, settings: PassSettings, state: State, passed: Sequence[BlockOutput]
-) -> tuple[tuple["SecondPassTensors", ...], SecondPass]:
-    """The second pass of all layers, after the first pass has run them all, as the tensors of each layer:
-    what `replay.py` records. Its questions about numbers count as those of layers beyond the network's."""
+) -> tuple[tuple[tuple[Any, ...], ...], SecondPass]:
+    """The second pass of all layers, after the first pass has run them all: of each layer the fields `before` to
+    `perturbed_step` of its `SecondPassLayer`, which a CUDA graph writes (`replay.py`). Its questions about numbers
+    count as those of layers beyond the network's."""
     second_pass, tensors = SecondPass(PassInputs(net, state, settings, None)), []
     for step in _steps(state, passed):
         at_layer(net.arch.layers + step.layer)
         layer = second_pass.run_layer(step)
-        made = (layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far)
-        tensors.append(SecondPassTensors(*made))
+        tensors.append((layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far))
     return tuple(tensors), second_pass
-
-
-class SecondPassTensors(NamedTuple):
-    """The tensors of a `SecondPassLayer`, whose fields these are: what a CUDA graph writes."""
-
-    before: State
-    resolved: Bool[Tensor, " batch"]
-    plain_step: Step | None
-    lost: Bool[Tensor, " batch"]
-    perturbed_step: DeviationStep | None
 
 
 @dataclass(frozen=True)
@@ -174,15 +153,14 @@ class SecondPassLayer:
     before: State  # the second pass's tokens before the block
     resolved: Bool[Tensor, " batch"]
     """True where float64 resolves what the tokens differ by, before the block and after it."""
-    plain_step: Step | None
-    """The layer by plain rules, valid tokens first; None if float64 resolves no sample."""
+    plain_step: Step | None  # the layer by plain rules, valid tokens first; None if float64 resolves no sample
     lost: Bool[Tensor, " batch"]
     """True where nothing is known of the sample from here on: a token became so short beside the others that
     one scale does not hold them, or the differences of equal tokens may have been all that was left, or a
     norm gave a sign to a token that is zero but for rounding."""
+    perturbed_step: DeviationStep | None = None  # the layer by perturbed rules, if it was computed already
     numbers: PatternNumbers | None = None
     """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
-    perturbed_step: DeviationStep | None = None  # the layer by perturbed rules, if it was computed already
 
     @property
     def perturbed_so_far(self) -> DeviationStep | None:
@@ -251,10 +229,10 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
     those tokens are equal as far as R can tell: what they differ by may be all that is left."""
     hidden = torch.zeros_like(layer.resolved)
     for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
-        P: AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
-        if P is None or not must_compute("second_pass.steep", steep_scores(P).any()):
+        P: comparison.AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
+        if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P).any()):
             continue
-        plain: Pattern | None = getattr(layer.plain, name, None)
+        plain: comparison.Pattern | None = getattr(layer.plain, name, None)
         if isinstance(P, PatternByRows) and name == "attention":
             plain = layer.plain_rows
         if (
@@ -263,13 +241,14 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
             and can_skip("second_pass.plain_pattern", layer.resolved.all())
         ):
             state = State.of(layer.plain.state, step.state.valid.mask)
-            hidden = hidden | attends_elsewhere(P, plain) & (state_distance(step.state, state) <= ALIKE)
+            alike = comparison.state_distance(step.state, state) <= ALIKE
+            hidden = hidden | comparison.attends_elsewhere(P, plain) & alike
         else:
             second = layer.perturbed
-            Q: AnyPattern = getattr(second, name) or getattr(second, name_of_rows)
+            Q: comparison.AnyPattern = getattr(second, name) or getattr(second, name_of_rows)
             pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
-            alike = state_distance(step.state, second.state) <= ALIKE
-            hidden = hidden | attends_elsewhere(P, pattern) & alike | undecided(P, Q)
+            alike = comparison.state_distance(step.state, second.state) <= ALIKE
+            hidden = hidden | comparison.attends_elsewhere(P, pattern) & alike | comparison.undecided(P, Q)
     return hidden
 
 

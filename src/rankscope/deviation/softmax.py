@@ -1,18 +1,17 @@
 """The softmax of a state's scores, split into the row that all rows of P share and what they do not.
 
-`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`;
-the scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
+`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`; the
+scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
 
-The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its
-largest entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and
-D_ij* = 0 in every row (one more constant along rows). Then P_ij = e^{w_j + D_ij} / S_i with
+The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its largest
+entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and D_ij* = 0 in every
+row (one more constant along rows). Then P_ij = e^{w_j + D_ij} / S_i with
 
     S_i = sum_{j seen by i} e^{w_j + D_ij} = 1 + m_i,    P_ij - p_j = p_j expm1(D_ij - log S_i),
 
-where m_i has p_j expm1(D_ij) for columns visible to both rows, e^{w_j + D_ij} for those visible to row i
-alone,
--p_j for those visible to the reference row alone. When e^{2s} leaves floating point's range, expm1(D) is D
-and 2s goes into the scale; so does log p where p underflows.
+where m_i has p_j expm1(D_ij) for columns visible to both rows, e^{w_j + D_ij} for those visible to row i alone, -p_j
+for those visible to the reference row alone. When e^{2s} leaves floating point's range, expm1(D) is D and 2s goes into
+the scale; so does log p where p underflows.
 """
 
 from typing import NamedTuple
@@ -31,8 +30,7 @@ FAR = 30.0  # scores above the reference row's by more than this are formed as s
 
 
 class ReferenceRow(NamedTuple):
-    """What the rows of P have in common, by head: the reference row and the scales of what deviates from
-    it."""
+    """What the rows of P have in common, by head: the reference row and the scales of what deviates from it."""
 
     ref: Float[Tensor, "batch head token"]
     log: LogScales  # the log-scale of D
@@ -54,21 +52,83 @@ class ReferenceRow(NamedTuple):
         level = torch.where(alike, log.clamp(max=0.0), torch.zeros_like(log))
         return cls(ref, log, seen, log_w, log_p.exp(), log_p.argmax(-1, keepdim=True), level)
 
-    def others(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
+    def off_top(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
         """Rows of P - 1 p^T without column j*: those of the given rows of D (in units of e^log), of which
         `visible` says what they see and `valid` which are tokens."""
         size = spread(self.level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(D) is D and only the log goes on
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
         # D in units of size, zero in column j*
         U = U.mul_(spread((self.log - self.level).clamp(max=STEEPEST).exp(), U))
-        log_others = self.log_w.scatter(-1, self.top, -torch.inf)  # column j* follows from the others
-        inputs = U, size, self.log_w, log_others, self.top, visible, self.seen
-        # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
-        logits = Logits(self.ref, Scaled(D, self.log))
-        change, reach = _steep(*inputs, logits.log_softmax(visible)) if _far(*inputs) else _gentle(*inputs)
+        if self._far(U, size, visible):
+            # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
+            log_P = Logits(self.ref, Scaled(D, self.log)).log_softmax(visible)
+            change, reach = self._steep(U, size, visible, log_P)
+        else:
+            change, reach = self._gentle(U, size, visible)
         if not valid.all:
             change = change.masked_fill_(~valid.mask[:, None, :, None], 0.0)
         return Scaled(change, self.level + reach)
+
+    @property
+    def log_others(self) -> Float[Tensor, "batch head token"]:
+        """w without column j*, which follows from the others."""
+        return self.log_w.scatter(-1, self.top, -torch.inf)
+
+    def _far(self, U: Tensor, size: Tensor, visible: Visible) -> bool:
+        """True if some score is far above the reference row's or some row does not see j*: then `_steep` is needed.
+        U is D minus its column j*, in units of `size`."""
+        if not U.numel():
+            return False
+        if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
+            return True
+        if not can_skip("softmax.top_seen", _seen_at(self.top, visible).all()):
+            return True
+        if can_skip("softmax.nothing_alone", (self.seen | ~visible).all()):
+            return False
+        # What the reference row misses.
+        alone = (self.log_w[:, :, None] + U * size).masked_fill(self.seen | ~visible, 0.0)
+        return must_compute("softmax.far_alone", (alone.abs() > FAR).any())
+
+    def _gentle(self, U: Tensor, size: Tensor, visible: Visible) -> tuple[Tensor, LogScales]:
+        """(Delta_ij = p_j (expm1(D_ij) - m_i) / (1 + m_i) in units of `size` and of e^reach, reach), where no score is
+        far above the reference row's; arguments are those of `_far`."""
+        seen, log_others = self.seen, self.log_others
+        reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
+        weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
+        E = torch.expm1(U * size)
+        E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
+        if can_skip("softmax.complete", visible.all() & seen.all()):
+            m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
+            return E.sub_(m).mul_(weight).div_(1 + size * m), reach
+        alone = torch.exp(U * size) / size
+        E = torch.where(seen, torch.where(visible, E, -1 / size), torch.where(visible, alone, 0.0))
+        m = E @ log_others.exp()[..., None]
+        return E.sub_(m * seen).mul_(weight).div_(1 + size * m), reach
+
+    def _steep(self, U: Tensor, size: Tensor, visible: Visible, log_P: Tensor) -> tuple[Tensor, LogScales]:
+        """(Delta_ij = p_j expm1(D_ij - log S_i) in the same units, reach), products of small p and large e^D formed as
+        sums of their logs. `log_P` is the log of the pattern by a plain log-softmax."""
+        D, seen = U * size, self.seen
+        log_weight, log_others = self.log_w[:, :, None], self.log_others[:, :, None]
+        p = log_others.masked_fill(~seen, -torch.inf).exp()  # without column j*
+        above = (D > 1) | ~seen
+        terms = torch.where(above, (log_others + D).exp() - p, p * torch.expm1(D.clamp(max=1.0))) / size
+        terms = torch.where(visible, terms, -p / size)
+        m = terms.sum(-1, keepdim=True) * size
+        log_S = torch.log1p(m) / size
+        lost = ~_seen_at(self.top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
+        # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
+        large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
+        D = torch.where(large, (log_P - log_weight).nan_to_num(nan=0.0), (U - log_S) * size)
+        log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
+        log_p = log_others.masked_fill(~seen, -torch.inf)
+        reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
+        reach = reach.flatten(2).amax(-1).clamp(min=LOWEST)
+        weight = (log_p - spread(reach, log_p)).exp()  # p in units of e^reach
+        grown = (log_P - spread(reach, D)).clamp(max=STEEPEST).exp()
+        above = (D > 1) | ~seen
+        change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
+        return torch.where(visible, change, -weight / size), reach
 
 
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:
@@ -79,8 +139,8 @@ def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool 
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
     alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)  # [batch, head]
     shared = ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
-    others = shared.others(D.value, visible, valid)
-    return DeviationPattern(shared.p, others, shared.top, visible, Logits(ref, D, fine))
+    off_top = shared.off_top(D.value, visible, valid)
+    return DeviationPattern(shared.p, off_top, shared.top, visible, Logits(ref, D, fine))
 
 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
@@ -89,77 +149,6 @@ def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[T
     most = seen_ref.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
     total = (seen_ref - most).exp().sum(-1, keepdim=True)
     return (ref - most) - total.masked_fill(total == 0, 1.0).log()
-
-
-def _far(
-    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
-) -> bool:
-    """True if some score is far above the reference row's or some row does not see j*: then `_steep` is
-    needed. U is D minus its column j*, in units of `size`."""
-    if not U.numel():
-        return False
-    if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
-        return True
-    if not can_skip("softmax.top_seen", _seen_at(top, visible).all()):
-        return True
-    if can_skip("softmax.nothing_alone", (seen | ~visible).all()):
-        return False
-    alone = (log_w[:, :, None] + U * size).masked_fill(seen | ~visible, 0.0)  # what the reference row misses
-    return must_compute("softmax.far_alone", (alone.abs() > FAR).any())
-
-
-def _gentle(
-    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
-) -> tuple[Tensor, LogScales]:
-    """(Delta_ij = p_j (expm1(D_ij) - m_i) / (1 + m_i), its log-scale), where no score is far above the
-    reference row's; the first is in units of `size` and of e^reach. Arguments are those of `_far`."""
-    reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
-    weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
-    E = torch.expm1(U * size)
-    E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
-    if can_skip("softmax.complete", visible.all() & seen.all()):
-        m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
-        return E.sub_(m).mul_(weight).div_(1 + size * m), reach
-    alone = torch.exp(U * size) / size
-    E = torch.where(seen, torch.where(visible, E, -1 / size), torch.where(visible, alone, 0.0))
-    m = E @ log_others.exp()[..., None]
-    return E.sub_(m * seen).mul_(weight).div_(1 + size * m), reach
-
-
-def _steep(
-    U: Tensor,
-    size: Tensor,
-    log_w: Tensor,
-    log_others: Tensor,
-    top: Tensor,
-    visible: Visible,
-    seen: Tensor,
-    log_P: Tensor,
-) -> tuple[Tensor, LogScales]:
-    """(Delta_ij = p_j expm1(D_ij - log S_i), its log-scale), products of small p and large e^D formed as sums
-    of their logs. Arguments are those of `_far`, and `log_P` the log of the pattern by a plain
-    log-softmax."""
-    D = U * size
-    log_weight, log_others = log_w[:, :, None], log_others[:, :, None]
-    p = log_others.masked_fill(~seen, -torch.inf).exp()  # without column j*
-    above = (D > 1) | ~seen
-    terms = torch.where(above, (log_others + D).exp() - p, p * torch.expm1(D.clamp(max=1.0))) / size
-    terms = torch.where(visible, terms, -p / size)
-    m = terms.sum(-1, keepdim=True) * size
-    log_S = torch.log1p(m) / size
-    lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
-    # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
-    large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
-    D = torch.where(large, (log_P - log_weight).nan_to_num(nan=0.0), (U - log_S) * size)
-    log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
-    log_p = log_others.masked_fill(~seen, -torch.inf)
-    reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
-    reach = reach.flatten(2).amax(-1).clamp(min=LOWEST)
-    weight = (log_p - spread(reach, log_p)).exp()  # p in units of e^reach
-    grown = (log_P - spread(reach, D)).clamp(max=STEEPEST).exp()
-    above = (D > 1) | ~seen
-    change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
-    return torch.where(visible, change, -weight / size), reach
 
 
 def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head row 1"]:

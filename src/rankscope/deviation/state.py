@@ -1,15 +1,14 @@
 """`State`: hidden states as a common token and the tokens' deviations from it, `X = 1 x^T + e^s R`.
 
-Every rule (`rules.py`) takes a state and gives one; `propagate.py` makes the first, readings and metrics are
-taken off them (`readings.py`). x and R each carry their own log-scale per sample (`scaled.py`), so neither
-collapse nor growth can leave the range of floating point. Where tokens are close, x is their mean and R what
-is left, to full relative precision however small it is. Where they are far apart (a token deviates by over
-half of the mean's length), no mean is kept apart: x is 0 and R the tokens themselves, so that a token that is
-exactly zero stays so.
+Every rule (`rules.py`) takes a state and gives one; `propagate.py` makes the first, readings and metrics are taken off
+them (`readings.py`). x and R each carry their own log-scale per sample (`scaled.py`), so neither collapse nor growth
+can leave the range of floating point. Where tokens are close, x is their mean and R what is left, to full relative
+precision however small it is. Where they are far apart (a token deviates by over half of the mean's length), no mean is
+kept apart: x is 0 and R the tokens themselves, so that a token that is exactly zero stays so.
 
-R is known to float64's relative precision of its largest entries, and most rules keep it so. Where a rule
-leaves far less of R than it was given (a norm that removes a difference in length, attention to tokens that
-R cannot tell apart), the same rounding weighs more: a second pass measures how much (`second_pass.py`).
+R is known to float64's relative precision of its largest entries, and most rules keep it so. Where a rule leaves far
+less of R than it was given (a norm that removes a difference in length, attention to tokens that R cannot tell apart),
+the same rounding weighs more: a second pass measures how much (`second_pass.py`).
 """
 
 from dataclasses import dataclass
@@ -70,9 +69,8 @@ class State:
     ) -> "State":
         """The state of ordinary hidden states, plus position embeddings if given; `mask` is True at tokens.
 
-        Equal tokens give R = 0 exactly: deviations are first taken from one of the tokens, since a mean would
-        be rounded. Sums with positions are not rounded: added to a token of 1e12, four digits would be
-        left."""
+        Equal tokens give R = 0 exactly: deviations are first taken from one of the tokens, since a mean would be
+        rounded. Sums with positions are not rounded: added to a token of 1e12, four digits would be left."""
         valid = ValidTokens(mask)
         total, lost = (X, None) if positions is None else _two_sum(X, positions.expand_as(X))
         tokens = Scaled.plain(valid.zero_padding(total)).normalised()
@@ -92,10 +90,9 @@ class State:
     @classmethod
     def of_heads(cls, R: Scaled, valid: ValidTokens) -> "State":
         """Rows `[batch, head, token, width]` as a state of batch * head samples, without a common token."""
-        value = R.value.flatten(0, 1)
-        x = Scaled.plain(value.new_zeros(len(value), value.shape[2])).normalised()
-        valid = ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
-        return cls(x, Scaled(value, R.log.flatten()).mapped(valid.zero_padding), valid)
+        rows, valid = R.heads_as_samples(), ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
+        x = Scaled.plain(rows.value.new_zeros(len(rows.value), rows.value.shape[2])).normalised()
+        return cls(x, rows.mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
         """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
@@ -121,8 +118,7 @@ class State:
 
     @cached_property
     def residual(self) -> Scaled:
-        """The residual: R minus its mean, the largest entry of size one. Cached: most readings start from
-        it."""
+        """The residual: R minus its mean, the largest entry of size one. Cached: most readings start from it."""
         return self.centred()[1].unit()
 
     @cached_property

@@ -15,8 +15,7 @@ from rankscope.profiles import Profile
 from rankscope.profiles.profile import SCHEMA
 from rankscope.runs import Network, Run, read
 
-MOST_CHOSEN = 12
-"""Cells that are compared side by side, at most."""
+MOST_CHOSEN = 12  # cells that are compared side by side
 
 
 def choice_in(argument: str) -> tuple[Path, str] | None:
@@ -36,16 +35,14 @@ def profile_of(folder: Path, choice: str) -> Profile:
     cells = chosen_cells(run, choice)
     varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
     names = {
-        row["cell"]: f"{folder.name}:{row['cell']} "
-        f"({described({name: row[name] for name in varied if row[name] is not None})})"
+        row["cell"]: f"{folder.name}:{row['cell']} ({described({name: row[name] for name in varied})})"
         for row in cells.iter_rows(named=True)
     }
     rows = run.table("sweep").filter(pl.col("cell").is_in(list(names)))
     measured = set(rows["cell"])
-    missing = next((cell for cell in names if cell not in measured), None)
-    if missing is not None:
-        why = cells.filter(cell=missing)["reason"][0] or "it is not done yet"
-        raise SweepError(f"cell {missing} of {folder} must have been measured; it was not: {why}", subject="cell")
+    if missing := [cell for cell in names if cell not in measured]:
+        why = cells.filter(cell=missing[0])["reason"][0] or "it is not done yet"
+        raise SweepError(f"cell {missing[0]} of {folder} must have been measured; it was not: {why}", subject="cell")
     variant = pl.col("cell").replace_strict(names, return_dtype=pl.String).alias("variant")
     table = rows.with_columns(variant).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     metrics = tuple(table["metric"].unique(maintain_order=True))
@@ -63,13 +60,11 @@ def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
     for name, value in parse_choice(choice, cells).items():
         if name not in cells.columns:
             raise SweepError(one_of("a factor of this sweep", name, cells.columns), subject=name)
-        cells = cells.filter(_equals(cells.schema[name], pl.col(name), value))
+        cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
     if not 1 <= len(cells) <= MOST_CHOSEN:
-        raise SweepError(
-            f"1 to {MOST_CHOSEN} cells must be chosen, by number or by factors as depth=6,skip=0.5; "
-            f"{choice!r} chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}",
-            subject="choice",
-        )
+        came = f"{choice!r} chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}"
+        sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
+        raise SweepError(sentence, subject="choice")
     return cells
 
 
@@ -102,9 +97,9 @@ def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
     return wanted
 
 
-def _equals(dtype: pl.DataType, column: pl.Expr, value: str) -> pl.Expr:
+def _equals(numeric: bool, column: pl.Expr, value: str) -> pl.Expr:
     """Whether a column has this value, as numbers where it holds numbers."""
-    if not dtype.is_numeric():
+    if not numeric:
         return column.cast(pl.String) == value
     try:
         return column == float(value)

@@ -18,40 +18,30 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rankscope.engine.factors import Cell
-from rankscope.engine.pool import CellTask
-from rankscope.engine.shared_inputs import SharedInputs
+import torch
+
 from rankscope.engine.spec import SweepOptions
-from rankscope.engine.work import CellInputs, CellOutcome, CellWorker, InputsLoader, failed
-from rankscope.engine.zero_copy_pickle import ZeroCopyPickle, dump
+from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, measure_cell
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
 from rankscope.workers import environment
 
-ATTEMPTS = 4
-"""How often a piece of work is submitted whose worker or node is lost."""
-STUCK_ATTEMPTS = 2
-"""How often a piece of work is submitted that does not answer."""
-STUCK_AFTER = 6 * 3600.0
-"""Seconds without any result after which the work that runs is taken to be stuck."""
-PIECES_PER_CORE = 2
-"""Pieces of work that are submitted for each core, so that none waits for the driver."""
-RESIZE_SECONDS = 5.0
-"""Seconds after which the size of the cluster is looked up again."""
-CONNECT_WITHIN = 20.0
-"""Seconds within which a cluster must answer."""
-NODE_WITHIN = 120.0
-"""Seconds within which a node must have started a worker."""
-Piece = tuple[int, tuple[Any, ...]]
-"""The number of a piece of work, and the arguments of the function that does it."""
+ATTEMPTS = 4  # how often work is submitted whose worker or node is lost
+STUCK_ATTEMPTS = 2  # how often work is submitted that does not answer
+STUCK_AFTER = 6 * 3600.0  # seconds without any result after which the work that runs is taken to be stuck
+PIECES_PER_CORE = 2  # pieces of work that are submitted for each core, so that none waits for the driver
+RESIZE_SECONDS = 5.0  # after which the size of the cluster is looked up again
+CONNECT_WITHIN = 20.0  # seconds within which a cluster must answer
+NODE_WITHIN = 120.0  # seconds within which a node must have started a worker
 ADVICE = "start one with `ray start --head`, or leave the address out for one of this machine"
+Piece = tuple[int, tuple[Any, ...]]
+"""The index of a piece of work, and the arguments of the function that does it."""
 
 
 class Cluster:
@@ -64,7 +54,6 @@ class Cluster:
         gpus: GPUs of each piece of work, or a share of one.
         stuck_after: Seconds without any result after which the work that runs is cancelled and submitted
             again, once; then it has failed.
-        connect_within: Seconds within which the cluster at `address` must answer.
     """
 
     def __init__(
@@ -73,9 +62,7 @@ class Cluster:
         workers: int | None = None,
         threads: int = 1,
         gpus: float = 0.0,
-        *,
         stuck_after: float = STUCK_AFTER,
-        connect_within: float = CONNECT_WITHIN,
     ) -> None:
         need("a cluster", "ray")
         import ray
@@ -89,7 +76,7 @@ class Cluster:
         self._size = (float("-inf"), 1)
         """When the size of the cluster was looked up, and how many pieces of work can run at a time."""
         if self.started_here:
-            self._connect(address or os.environ.get("RAY_ADDRESS") or None, connect_within)
+            self._connect(address or os.environ.get("RAY_ADDRESS") or None)
         try:
             self._require_room()
             self._require_same_versions()
@@ -110,15 +97,12 @@ class Cluster:
             self.ray.shutdown()
 
     def outcomes(self, tasks: Iterable[CellTask], options: SweepOptions) -> Iterator[tuple[int, CellOutcome]]:
-        """Measure cells; each outcome comes with the number of its cell, in the order in which they end."""
-        stored_options, device = self.ray.put(options), "cuda" if self.gpus else "cpu"
-        pieces = (
-            (number, (cell, stored_options, self._stored(loader), self.threads, device, software()))
-            for number, cell, loader in tasks
-        )
-        for number, result in self.run(_measure_cell, pieces):
+        """Measure cells; each outcome comes with the index of its cell, in the order in which they end."""
+        common = self.ray.put(options), self.threads, "cuda" if self.gpus else "cpu"
+        pieces = ((index, (cell, self._stored(loader), *common)) for index, cell, loader in tasks)
+        for index, result in self.run(measure_cell, pieces):
             failure = CellOutcome(reason=str(result), lasting=False)
-            yield number, result if isinstance(result, CellOutcome) else failure
+            yield index, result if isinstance(result, CellOutcome) else failure
 
     def in_order(self, work: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Results of `work` in the order of its arguments, computed a little ahead of the reader.
@@ -126,22 +110,26 @@ class Cluster:
         The first piece that fails for good raises its error here.
         """
         results: dict[int, Any] = {}
-        next_number = 0
-        for number, result in self.run(work, enumerate(arguments)):
-            results[number] = result
-            while next_number in results:
-                result = results.pop(next_number)
+        next_index = 0
+        for index, result in self.run(work, enumerate(arguments)):
+            results[index] = result
+            while next_index in results:
+                result = results.pop(next_index)
                 if isinstance(result, Exception):
                     raise result
-                next_number += 1
+                next_index += 1
                 yield result
 
     def run(self, work: Callable[..., Any], pieces: Iterable[Piece]) -> Iterator[tuple[int, Any]]:
-        """Run `work` on each piece; yield (number, result) as they end, of a failure its exception."""
-        task = self.ray.remote(work).options(
-            num_cpus=self.threads, num_gpus=self.gpus, max_retries=0,
+        """Run `work` on each piece; yield (index, result) as they end, of a failure its exception."""
+        task = self.ray.remote(_on_node).options(
+            name=work.__name__,
+            num_cpus=self.threads,
+            num_gpus=self.gpus,
+            max_retries=0,
             runtime_env={"env_vars": environment(self.threads)},
-        )  # fmt: skip
+        )
+        common = self.ray.put(work), software(), self.threads
         waiting, again = iter(pieces), list[Piece]()
         running: dict[Any, Piece] = {}
         losses: Counter[int] = Counter()
@@ -151,7 +139,7 @@ class Cluster:
                     piece = again.pop() if again else next(waiting, None)
                     if piece is None:
                         break
-                    running[task.remote(*piece[1])] = piece
+                    running[task.remote(*common, *piece[1])] = piece
                 if not running:
                     return
                 for reference, result in self._results(list(running)):
@@ -179,8 +167,7 @@ class Cluster:
         for reference in stuck:
             self.ray.cancel(reference, force=True)
         reason = (
-            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: its worker was stopped; take "
-            "a smaller cell, or give it more time (stuck_after)"
+            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: take smaller cells, or raise stuck_after"
         )
         return [(reference, _LostError(reason, STUCK_ATTEMPTS)) for reference in stuck]
 
@@ -190,8 +177,7 @@ class Cluster:
         try:
             return self.ray.get(reference)
         except errors.OutOfMemoryError:
-            reason = "out of memory: Ray ended its worker; fewer tokens, or fewer at a time"
-            return _LostError(reason, attempts=1)
+            return _LostError("out of memory: Ray ended its worker; fewer tokens, or fewer at a time", attempts=1)
         except errors.RayTaskError as error:
             cause = error.cause
             return cause if isinstance(cause, RankscopeError) else SweepError(str(failed(cause).reason))
@@ -200,7 +186,7 @@ class Cluster:
 
     def _stored(self, loader: InputsLoader) -> Any:
         """A loader of large inputs as a reference into Ray's object store, where it is put once."""
-        if not isinstance(loader, ObjectStoreLoader):
+        if not loader.large:
             return loader
         if loader.name not in self._stored_loaders:
             self._stored_loaders[loader.name] = self.ray.put(loader)
@@ -221,19 +207,19 @@ class Cluster:
             return self._places() * PIECES_PER_CORE
         return min(self.workers, self._places())
 
-    def _connect(self, address: str | None, seconds: float) -> None:
+    def _connect(self, address: str | None) -> None:
         """Start Ray on this machine, or connect to the cluster at an address."""
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
             options["num_cpus"] = None if self.workers is None else self.workers * self.threads
         elif address != "local":
-            require_answer(address, seconds)
+            require_answer(address, CONNECT_WITHIN)
         try:
             context = self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
+            why = " ".join(str(error).split())
             raise SweepError(
-                f"Ray must run at {address or 'this machine'}; it does not ({' '.join(str(error).split())})",
-                subject="on",
+                f"Ray must run at {address or 'this machine'}; it does not ({why})", subject="on"
             ) from error
         self.dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
 
@@ -251,8 +237,7 @@ class Cluster:
             try:
                 theirs = ray.get(reference, timeout=NODE_WITHIN)
             except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                why = " ".join(str(cause).split())[:200]
+                why = " ".join(str(getattr(error, "cause", None) or error).split())[:200]
                 raise SweepError(f"every node must have rankscope; {name} has not ({why})", subject="on") from error
             require_same_software(theirs, name)
 
@@ -261,8 +246,7 @@ class Cluster:
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if any(node.get("CPU", 0) >= self.threads and node.get("GPU", 0) >= self.gpus for node in nodes):
             return
-        cores = max((node.get("CPU", 0) for node in nodes), default=0)
-        gpus = max((node.get("GPU", 0) for node in nodes), default=0)
+        cores, gpus = (max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU"))
         raise SweepError(
             f"some node must have {self.threads} cores and {self.gpus:g} GPUs of a cell; the largest have "
             f"{cores:g} and {gpus:g}: ask for fewer with --threads or --gpus-per-cell",
@@ -277,7 +261,7 @@ def cluster(
     kind, _, address = on.partition(":")
     if kind != "ray":
         raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on")
-    return Cluster(address or None, workers, threads, gpus, stuck_after=stuck_after)
+    return Cluster(address or None, workers, threads, gpus, stuck_after)
 
 
 class _LostError(SweepError):
@@ -288,39 +272,11 @@ class _LostError(SweepError):
         self.attempts = attempts
 
 
-@dataclass(frozen=True)
-class ObjectStoreLoader:
-    """Reads weights and tokens from Ray's object store, in memory that all workers of a node share."""
-
-    name: str
-    inputs: ZeroCopyPickle
-
-    def __call__(self) -> CellInputs:
-        """Build the network and its tokens over the shared memory."""
-        return self.inputs.load()
-
-
-class RaySharedInputs(SharedInputs):
-    """Shares the inputs of cells through Ray's object store instead of a file."""
-
-    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
-        """Pickle inputs for the object store; where the network came from (`origin`) is left out."""
-        return ObjectStoreLoader(name, dump(replace(inputs, net=replace(inputs.net, origin=None))))
-
-
-_worker: CellWorker | None = None
-"""The worker of this process, where it is one of Ray's: it keeps the inputs of its last cell."""
-
-
-def _measure_cell(
-    cell: Cell, options: SweepOptions, loader: InputsLoader, threads: int, device: str, driver: dict[str, str]
-) -> CellOutcome:
-    """The task that Ray runs for a cell; `driver` is the software of the process that submitted it."""
-    global _worker
+def _on_node(work: Callable[..., Any], driver: dict[str, str], threads: int, *arguments: Any) -> Any:
+    """The task that Ray runs for a piece of work; `driver` is the software of the process that submitted it."""
     require_same_software(software(), "a node that joined since", driver)
-    if _worker is None or (_worker.threads, _worker.device) != (threads, device):
-        _worker = CellWorker(threads, device)
-    return _worker.measure(cell, options, loader)
+    torch.set_num_threads(threads)
+    return work(*arguments)
 
 
 def software() -> dict[str, str]:
@@ -339,12 +295,9 @@ def _source_digest() -> str:
 
 def require_same_software(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
     """Refuse a node whose `software()` differs from the driver's, and say in what."""
-    if theirs != (mine := software() if mine is None else mine):
-        raise SweepError(
-            f"every node must have the versions of the driver; on {where} differ {difference(mine, theirs)}: "
-            "install the same there",
-            subject="on",
-        )
+    if differences := difference(mine or software(), theirs):
+        sentence = f"every node must have the versions of the driver; on {where} differ {differences}: install the same"
+        raise SweepError(sentence, subject="on")
 
 
 def require_answer(address: str, seconds: float) -> None:
@@ -357,9 +310,8 @@ def require_answer(address: str, seconds: float) -> None:
         if "://" not in address and address != "auto":
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
-                raise SweepError(
-                    f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}", subject="on"
-                )
+                sentence = f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}"
+                raise SweepError(sentence, subject="on")
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()
         why = _failed_connection(address, seconds)
     except (OSError, OverflowError) as error:

@@ -29,15 +29,11 @@ Value = str | int | float | bool
 Cell = dict[str, Value]
 """The factors of one cell by name."""
 
-CHANGES = (
-    "variant", "depth", "skip", "attention_skip", "mlp_skip", "mask", "kernel", "activation", "temperature",
-    "remedy",
-)  # fmt: skip
+SKIPS = ("skip", "attention_skip", "mlp_skip")
+CHANGES = ("variant", "depth", *SKIPS, "mask", "kernel", "activation", "temperature", "remedy")
 """Factors that change a network after its weights are there."""
 INPUTS = ("text", "samples", "tokens")
 """Factors that say what the network reads."""
-REALS = ("skip", "attention_skip", "mlp_skip", "temperature")
-"""Factors that are real numbers: 1 in a file means 1.0."""
 FIELDS = tuple(field.name for field in fields(Architecture) if field.name not in (*CHANGES, "parts"))
 """Fields of an architecture that need new random weights when they differ."""
 WEIGHTS = ("model", "init", "seed", *FIELDS)
@@ -53,11 +49,10 @@ def checked(cell: Mapping[str, Any]) -> Cell:
         if name not in FACTORS:
             raise SweepError(one_of("a factor", name, FACTORS), subject=name)
         if not isinstance(value, str | int | float | bool):
-            raise SweepError(
-                f"{name} must be a number, a word or true/false; got a {type(value).__name__}", subject=name
-            )
-    values = {name: float(value) if name in REALS and type(value) is int else value for name, value in cell.items()}
-    return {**DEFAULTS, **values}
+            sentence = f"{name} must be a number, a word or true/false; got a {type(value).__name__}"
+            raise SweepError(sentence, subject=name)
+    reals = {name: float(cell[name]) for name in (*SKIPS, "temperature") if type(cell.get(name)) is int}
+    return {**DEFAULTS, **cell, **reals}
 
 
 def input_factors(cell: Cell) -> Cell:
@@ -89,11 +84,8 @@ def base_network(cell: Cell, arch: Architecture | None) -> Transformer:
         return untrained(arch.replace(**arch_fields), model, seed, str(init))
     misplaced = [name for name in ("init", "seed", *arch_fields) if name in cell]
     if misplaced:
-        raise SweepError(
-            f"{misplaced[0]} must go with random weights, which {model} does not have: leave it out of these "
-            "cells, or name a size as bert-base",
-            subject=misplaced[0],
-        )
+        sentence = f"{misplaced[0]} must go with random weights; {model} has none: leave it out, or name a size"
+        raise SweepError(sentence, subject=misplaced[0])
     return load(model)
 
 
@@ -101,9 +93,8 @@ def cell_network(net: Transformer, cell: Cell) -> Transformer:
     """The network of a cell: `net` with the cell's changes, on the same weights."""
     if "variant" in cell:
         net = net.variant(str(cell["variant"]))
-    changes: dict[str, Any] = {
-        name: cell[name] for name in CHANGES if name in cell and name not in ("variant", "remedy")
-    }
+    changes: dict[str, Any] = {name: cell[name] for name in CHANGES if name in cell}
+    remedy, _ = changes.pop("remedy", "none"), changes.pop("variant", None)
     if "depth" in changes:
         changes["layers"] = changes.pop("depth")
     if "temperature" in changes:
@@ -112,16 +103,19 @@ def cell_network(net: Transformer, cell: Cell) -> Transformer:
             raise SweepError(f"temperature must be a number above 0; got {temperature!r}", subject="temperature")
         changes["divisor"] = net.arch.divisor * temperature
     net = net.variant(**changes) if changes else net
-    remedy = cell.get("remedy", "none")
     return net if remedy == "none" else net.with_remedy(str(remedy))
 
 
-def described(cell: Cell) -> str:
+def described(cell: Mapping[str, Any], defaults: Mapping[str, Any] = DEFAULTS) -> str:
     """The factors of a cell that differ from the defaults, on a line.
 
     >>> described({"model": "bert-tiny", "skip": 0.5, "samples": 4})
     'model bert-tiny, skip 0.5'
     """
-    unusual = {name: value for name, value in cell.items() if DEFAULTS.get(name) != value}
-    words = [f"{name} {value:g}" if type(value) is float else f"{name} {value}" for name, value in unusual.items()]
-    return ", ".join(words) or "the usual"
+    unusual = {name: value for name, value in cell.items() if value is not None and defaults.get(name) != value}
+    return ", ".join(f"{name} {level_name(value)}" for name, value in unusual.items()) or "the usual"
+
+
+def level_name(value: Value) -> str:
+    """A value of a factor as text: 0.5, causal."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

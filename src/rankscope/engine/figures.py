@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.engine.views import Levels, SweepView, described
+from rankscope.engine.views import Levels, SweepView
 from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
-from rankscope.runs.figures import metric_title
+from rankscope.runs.figures import ends, metric_title
 
-PANELS = 6
-"""Panels at most; of more levels the ends and some between."""
-CELLS = 2000
-"""Cells that are drawn as points at most."""
-NOTHING = 0.005
-"""Shares of the differences below which a factor does nothing that could be seen."""
+PANELS = 6  # panels at most; of more levels the ends and some between
+CELLS = 2000  # cells that are drawn as points at most
+NOTHING = 0.005  # share of the differences below which a factor does nothing that could be seen
 
 
 def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> fig.Chart:
@@ -31,29 +28,30 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
         panel: The factor whose levels are panels; None draws one panel.
         most: Panels at most.
     """
-    lines, places = view.levels(colour), view.levels(panel)
-    shown = evenly(range(len(places.labels)), most)
+    lines, panel_levels = view.levels(colour), view.levels(panel)
+    shown = evenly(range(len(panel_levels.labels)), most)
     curves = [curve for curve in view.curves(colour, panel) if curve.panel in shown]
     y, panels = _value_axis(view), []
     for level in shown:
-        marks, depth = [], 1
-        for curve in sorted(curves, key=lambda each: each.colour):
+        marks, depth, title = [], 1, _called(panel_levels, level)
+        for curve in curves:
             if curve.panel != level:
                 continue
             name, depth = _called(lines, curve.colour), max(depth, len(curve.centre) - 1)
+            cells = f", median of {curve.cells} cells"
             hover: list[fig.Hover] = [
-                (f"{_called(places, level)} {name}\nlayer {layer}: ", _number(value, view),
-                 f", median of {curve.cells} cells")
+                (f"{title} {name}\nlayer {layer}: ", _number(value, view), cells)
                 for layer, value in enumerate(curve.centre)
-            ]  # fmt: skip
-            marks.append(fig.Line(
+            ]
+            line = fig.Line(
                 np.arange(len(curve.centre)), curve.centre, _colour(lines, curve.colour), name or None,
                 f"level {curve.colour}", bands=[(curve.low, curve.high)],
                 strength=min(1.0, 3 / len(lines.labels)), hover=hover,
-            ))  # fmt: skip
-        panels.append(fig.Panel(fig.Axis("layer", last=depth), y, marks, _called(places, level) or "all cells"))
+            )  # fmt: skip
+            marks.append(line)
+        panels.append(fig.Panel(fig.Axis("layer", last=depth), y, marks, title or "all cells"))
     rows = [
-        (places.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
+        (panel_levels.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
         for curve in curves
         for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
     ]
@@ -74,7 +72,7 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     y, panels = _value_axis(view), []
     some = evenly(range(len(view.cells)), CELLS)
     hover: list[fig.Hover] = [
-        (f"cell {view.cells['cell'][row]}\n{described(view, row)}\n", _number(view.ends[row], view), "") for row in some
+        (f"cell {view.cells['cell'][row]}\n{view.described(row)}\n", _number(view.ends[row], view), "") for row in some
     ]
     aside = 0.5 * (np.array(some) * 0.618034 % 1 - 0.5)
     for factor in factors:
@@ -121,8 +119,7 @@ def _value_axis(view: SweepView) -> fig.Axis:
     title, numbers = metric_title(view.metric), view.layers[view.column].to_numpy()
     if view.log:
         return fig.Axis(title, fig.Powers(numbers.tolist()))
-    finite = numbers[np.isfinite(numbers)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    low, high = ends(numbers)
     room = 0.05 * (high - low) or 0.5
     return fig.Axis(title, range=(low - room, high + room))
 
@@ -131,14 +128,14 @@ def _number(value: Any, view: SweepView) -> str:
     return power(float(value)) if view.log else f"{value:.4g}"
 
 
-def _colour(levels: Levels, number: int) -> str:
-    return fig.ordered_colour(number / max(1, len(levels.labels) - 1)) if levels.ordered else fig.line_colour(number)
+def _colour(levels: Levels, index: int) -> str:
+    return fig.ordered_colour(index / max(1, len(levels.labels) - 1)) if levels.ordered else fig.line_colour(index)
 
 
-def _called(levels: Levels, number: int) -> str:
-    return f"{levels.factor} {levels.labels[number]}" if levels.factor else ""
+def _called(levels: Levels, index: int) -> str:
+    return f"{levels.factor} {levels.labels[index]}" if levels.factor else ""
 
 
 def _median(values: np.ndarray) -> float:
-    finite = values[~np.isnan(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

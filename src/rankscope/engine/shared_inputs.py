@@ -2,18 +2,24 @@
 
 Files are read by the driver alone, so that every worker has the same, wherever it runs. Trained weights are
 loaded once. On one machine they are in a file that workers map into memory; on a cluster in Ray's object
-store, which brings them to each node once (`cluster.RaySharedInputs`). Random weights are drawn in the
-worker: that is quicker than sending them.
+store, which brings them to each node once and whose memory all workers of a node share: `dump` pickles an object
+with the bytes of its tensors apart (pickle protocol 5, out-of-band buffers), and `ZeroCopyPickle.load` builds
+tensors over them. Random weights are drawn in the worker: that is quicker than sending them.
 """
 
+import io
+import pickle
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
@@ -23,9 +29,11 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.runs.key import digest, files_of
 from rankscope.runs.store import checksum
 from rankscope.sources.load import is_drawn
+from rankscope.workers import threads_set
 
-PREFIX = ".shared-"
-"""How the folder of weights within the run folder begins."""
+PREFIX = ".shared-"  # of the folder of weights within the run folder
+NUMPY_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bool, torch.int64, torch.int32)
+"""dtypes that numpy has too; tensors of others are pickled as usual."""
 
 
 class FileChecksums:
@@ -66,20 +74,20 @@ class SharedInputs:
         try:
             arch, excerpts = architecture_of(cell), self._read(cell)
             if arch is not None:  # small, and often needed by one cell alone: not remembered
-                return InitLoader(name, input_factors(cell), arch, excerpts)
-            self._loaders[name] = self.put(name, self._load(cell, excerpts))
+                return InputsLoader(name, partial(encoded_inputs, input_factors(cell), arch, excerpts))
+            with threads_set(self.threads):  # an embedding may multiply: its last digit depends on threads
+                inputs = encoded_inputs(cell, None, excerpts)
+            net = Transformer.from_weights(inputs.net.arch, inputs.net.state())  # without its origin
+            self._loaders[name] = self.put(name, replace(inputs, net=net))
         except RankscopeError as error:
-            self._loaders[name] = ErrorLoader(name, error)
+            self._loaders[name] = InputsLoader(name, partial(_fail, error))
         return self._loaders[name]
 
     def put(self, name: str, inputs: CellInputs) -> InputsLoader:
-        """Store inputs where all workers can read them; the loader that is returned works in any process."""
+        """Store inputs in a file, which workers map into memory; the loader that is returned works in any process."""
         path = Path(self._folder.name) / f"{name}.pt"
-        tensors = {
-            "arch": inputs.net.arch, "weights": inputs.net.state(), "X": inputs.X, "padding": inputs.padding
-        }  # fmt: skip
-        torch.save(tensors, path)
-        return FileLoader(name, path)
+        torch.save(inputs, path)
+        return InputsLoader(name, partial(torch.load, path, mmap=True, weights_only=False))
 
     def _read(self, cell: Cell) -> list[str]:
         """The excerpts of a cell, read from their file once."""
@@ -88,60 +96,61 @@ class SharedInputs:
             self._excerpts[name] = excerpts_for(cell)
         return self._excerpts[name]
 
-    def _load(self, cell: Cell, excerpts: list[str]) -> CellInputs:
-        """Inputs with loaded weights, made with as many threads as workers have."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)  # an embedding may multiply: its last digit depends on threads
-        try:
-            return encoded_inputs(cell, None, excerpts)
-        finally:
-            torch.set_num_threads(before)
+
+class RaySharedInputs(SharedInputs):
+    """Shares the inputs of cells through Ray's object store instead of a file."""
+
+    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
+        """Pickle inputs for the object store, whose memory all workers of a node share."""
+        return InputsLoader(name, dump(inputs).load, large=True)
+
+
+@dataclass(frozen=True)
+class ZeroCopyPickle:
+    """A pickle and, beside it, the bytes of the tensors that were in the object."""
+
+    data: bytes
+    buffers: list[np.ndarray]
+
+    def load(self) -> Any:
+        """Build the object again; its tensors share memory with `buffers`, so nothing may write to them."""
+        return pickle.loads(self.data, buffers=self.buffers)
+
+
+def dump(thing: Any) -> ZeroCopyPickle:
+    """Pickle an object with the bytes of its CPU tensors apart; a tensor that occurs twice is stored once."""
+    from ray import cloudpickle
+
+    base: Any = cloudpickle.Pickler
+
+    class Pickler(base):
+        def reducer_override(self, value: Any) -> Any:
+            if type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype in NUMPY_DTYPES:
+                return _tensor, (value.detach().contiguous().numpy(),)
+            return super().reducer_override(value)
+
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=buffers.append).dump(thing)
+    return ZeroCopyPickle(file.getvalue(), [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers])
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The tensor over an array that may be read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def encoded_inputs(cell: Cell, arch: Architecture | None, excerpts: list[str]) -> CellInputs:
-    """The network of a cell, not yet changed, and the excerpts encoded by it."""
+    """The network of a cell, not yet changed (drawn on `arch`, or loaded if that is None), and its excerpts encoded."""
     net = base_network(cell, arch)
     return CellInputs(net, *net.encode(excerpts, int(cell["tokens"])))
 
 
-@dataclass(frozen=True)
-class InitLoader:
-    """Draws random weights in the worker."""
-
-    name: str
-    cell: Cell
-    arch: Architecture
-    excerpts: list[str]
-
-    def __call__(self) -> CellInputs:
-        """Draw the network and encode its excerpts."""
-        return encoded_inputs(self.cell, self.arch, self.excerpts)
-
-
-@dataclass(frozen=True)
-class FileLoader:
-    """Maps a file of weights and tokens into memory, which all workers of a machine share."""
-
-    name: str
-    path: Path
-
-    def __call__(self) -> CellInputs:
-        """Map the network and its tokens; where the network came from is not stored."""
-        tensors: dict[str, Any] = torch.load(self.path, mmap=True, weights_only=False)
-        net = Transformer.from_weights(tensors["arch"], tensors["weights"])
-        return CellInputs(net, tensors["X"], tensors["padding"])
-
-
-@dataclass(frozen=True)
-class ErrorLoader:
-    """Raises, in the worker, the error that the driver met when it read the inputs."""
-
-    name: str
-    error: RankscopeError
-
-    def __call__(self) -> CellInputs:
-        """Raise the driver's error, which then is the reason of the cell."""
-        raise self.error
+def _fail(error: RankscopeError) -> NoReturn:
+    """Raise, in the worker, the error that the driver met when it read the inputs of a cell."""
+    raise error
 
 
 def excerpts_for(cell: Cell) -> list[str]:
@@ -154,11 +163,9 @@ def excerpts_for(cell: Cell) -> list[str]:
     else:
         first = bundled_excerpts(tokens)[:samples]
     if len(first) < samples:
-        raise TokensError(
-            f"the text must have {samples} excerpts; {cell.get('text', 'the bundled prose')} has "
-            f"{len(first)}: ask for fewer samples",
-            subject="samples",
-        )
+        text = cell.get("text", "the bundled prose")
+        sentence = f"the text must have {samples} excerpts; {text} has {len(first)}: ask for fewer samples"
+        raise TokensError(sentence, subject="samples")
     return first
 
 

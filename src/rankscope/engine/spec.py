@@ -38,8 +38,7 @@ from rankscope.errors import FileError, SweepError, one_of
 from rankscope.metrics import metric
 from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
 
-MOST_CELLS = 1_000_000
-"""Cells that a sweep may have."""
+MOST_CELLS = 1_000_000  # that a sweep may have
 PARTS = ("all", "grid", "list", "sample")
 
 
@@ -118,14 +117,10 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
         cell = checked({**tables.get("all", {}), **factors})
         cells.setdefault(repr(sorted(cell.items())), cell)
         if len(cells) > MOST_CELLS:
-            raise SweepError(
-                f"a sweep must have at most {MOST_CELLS:,} cells; the parts of this one have more together",
-                subject="cells",
-            )
+            raise SweepError(f"a sweep must have at most {MOST_CELLS:,} cells; its parts have more", subject="cells")
     if not cells:
-        raise SweepError(
-            "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]", subject="cells"
-        )
+        sentence = "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
+        raise SweepError(sentence, subject="cells")
     return Spec(tuple(cells.values()), SweepOptions(**options))
 
 
@@ -152,11 +147,8 @@ def _grid(grid: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         raise SweepError(f"every factor of a grid must have a value; {empty} has none", subject=empty)
     if count > MOST_CELLS:
         sizes = " x ".join(f"{len(values)} {factor}" for factor, values in levels.items())
-        raise SweepError(
-            f"a sweep must have at most {MOST_CELLS:,} cells; this grid has {count:,} ({sizes}): take fewer "
-            "levels, or [sample]",
-            subject="grid",
-        )
+        sentence = f"a sweep must have at most {MOST_CELLS:,} cells; this grid has {count:,} ({sizes}): take [sample]"
+        raise SweepError(sentence, subject="grid")
     for values in product(*levels.values()):
         yield dict(zip(levels, values, strict=True))
 
@@ -167,30 +159,27 @@ def _levels(factor: str, entry: Any) -> list[Any]:
         return entry
     if not isinstance(entry, Mapping):
         return [entry]
-    if set(entry) <= {"range"} and isinstance(entry.get("range"), int | list):
-        bounds = entry["range"] if isinstance(entry["range"], list) else [entry["range"]]
-        are_bounds = all(type(bound) is int for bound in bounds) and 1 <= len(bounds) <= 3
-        if are_bounds and bounds[2:] != [0]:
-            if len(levels := range(*bounds)) > MOST_CELLS:
-                raise SweepError(
-                    f"{factor} must have at most {MOST_CELLS:,} levels; its range has {len(levels):,}", subject=factor
-                )
-            return list(levels)
+    bounds = entry.get("range") if isinstance(entry.get("range"), list) else [entry.get("range")]
+    are_bounds = all(type(bound) is int for bound in bounds) and 1 <= len(bounds) <= 3 and bounds[2:] != [0]
+    if set(entry) == {"range"} and are_bounds:
+        if (count := len(range(*bounds))) > MOST_CELLS:
+            sentence = f"{factor} must have at most {MOST_CELLS:,} levels; its range has {count:,}"
+            raise SweepError(sentence, subject=factor)
+        return list(range(*bounds))
     raise SweepError(f"{factor} of a grid must be a value, a list, or {{range = 5}}; got {dict(entry)}", subject=factor)
 
 
 def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Cells whose factors are drawn independently, `number` of them; the same seed draws the same cells."""
-    number, seed = sample.get("number"), sample.get("sample_seed", 0)
-    if type(number) is not int or not 1 <= number <= MOST_CELLS:
-        raise SweepError(
-            f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {number!r}", subject="number"
-        )
+    count, seed = sample.get("number"), sample.get("sample_seed", 0)
+    if type(count) is not int or not 1 <= count <= MOST_CELLS:
+        sentence = f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {count!r}"
+        raise SweepError(sentence, subject="number")
     if type(seed) is not int:
         raise SweepError(f"sample_seed must be a whole number; got {seed!r}", subject="sample_seed")
     generator = random.Random(seed)
     factors = {name: entry for name, entry in sample.items() if name not in ("number", "sample_seed")}
-    for _ in range(number):
+    for _ in range(count):
         yield {name: _draw(name, entry, generator) for name, entry in factors.items()}
 
 
@@ -201,9 +190,8 @@ def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
     if not isinstance(entry, Mapping):
         return entry
     if not {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
-        raise SweepError(
-            f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}", subject=factor
-        )
+        sentence = f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}"
+        raise SweepError(sentence, subject=factor)
     low, high = entry["low"], entry["high"]
     are_numbers = all(type(bound) in (int, float) and math.isfinite(bound) for bound in (low, high))
     if not are_numbers or not low <= high:

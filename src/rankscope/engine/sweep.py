@@ -11,19 +11,18 @@ there were, on which was first, or on how often the run was interrupted.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
-from rankscope.engine.pool import LocalProcesses
-from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
+from rankscope.engine.cluster import STUCK_AFTER, cluster
+from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
-from rankscope.engine.work import TABLES, CellOutcome
+from rankscope.engine.work import TABLES, CellOutcome, LocalProcesses
 from rankscope.errors import SweepError
 from rankscope.files import undisturbed
 from rankscope.runs import Manifest, Store, read
@@ -35,14 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENTRY = "sweep"
-JOURNAL = "kept"
-STATUS = {
-    "step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64
-}  # fmt: skip
+ENTRY, JOURNAL = "sweep", "kept"
+STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64}
 """Columns of the journal that says how each cell ended; `cell` is its key."""
-KEY_DIGITS = 24
-"""Digits of a cell's key: no two of a million cells have the same."""
+KEY_DIGITS = 24  # of a cell's key: no two of a million cells have the same
 Progress = Callable[[int, int], None]
 """Called with the number of cells that are done, and of all."""
 
@@ -142,21 +137,21 @@ def sweep(
     manifest = begun(device).adding(
         command=command, asked=asdict(spec.options), factors=spec.factors, varied=spec.varied
     )
-    engine, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
-    with engine, Store(run) as store:
+    connection, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
+    with connection as engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):
             say(f"Ray's dashboard: {address}")
         with inputs_kind(store.folder, checksums, threads) as inputs:
             journal = CellJournal(store, spec.options, manifest)
-            left = [number for number, key in enumerate(keys) if not journal.has(key)]
+            left = [(index, spec.cells[index]) for index, key in enumerate(keys) if not journal.has(key)]
             before = len(keys) - len(left)
             progress(before, len(keys))
-            tasks = ((number, cell, inputs.loader(cell)) for number in left for cell in [spec.cells[number]])
+            tasks = ((index, cell, inputs.loader(cell)) for index, cell in left)
             try:
                 with closing(engine.outcomes(tasks, spec.options)) as outcomes:
-                    for done, (number, outcome) in enumerate(outcomes, 1):
+                    for done, (index, outcome) in enumerate(outcomes, 1):
                         with undisturbed():
-                            journal.add(keys[number], outcome)
+                            journal.add(keys[index], outcome)
                         progress(before + done, len(keys))
             finally:
                 with undisturbed():
@@ -198,8 +193,8 @@ class CellJournal:
         marks = pl.lit(self.step, pl.Int64).alias("step"), pl.lit(key).alias("cell")
         for name, table in outcome.tables.items():
             self.rows[name].append(self.step, table.select(*marks, pl.all()))
-        row = {"step": self.step, "cell": key, "reason": outcome.reason, "lasting": outcome.lasting,
-               "seconds": outcome.seconds}  # fmt: skip
+        values = self.step, key, outcome.reason, outcome.lasting, outcome.seconds
+        row = dict(zip(STATUS, values, strict=True))
         self.status.append(self.step, pl.DataFrame([row], schema=STATUS))
         self.ended[key] = row
 
@@ -211,16 +206,13 @@ class CellJournal:
     def table(self, name: str) -> pl.DataFrame:
         """The rows of each cell's last attempt, in the order in which they were written (`at`)."""
         rows = read(self.store.folder).table(f"{JOURNAL}_{name}").with_row_index("at")
-        last = pl.DataFrame(
-            [(key, row["step"]) for key, row in self.ended.items()],
-            schema={"cell": pl.String, "step": pl.Int64}, orient="row",
-        )  # fmt: skip
+        last = pl.DataFrame(list(self.ended.values()), schema=STATUS).select("cell", "step")
         return rows.join(last, on=["cell", "step"], how="semi")
 
 
 def _tables(spec: Spec, keys: list[str], journal: CellJournal) -> dict[str, pl.DataFrame]:
     """The tables of a sweep, made from its journal, with cells in the order of the specification."""
-    factors = _factors_frame(spec)
+    factors = factors_frame(spec)
     ended = [journal.ended.get(key, {}) for key in keys]
     cells = factors.with_columns(
         pl.Series("done", [bool(row) for row in ended]),
@@ -237,26 +229,22 @@ def _tables(spec: Spec, keys: list[str], journal: CellJournal) -> dict[str, pl.D
     return tables
 
 
-def _factors_frame(spec: Spec) -> pl.DataFrame:
+def factors_frame(spec: Spec) -> pl.DataFrame:
     """Each cell's number and factors; a factor that is a word in some cell becomes a word in all."""
-    columns: dict[str, pl.Series] = {"cell": pl.Series(range(len(spec.cells)), dtype=pl.Int64)}
+    columns = {"cell": pl.Series(range(len(spec.cells)), dtype=pl.Int64)}
     for name in spec.factors:
         values = [cell.get(name) for cell in spec.cells]
         types = {type(value) for value in values if value is not None}
-        if str in types or (bool in types and len(types) > 1):
-            words = [None if value is None else str(value) for value in values]
-            columns[name] = pl.Series(words, dtype=pl.String)
-        elif float in types:
-            columns[name] = pl.Series(values, dtype=pl.Float64)
-        else:
-            columns[name] = pl.Series(values, dtype=pl.Boolean if bool in types else pl.Int64)
+        if len(types) > 1 and types != {int, float}:
+            values = [None if value is None else str(value) for value in values]
+        columns[name] = pl.Series(values, dtype=pl.Float64 if types <= {int, float} and float in types else None)
     return pl.DataFrame(columns)
 
 
 def _engine(
     on: str | None, workers: int | None, threads: int, gpus: float, stuck_after: float
-) -> tuple[Any, type[SharedInputs]]:
+) -> tuple[AbstractContextManager[Any], type[SharedInputs]]:
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
-        return LocalProcesses(workers, threads, gpus), SharedInputs
+        return nullcontext(LocalProcesses(workers, threads, gpus)), SharedInputs
     return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -1,15 +1,18 @@
-"""The work of one cell, in whatever process it is done: build its network, measure, return rows.
+"""The work of one cell, in whatever process it is done, and the processes of one machine that do it.
 
-`CellWorker.measure` is called by the processes of `pool.py` and by the Ray tasks of `cluster.py`. What a cell
-needs that is large (trained weights, tokens) comes from an `InputsLoader` (`shared_inputs.py`). Numbers
-depend on the cell alone: every worker has the same number of threads.
+`measure_cell` builds the network of a cell, measures it and returns rows. `LocalProcesses` calls it in the pool of
+`workers`, `cluster.py` in Ray tasks. What a cell needs that is large (trained weights, tokens) comes from an
+`InputsLoader` (`shared_inputs.py`). Numbers depend on the cell alone: every worker has the same number of threads.
 """
 
 import re
 import time
 import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any
 
 import polars as pl
 import torch
@@ -17,24 +20,19 @@ from torch import Tensor
 
 from rankscope.engine.factors import Cell, cell_network
 from rankscope.engine.spec import SweepOptions
-from rankscope.errors import FileError, RankscopeError, SourceError
+from rankscope.errors import FileError, RankscopeError, SourceError, SweepError
 from rankscope.nets import Transformer
+from rankscope.profiles.profile import SCHEMA
+from rankscope.runs.training import CERTIFICATES
+from rankscope.workers import cores, run_pieces, worker_index
 
-MEASURE_COLUMNS = {
-    "sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "metric": pl.String, "arithmetic": pl.String,
-    "value": pl.Float64, "log10": pl.Float64, "floor": pl.Float64, "below_floor": pl.Boolean,
-    "digits": pl.Float64,
-}  # fmt: skip
-PATH_COLUMNS = {"sample": pl.Int64, "length": pl.Int64, "share": pl.Float64}
-"""Of `decompose`: the share of the output that paths of each length carry."""
-CERTIFICATE_COLUMNS = {
-    "theorem": pl.String, "met_to": pl.Int64, "says_at": pl.Int64, "log10_bound": pl.Float64,
-    "log10_measured": pl.Float64, "slack": pl.Float64, "why": pl.String,
-}  # fmt: skip
+READINGS = ("sample", "layer", "head", "metric", "arithmetic", "value", "log10", "floor", "below_floor", "digits")
+PROVED = ("theorem", "met_to", "says_at", "log10_bound", "log10_measured", "slack", "why")
 TABLES: dict[str, dict[str, Any]] = {
-    "sweep": MEASURE_COLUMNS, "sweep_paths": PATH_COLUMNS, "sweep_certificates": CERTIFICATE_COLUMNS
-}  # fmt: skip
-"""Columns of each table of a cell."""
+    "sweep": {name: SCHEMA[name] for name in READINGS},
+    "sweep_paths": {"sample": pl.Int64, "length": pl.Int64, "share": pl.Float64},
+    "sweep_certificates": {name: CERTIFICATES[name] for name in PROVED},
+}  # the columns of each table of a cell
 
 
 @dataclass(frozen=True)
@@ -57,39 +55,67 @@ class CellOutcome:
     seconds: float = 0.0
 
 
-@runtime_checkable
-class InputsLoader(Protocol):
-    """Loads or makes the inputs of a cell; a small object that is sent to the worker with the cell."""
+@dataclass(frozen=True)
+class InputsLoader:
+    """Loads or makes the inputs of a cell; sent to the worker with the cell, and called there."""
 
-    @property
-    def name(self) -> str:
-        """A name that two loaders have in common only if they give the same inputs."""
+    name: str
+    """Equal for two loaders only if they give the same inputs."""
+    load: Callable[[], CellInputs]
+    large: bool = False
+    """True if the loader holds the weights themselves: Ray then brings it to each node once."""
 
-    def __call__(self) -> CellInputs:
-        """Load the network and its tokens, in the process of the worker."""
+
+CellTask = tuple[int, Cell, InputsLoader]
+"""The index of a cell, its factors, and the loader of its network and tokens."""
 
 
-class CellWorker:
-    """Measures cells one after another; inputs that two cells in a row have in common are loaded once."""
+class LocalProcesses:
+    """Measures cells on `workers` processes of `threads` threads each, on GPUs in turn if `gpus` > 0."""
 
-    def __init__(self, threads: int = 1, device: str = "cpu") -> None:
-        self.threads, self.device = threads, device
-        self._last: tuple[str, CellInputs] | None = None
-        """The loader's name, and the inputs, of the previous cell."""
+    def __init__(self, workers: int | None = None, threads: int = 1, gpus: float = 0.0) -> None:
+        self.threads, self.gpus = threads, torch.cuda.device_count() if gpus else 0
+        if gpus > self.gpus:
+            sentence = f"gpus_per_cell must be at most what this machine has, {self.gpus}; got {gpus:g}: 0 is the CPU"
+            raise SweepError(sentence, subject="gpus_per_cell")
+        most = max(1, int(self.gpus / gpus)) if gpus else max(1, cores() // threads)
+        self.workers = most if workers is None else workers
 
-    def measure(self, cell: Cell, options: SweepOptions, loader: InputsLoader) -> CellOutcome:
-        """Measure one cell; whatever goes wrong becomes the reason of its outcome."""
-        start = time.perf_counter()
-        torch.set_num_threads(self.threads)
-        try:
-            if self._last is None or self._last[0] != loader.name:
-                self._last = None  # frees the old inputs before the new ones are loaded
-                self._last = loader.name, loader()
-            tables = measured_tables(self._last[1], cell, options, self.device)
-        except Exception as error:
-            self._last = None if _is_memory_error(error) else self._last
-            return replace(failed(error), seconds=time.perf_counter() - start)
-        return CellOutcome(tables, seconds=time.perf_counter() - start)
+    def outcomes(self, tasks: Iterable[CellTask], options: SweepOptions) -> Iterator[tuple[int, CellOutcome]]:
+        """Measure cells; each outcome comes with the index of its cell, in the order in which they end."""
+        work = partial(_measure_task, options, self.threads, self.gpus)
+        with closing(run_pieces(work, tasks, self.workers, threads=self.threads)) as results:
+            for result in results:
+                # A worker returns every error of a cell as an outcome; what is left is its own death.
+                yield result.piece[0], result.value or CellOutcome(reason=result.error, lasting=False)
+
+
+def _measure_task(options: SweepOptions, threads: int, gpus: int, task: CellTask) -> CellOutcome:
+    device = f"cuda:{worker_index() % gpus}" if gpus else "cpu"
+    return measure_cell(*task[1:], options, threads, device)
+
+
+_last: tuple[tuple[str, int], CellInputs] | None = None
+"""The inputs of the cell that this process measured last, under the name of their loader and the threads."""
+
+
+def measure_cell(cell: Cell, loader: InputsLoader, options: SweepOptions, threads: int, device: str) -> CellOutcome:
+    """Measure one cell; whatever goes wrong becomes the reason of its outcome.
+
+    Inputs that two cells in a row have in common are loaded once.
+    """
+    global _last
+    start, key = time.perf_counter(), (loader.name, threads)
+    torch.set_num_threads(threads)
+    try:
+        if _last is None or _last[0] != key:
+            _last = None  # frees the old inputs before the new ones are loaded
+            _last = key, loader.load()
+        tables = measured_tables(_last[1], cell, options, device)
+    except Exception as error:
+        _last = None if _is_memory_error(error) else _last
+        return replace(failed(error), seconds=time.perf_counter() - start)
+    return CellOutcome(tables, seconds=time.perf_counter() - start)
 
 
 def failed(error: Exception) -> CellOutcome:
@@ -122,15 +148,14 @@ def measured_tables(inputs: CellInputs, cell: Cell, options: SweepOptions, devic
     net = cell_network(inputs.net.to(device=device), cell)
     X, padding = inputs.X.to(device), inputs.padding.to(device)
     profile = measure(net, X, padding, options.metrics, options.arithmetic, check=options.check)
-    tables = {"sweep": _with_columns(MEASURE_COLUMNS, profile.table)}
+    tables = {"sweep": profile.table}
     if options.paths:
-        shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
-        tables["sweep_paths"] = _with_columns(PATH_COLUMNS, shares)
-    if options.certify:
-        cpu_net = cell_network(inputs.net, cell)  # theory is computed on the CPU
-        summary = certify(cpu_net, inputs.X, inputs.padding).summary()
-        tables["sweep_certificates"] = _with_columns(CERTIFICATE_COLUMNS, summary)
-    return tables
+        by_length = decompose(net, X, padding).by_length().table
+        tables["sweep_paths"] = by_length.filter(start="all").sort("sample", "length")
+    if options.certify:  # theory is computed on the CPU
+        proved = certify(cell_network(inputs.net, cell), inputs.X, inputs.padding)
+        tables["sweep_certificates"] = proved.summary()
+    return {name: _with_columns(TABLES[name], table) for name, table in tables.items()}
 
 
 def _with_columns(schema: dict[str, Any], table: pl.DataFrame) -> pl.DataFrame:

@@ -18,12 +18,10 @@ from rankscope.explorer.controls import Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.measurement import PageMeasurement, measure_page
 from rankscope.explorer.network_cache import NetworkCache, sizes
-from rankscope.figures import Chart
 from rankscope.figures.escaping import plain
 from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
 from rankscope.paths.figures import lengths_chart
-from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
 from rankscope.profiles import Profile
 from rankscope.profiles.cloud import cloud_rows
@@ -33,75 +31,54 @@ from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import EXACT, RANK, BoundView, bounds_sentence
 
-MOST_KEPT = 24
-"""Results that are kept: measurement, paths and bounds of eight positions of the controls."""
+MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
 NOW = "now"
-PANEL_WIDTH = 150
-"""Pixels that a panel of the cloud needs across."""
+PANEL_WIDTH = 150  # pixels that a panel of the cloud needs across
 ONE_TOKEN = "One token alone: there is no other for it to become equal to."
-MOST_PATH_WORK = 2.5e10
-"""Multiplications of a sum over paths that the page waits for: some seconds."""
+MOST_PATH_WORK = 2.5e10  # multiplications of a sum over paths that the page waits for: some seconds
 
 Check = Callable[[], None]
 Result = TypeVar("Result")
 
 
 class Answers:
-    """Answers the requests of pages, and keeps the latest results."""
+    """Answers the requests of pages, and keeps the `most` latest results."""
 
-    def __init__(self, networks: NetworkCache) -> None:
-        self.networks = networks
+    def __init__(self, networks: NetworkCache, most: int = MOST_KEPT) -> None:
+        self.networks, self.most = networks, most
         self._results: OrderedDict[tuple[str, Controls], Any] = OrderedDict()
 
     def parts(self, request: PageRequest, check: Check) -> Iterator[dict[str, Any]]:
         """Yield the parts that a request asks for; `check` is called on the way and may raise."""
         all_controls = {NOW: request.setting, **request.pinned}
-        measured: dict[str, PageMeasurement] = {}
-        if "curve" in request.parts or "cloud" in request.parts:
-            measured = {name: self.measurement(controls, check) for name, controls in all_controls.items()}
-        if "curve" in request.parts:
-            yield {"part": "curve", **curve_part(measured)}
-        if "cloud" in request.parts:
-            yield {"part": "cloud", **cloud_part(measured)}
         focus = all_controls.get(request.focus, request.setting)
-        if "paths" in request.parts:
-            yield {"part": "paths", **self.paths_part(focus, check)}
-        if "bounds" in request.parts:
-            yield {"part": "bounds", **self.bounds_part(focus, check)}
+        for name, part in (("curve", curve_part), ("cloud", cloud_part)):
+            if name in request.parts:
+                measured = {pin: self.measurement(controls, check) for pin, controls in all_controls.items()}
+                yield {"part": name, **part(measured)}
+        for name, make in (("paths", self.paths_part), ("bounds", self.bounds_part)):
+            if name in request.parts:
+                yield {"part": name, **make(focus, check)}
 
     def measurement(self, controls: Controls, check: Check) -> PageMeasurement:
         """One pass over the network under these controls."""
         net = self.networks.network(controls)  # also if the result is kept: a network in use is not dropped
         return self._once("measurement", controls, lambda: measure_page(net, controls, check))
 
-    def lengths(self, controls: Controls, check: Check) -> ByLength:
-        """All paths of the network under these controls, summed by length."""
-        measured = self.measurement(controls, check)
-        return self._once("paths", controls, lambda: decompose(measured.net, measured.X).by_length(), check)
-
-    def certificates(self, controls: Controls, check: Check) -> Certificates:
-        """Every theorem, checked on the network under these controls."""
-        measured = self.measurement(controls, check)
-        norms = self.networks.norms(self.networks.network(controls))
-        return self._once("bounds", controls, lambda: certify(measured.net, measured.X, norms=norms), check)
-
     def paths_part(self, controls: Controls, check: Check) -> dict[str, Any]:
-        """Shares by length; or a sentence that says why there are none."""
+        """The shares of paths, summed by length; or a sentence that says why there are none."""
         measured = self.measurement(controls, check)
         arch, tokens = measured.net.arch, len(measured.words)
         layer_work = tokens * arch.width * (4 * arch.width + 2 * arch.mlp_width + 2 * tokens)
         if arch.layers**2 * layer_work > MOST_PATH_WORK:
-            return {"why": f"Paths are summed by length in time that grows with the square of the depth: "
-                           f"{arch.layers} layers of width {arch.width} are too many to wait for here. "
-                           "rankscope paths does it."}  # fmt: skip
+            size = f"{arch.layers} layers of width {arch.width}"
+            return {"why": f"Summed over paths, {size} are too many to wait for here: rankscope paths does it."}
         try:
-            by_length = self.lengths(controls, check)
+            by_length = self._once("paths", controls, lambda: decompose(measured.net, measured.X).by_length(), check)
         except RankscopeError as error:
             return {"why": page_sentence(error)}
         views, chart = by_length.views(), lengths_chart(by_length.table)
-        numbers = {
-            "share": [view.share_of_all for view in views], "paths": [str(view.paths) for view in views]
-        }  # fmt: skip
+        numbers = {"share": [view.share_of_all for view in views], "paths": [str(view.paths) for view in views]}
         return {
             "share": page_figure(chart.alone(0)),
             "residual": page_figure(chart.alone(1)),
@@ -111,8 +88,10 @@ class Answers:
 
     def bounds_part(self, controls: Controls, check: Check) -> dict[str, Any]:
         """Bounds next to the measurement, a line for each theorem; or a sentence why there are none."""
+        measured = self.measurement(controls, check)
+        norms = self.networks.norms(self.networks.network(controls))
         try:
-            certificates = self.certificates(controls, check)
+            certificates = self._once("bounds", controls, lambda: certify(measured.net, measured.X, norms=norms), check)
         except RankscopeError as error:
             return {"why": page_sentence(error)}
         views = sorted(certificates.views(), key=lambda view: ("says", "vacuous", "refused").index(view.state))
@@ -127,7 +106,7 @@ class Answers:
         if key not in self._results:
             with nullcontext() if check is None else InterruptMode(check):
                 self._results[key] = compute()
-            while len(self._results) > MOST_KEPT:
+            while len(self._results) > self.most:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
         return self._results[key]
@@ -137,13 +116,7 @@ def curve_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
     """The residual by layer of the page and its pins, logarithmic and linear, and what it says."""
     profile = Profile.join([measurement.profile(name) for name, measurement in measured.items()])
     curves = profile.views("relative_residual")
-    now = measured[NOW]
-    arch = now.net.arch
-    removable = {"mlp": arch.mlp != "none", "norm": arch.norm != "none"}
-    description = {
-        "tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "own": removable,
-        "remedies": now.controls.remedies,
-    }  # fmt: skip
+    now, arch = measured[NOW], measured[NOW].net.arch
     log, linear = (replace(curves_chart(curves, log), legend=len(measured) > 1) for log in (True, False))
     return {
         "log": page_figure(log),
@@ -151,7 +124,13 @@ def curve_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         "verdicts": {
             curve.variant: ONE_TOKEN if len(measured[curve.variant].words) == 1 else sentence(curve) for curve in curves
         },
-        "about": description,
+        "about": {
+            "tokens": len(now.words),
+            **sizes(arch),
+            "arithmetic": now.arithmetic,
+            "own": {"mlp": arch.mlp != "none", "norm": arch.norm != "none"},
+            "remedies": now.controls.remedies,
+        },
         "numbers": {name: plain(measurement.curve()) for name, measurement in measured.items()},
     }
 
@@ -163,22 +142,15 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         groups.setdefault(measurement.input_key, []).append(name)
     tables = []
     for names in groups.values():
-        first = measured[names[0]]
-        positions = torch.arange(len(first.words))
+        words = measured[names[0]].words
         shapes = [
             (name, shape._replace(R=shape.R.nan_to_num(0.0))) for name in names for shape in measured[name].shapes
         ]
-        tables.append(cloud_rows(shapes, 0, positions, first.words))
-    table = pl.concat(tables)
-    return {
-        "plain": _in_one_row(cloud_chart(table)),
-        "magnified": _in_one_row(cloud_chart(table, magnified=True)),
-        "words": measured[NOW].words,
-    }
-
-
-def _in_one_row(chart: Chart) -> dict[str, Any]:
-    return page_figure(replace(chart, columns=len(chart.panels), least=PANEL_WIDTH))
+        tables.append(cloud_rows(shapes, 0, torch.arange(len(words)), words))
+    charts = [cloud_chart(pl.concat(tables), magnified=magnified) for magnified in (False, True)]
+    in_one_row = [replace(chart, columns=len(chart.panels), least=PANEL_WIDTH) for chart in charts]
+    plain_cloud, magnified_cloud = map(page_figure, in_one_row)
+    return {"plain": plain_cloud, "magnified": magnified_cloud, "words": measured[NOW].words}
 
 
 def bound_line(bound: BoundView) -> dict[str, Any]:
@@ -186,16 +158,11 @@ def bound_line(bound: BoundView) -> dict[str, Any]:
     theorem = THEOREMS.get(bound.theorem)
     known = bound.log10_bound is not None and bound.log10_measured is not None
     return {
-        "theorem": bound.theorem,
-        "source": "" if theorem is None else theorem.source,
-        "says": "" if theorem is None else theorem.says,
-        "quantity": bound.quantity,
+        **{name: getattr(bound, name) for name in ("theorem", "quantity", "state", "layer", "why")},
+        **{name: getattr(theorem, name, "") for name in ("source", "says")},
         "side": bound.sign,
-        "state": bound.state,
-        "layer": bound.layer,
         "bound": bound.bound if known else None,
         "measured": bound.measured if known else None,
-        "why": bound.why,
     }
 
 
@@ -205,10 +172,9 @@ def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[s
     Bounds that say nothing are not drawn, unless there are no others.
     """
     candidates = [bound for bound in bounds if bound.quantity != RANK and bound.theorem != EXACT]
-    drawn = [bound for bound in candidates if bound.state == "says"] or candidates
-    counts = Counter(bound.quantity for bound in drawn)
-    names = [bound.theorem for bound in drawn]
-    rows = certificates.table.filter(pl.col("theorem").is_in(names))
+    shown = [bound for bound in candidates if bound.state == "says"] or candidates
+    counts = Counter(bound.quantity for bound in shown)
+    rows = certificates.table.filter(pl.col("theorem").is_in([bound.theorem for bound in shown]))
     return {quantity: page_figure(bounds_chart(rows.filter(quantity=quantity))) for quantity, _ in counts.most_common()}
 
 

@@ -23,18 +23,12 @@ from rankscope.errors import BusyError, LateError, RankscopeError
 from rankscope.explorer import controls, pages
 from rankscope.explorer.answers import Answers, page_sentence
 from rankscope.explorer.guard import Guard
-from rankscope.explorer.jobs import Job, Jobs
+from rankscope.explorer.jobs import Jobs, PageJob
 from rankscope.explorer.network_cache import MOST_REMEDIES, NetworkCache, described_remedies
 from rankscope.theory import THEOREMS
 
-MOST_BYTES = 64 * 1024
-"""Size of a request, at most."""
-BODY_SECONDS = 5.0
-"""Seconds within which the body of a request must have arrived."""
-LIMITS = {
-    "text": controls.MOST_TEXT, "tokens": controls.MOST_TOKENS, "depth": controls.MOST_DEPTH,
-    "remedies": MOST_REMEDIES,
-}  # fmt: skip
+MOST_BYTES = 64 * 1024  # of a request
+BODY_SECONDS = 5.0  # within which the body of a request must have arrived
 VISITOR = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
@@ -56,44 +50,45 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
 
     @api.get("/api/networks")
     async def described() -> dict[str, Any]:
-        theorems = [
-            {"name": theorem.name, "source": theorem.source, "says": theorem.says} for theorem in THEOREMS.values()
-        ]
+        most = {"text": controls.MOST_TEXT, "tokens": controls.MOST_TOKENS, "depth": controls.MOST_DEPTH}
         return {
-            "models": networks.described(), "limits": LIMITS, "remedies": described_remedies(),
-            "theorems": theorems,
-        }  # fmt: skip
+            "models": networks.described(),
+            "limits": {**most, "remedies": MOST_REMEDIES},
+            "remedies": described_remedies(),
+            "theorems": [
+                {name: getattr(theorem, name) for name in ("name", "source", "says")} for theorem in THEOREMS.values()
+            ],
+        }
 
     @api.post("/api/answer")
     async def answer(request: Request) -> Response:
-        asked = controls.read_request(await _body(request, patience))
+        page_request = controls.read_request(await _body(request, patience))
         visitor = request.headers.get("x-visitor", "someone")
         if not VISITOR.fullmatch(visitor):
             raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
-        return await _answer(answers, jobs, visitor, asked, request)
+        return await _answer(answers, jobs, visitor, page_request, request)
 
     @api.exception_handler(RankscopeError)
     async def refused(_: Request, error: RankscopeError) -> Response:
         later = isinstance(error, BusyError | LateError)
         headers = {"Retry-After": "2"} if later else None
-        sentence = page_sentence(error)
-        return JSONResponse({"error": sentence}, status_code=503 if later else 422, headers=headers)
+        return JSONResponse({"error": page_sentence(error)}, status_code=503 if later else 422, headers=headers)
 
     return Guard(api, port)
 
 
 async def _answer(
-    answers: Answers, jobs: Jobs, visitor: str, asked: controls.PageRequest, request: Request
+    answers: Answers, jobs: Jobs, visitor: str, page_request: controls.PageRequest, request: Request
 ) -> Response:
     """Start the computation and wait for its first part: until then an error sets the status."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
-    def give(item: Any) -> None:
-        line = item if item is None or isinstance(item, Exception) else _line(item)
+    def give(part: Any) -> None:
+        line = part if part is None or isinstance(part, Exception) else _line(part)
         if not loop.is_closed():
             loop.call_soon_threadsafe(queue.put_nowait, line)
 
-    job = jobs.start(visitor, lambda job: answers.parts(asked, job.check), give)
+    job = jobs.start(visitor, lambda job: answers.parts(page_request, job.check), give)
     leaving = asyncio.create_task(_cancel_on_disconnect(request, job))
     try:
         first = await queue.get()
@@ -111,22 +106,22 @@ async def _answer(
     return StreamingResponse(_lines(first, queue, job), media_type="application/x-ndjson")
 
 
-async def _cancel_on_disconnect(request: Request, job: Job) -> None:
+async def _cancel_on_disconnect(request: Request, job: PageJob) -> None:
     """Cancel the computation when the visitor leaves before anything was answered."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     job.cancel()
 
 
-async def _lines(first: bytes, queue: "asyncio.Queue[Any]", job: Job) -> AsyncIterator[bytes]:
+async def _lines(first: bytes, queue: "asyncio.Queue[Any]", job: PageJob) -> AsyncIterator[bytes]:
     """Yield the parts as they come; a visitor who stops listening cancels the computation."""
     try:
-        item: Any = first
-        while isinstance(item, bytes):
-            yield item
-            item = await queue.get()
-        if isinstance(item, Exception):
-            sentence = page_sentence(item) if isinstance(item, RankscopeError) else _unexpected(item)
+        line: Any = first
+        while isinstance(line, bytes):
+            yield line
+            line = await queue.get()
+        if isinstance(line, Exception):
+            sentence = page_sentence(line) if isinstance(line, RankscopeError) else _unexpected(line)
             yield _line({"part": "error", "error": sentence})
         elif not job.cancelled:
             yield _line({"part": "end"})
@@ -159,9 +154,8 @@ async def _body(request: Request, patience: float) -> bytes:
                 if len(body) > MOST_BYTES:
                     raise too_large
     except TimeoutError:
-        raise HTTPException(
-            408, f"a request must arrive within {patience:g} s; this one did not", {"Connection": "close"}
-        ) from None
+        late = f"a request must arrive within {patience:g} s; this one did not"
+        raise HTTPException(408, late, {"Connection": "close"}) from None
     except ClientDisconnect:
         raise HTTPException(400, "a request must arrive whole; this one broke off") from None
     return bytes(body)

@@ -1,55 +1,43 @@
 """The controls of the explorer's page, checked: everything that a page can ask for is one `Controls`.
 
 Limits keep an answer within seconds. A value out of range is refused with a sentence, never clipped: a link
-shows what it says, or says why not. Sentences for the page use the words that stand beside its controls, in
-place of the names of fields (`control_name`, `in_page_words`).
+shows what it says, or says why not. Sentences for the page use the words that stand beside its controls (the
+`title` of each field), in place of the names of fields (`control_name`, `in_page_words`).
 """
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rankscope.errors import SettingError
 from rankscope.nets import Architecture
 
-RANDOM = "random"
-"""The name of a network that is drawn at random, of the shape that comes with it."""
-MOST_WEIGHTS = 20_000_000
-"""Weights of a random network: 160 MB in float64."""
-MOST_TEXT = 4000
-MOST_TOKENS = 64
-MOST_DEPTH = 96
+RANDOM = "random"  # the name of a network that is drawn at random, of the shape that comes with it
+MOST_WEIGHTS = 20_000_000  # of a random network: 160 MB in float64
+MOST_TEXT, MOST_TOKENS, MOST_DEPTH = 4000, 64, 96
 PYDANTIC_WORDS = {
-    "Input should be": "must be", "String should have": "must have", "less than or equal to": "at most",
-    "greater than or equal to": "at least", "a valid boolean": "on or off (true or false)",
-    "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
-}  # fmt: skip
-"""Words of pydantic's messages, and ours in place of them."""
-_SHAPE = "of the random network"
-CONTROL_NAMES = {
-    "model": "the model", "text": "the text", "tokens": "the number of tokens", "skip": "the skip weight",
-    "mlp": "the MLP", "norm": "the norm", "mask": "the mask", "window": "the window",
-    "divisor": "the score divisor", "temperature": "the temperature", "layers": "the depth",
-    "remedies": "the remedies", "shape": "the shape of the random network",
-    "shape.layers": f"the number of layers {_SHAPE}", "shape.width": f"the width {_SHAPE}",
-    "shape.heads": f"the number of heads {_SHAPE}", "shape.seed": f"the seed {_SHAPE}",
-    "shape.init": f"the weights {_SHAPE}", "shape.mlp": f"the MLP {_SHAPE}",
-    "shape.norm": f"the norm {_SHAPE}", "shape.place": f"the place of the norm {_SHAPE}",
-    "shape.positions": f"the positions {_SHAPE}", "shape.parallel": f"parallel branches {_SHAPE}",
-}  # fmt: skip
-"""What a control of the page is called in a sentence."""
+    "Input should be": "must be",
+    "String should have": "must have",
+    "less than or equal to": "at most",
+    "greater than or equal to": "at least",
+    "a valid boolean": "on or off (true or false)",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+}  # words of pydantic's messages, and ours in place of them
 FIELD_NAMES = {
-    "attention_skip": "the skip around attention", "mlp_skip": "the skip around the MLP",
-    "norm_place": "the place of the norm", "head_width": "the width of a head",
-    "mlp_width": "the width of the MLP", "key_heads": "the number of key heads",
-}  # fmt: skip
-"""Fields of an architecture that its errors name, in the page's words."""
+    "attention_skip": "the skip around attention",
+    "mlp_skip": "the skip around the MLP",
+    "norm_place": "the place of the norm",
+    "head_width": "the width of a head",
+    "mlp_width": "the width of the MLP",
+    "key_heads": "the number of key heads",
+}  # fields of an architecture that its errors name, in the page's words
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|\b[a-z]+(?:_[a-z]+)+\b")
 Part = Literal["curve", "cloud", "paths", "bounds"]
-PARTS: tuple[Part, ...] = ("curve", "cloud", "paths", "bounds")
-"""What an answer consists of, in the order in which it comes."""
+PARTS: tuple[Part, ...] = get_args(Part)  # what an answer consists of, in the order in which it comes
 
 
 class _Strict(BaseModel):
@@ -59,42 +47,33 @@ class _Strict(BaseModel):
 class RandomShape(_Strict):
     """The shape of a random network, and how its weights are drawn."""
 
-    layers: Annotated[int, Field(ge=1, le=24)] = 6
-    width: Annotated[int, Field(ge=2, le=512)] = 64
-    heads: Annotated[int, Field(ge=1, le=32)] = 4
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    init: Literal["bert", "xavier", "kaiming", "orthogonal"] = "bert"
-    mlp: Literal["plain", "gated"] = "plain"
-    norm: Literal["layer", "rms", "scale"] = "layer"
-    place: Literal["post", "pre", "sandwich"] = "post"
-    positions: Literal["none", "rotary", "bias", "alibi", "relative"] = "none"
-    parallel: bool = False
+    layers: int = Field(6, ge=1, le=24, title="the number of layers")
+    width: int = Field(64, ge=2, le=512, title="the width")
+    heads: int = Field(4, ge=1, le=32, title="the number of heads")
+    seed: int = Field(0, ge=0, le=2**31 - 1, title="the seed")
+    init: Literal["bert", "xavier", "kaiming", "orthogonal"] = Field("bert", title="the weights")
+    mlp: Literal["plain", "gated"] = Field("plain", title="the MLP")
+    norm: Literal["layer", "rms", "scale"] = Field("layer", title="the norm")
+    place: Literal["post", "pre", "sandwich"] = Field("post", title="the place of the norm")
+    positions: Literal["none", "rotary", "bias", "alibi", "relative"] = Field("none", title="the positions")
+    parallel: bool = Field(False, title="parallel branches")
 
     def architecture(self) -> Architecture:
         """The architecture of this shape; numbers that do not fit together are refused."""
         if self.width % self.heads:
+            sentence = f"width must be a multiple of the number of heads; got width {self.width} and {self.heads} heads"
+            raise SettingError(sentence, subject="shape.width")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            came = f"{self.width} / {self.heads} = {self.width // self.heads}"
+            sentence = f"rotary positions turn coordinates in pairs, so width / heads must be even; got {came}"
+            raise SettingError(sentence, subject="shape.width")
+        same = self.model_dump(include={"layers", "width", "heads", "mlp", "norm", "positions", "parallel"})
+        arch = Architecture(norm_place=self.place, **same)
+        weights = self.layers * self.width * (4 * self.width + (3 if self.mlp == "gated" else 2) * arch.mlp_width)
+        if weights > MOST_WEIGHTS:
             raise SettingError(
-                "heads share the width of a random network, so it must be a multiple of their number; got "
-                f"width {self.width} and {self.heads} heads",
-                subject="shape.width",
-            )
-        head_width = self.width // self.heads
-        if self.positions == "rotary" and head_width % 2:
-            raise SettingError(
-                "rotary positions turn coordinates in pairs, so width / heads must be even; got "
-                f"{self.width} / {self.heads} = {head_width}",
-                subject="shape.width",
-            )
-        arch = Architecture(
-            layers=self.layers, width=self.width, heads=self.heads, mlp=self.mlp, norm=self.norm,
-            norm_place=self.place, positions=self.positions, parallel=self.parallel,
-        )  # fmt: skip
-        per_layer = self.width * (4 * self.width + (3 if self.mlp == "gated" else 2) * arch.mlp_width)
-        if self.layers * per_layer > MOST_WEIGHTS:
-            raise SettingError(
-                f"a random network may have {MOST_WEIGHTS / 1e6:.0f} million weights here; {self.layers} "
-                f"layers of width {self.width} have {self.layers * per_layer / 1e6:.0f}: take fewer or "
-                "narrower layers",
+                f"a random network may have {MOST_WEIGHTS / 1e6:.0f} million weights here; {self.layers} layers of "
+                f"width {self.width} have {weights / 1e6:.0f}: take fewer or narrower layers",
                 subject="shape.layers",
             )
         return arch
@@ -107,28 +86,34 @@ class Controls(_Strict):
     'half'
     """
 
-    model: Annotated[str, Field(min_length=1, max_length=300)] = RANDOM
-    shape: RandomShape = RandomShape()
+    model: str = Field(RANDOM, min_length=1, max_length=300, title="the model")
+    shape: RandomShape = Field(RandomShape(), title="the shape of the random network")
     """The shape of a random network; no effect on others."""
-    text: Annotated[str, Field(max_length=MOST_TEXT)] = "Call me Ishmael."
-    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 32
+    text: str = Field("Call me Ishmael.", max_length=MOST_TEXT, title="the text")
+    tokens: int = Field(32, ge=1, le=MOST_TOKENS, title="the number of tokens")
     """The text is cut to this many tokens."""
-    skip: Annotated[float | None, Field(ge=-2, le=2)] = None
+    skip: float | None = Field(None, ge=-2, le=2, title="the skip weight")
     """The weight of both skips; None: the model's own."""
-    mlp: bool = True
-    norm: bool = True
-    mask: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    mlp: bool = Field(True, title="the MLP")
+    norm: bool = Field(True, title="the norm")
+    mask: str | None = Field(None, min_length=1, max_length=200, title="the mask")
     """As `nets.masks` spells it; None: the model's own."""
-    window: Annotated[int | None, Field(ge=0, le=MOST_TOKENS)] = None
+    window: int | None = Field(None, ge=0, le=MOST_TOKENS, title="the window")
     """Tokens see no further than this, whatever the mask."""
-    divisor: Annotated[float | None, Field(ge=1e-3, le=1e6)] = None
+    divisor: float | None = Field(None, ge=1e-3, le=1e6, title="the score divisor")
     """Divides the scores; None: the model's own."""
-    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
+    temperature: float = Field(1.0, ge=0.01, le=100.0, title="the temperature")
     """Multiplies the divisor."""
-    layers: Annotated[int | None, Field(ge=1, le=MOST_DEPTH)] = None
+    layers: int | None = Field(None, ge=1, le=MOST_DEPTH, title="the depth")
     """Layers are repeated, or cut, to this depth; None: as many as the model has."""
-    remedies: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    remedies: str | None = Field(None, min_length=1, max_length=200, title="the remedies")
     """As the command line spells each, joined by `;`: `attnscale:w=0.5;sqrtl`."""
+
+
+CONTROL_NAMES = {
+    **{name: str(field.title) for name, field in Controls.model_fields.items()},
+    **{f"shape.{name}": f"{field.title} of the random network" for name, field in RandomShape.model_fields.items()},
+}  # what a control of the page is called in a sentence
 
 
 class PageRequest(_Strict):

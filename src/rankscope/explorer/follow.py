@@ -7,6 +7,7 @@
 What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,36 +30,28 @@ PANELS, ALARMS = 6, 200
 def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
     """The page of the training run in a folder, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    cache = CachedTraining(Path(folder))
     pages.add_pages(api, "follow.html")
+    lock = Lock()
+
+    @lru_cache(maxsize=1)
+    def read_at(mark: str) -> TrainingRun:
+        """The run as it was at that mark, or later; it serves all requests until something is written again."""
+        return read_training(folder)
 
     @api.get("/api/training")
     def training(metric: str | None = metric, mark: str = "") -> dict[str, Any]:
         now = stamp(folder)
         if mark == f"{now} {metric}":
             return {"mark": mark}
-        return {"mark": f"{now} {metric}", **described(cache.read(now), metric)}
+        with lock:
+            run = read_at(now)
+        return {"mark": f"{now} {metric}", **described(run, metric)}
 
     @api.exception_handler(RankscopeError)
     async def report_error(_: Request, error: RankscopeError) -> Response:
         return JSONResponse({"error": str(error)}, status_code=422)
 
     return Guard(api, port)
-
-
-class CachedTraining:
-    """The run as it was last read, which serves all requests until something is written again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lock = folder, Lock()
-        self.mark, self.training = "", None  # type: tuple[str, TrainingRun | None]
-
-    def read(self, mark: str) -> TrainingRun:
-        """The run as it was at that mark, or later."""
-        with self.lock:
-            if self.training is None or mark != self.mark:
-                self.training, self.mark = read_training(self.folder), mark
-            return self.training
 
 
 def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import BusyError, LateError
 
-MOST_WAITING = 8
-"""Requests that may wait for their turn, of all visitors together."""
-ANSWER_SECONDS = 30.0
-"""Seconds that a computation may take."""
+MOST_WAITING = 8  # requests that may wait for their turn, of all visitors together
+ANSWER_SECONDS = 30.0  # that a computation may take
 
-Work = Callable[["Job"], Iterator[Any]]
+Work = Callable[["PageJob"], Iterator[Any]]
 Give = Callable[[Any], None]
 
 
@@ -40,7 +38,7 @@ class InterruptMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Job:
+class PageJob:
     """A computation that can be cancelled, and must end within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
@@ -64,10 +62,8 @@ class Job:
         if self._off.is_set():
             raise JobCancelled
         if time.monotonic() > self.until:
-            raise LateError(
-                f"an answer may take {self.seconds:g} s; this one takes longer: take fewer layers or tokens",
-                subject="seconds",
-            )
+            sentence = f"an answer may take {self.seconds:g} s; this one takes longer: take fewer layers or tokens"
+            raise LateError(sentence, subject="seconds")
 
     def run(self, work: Work, give: Give) -> None:
         """Pass on what the work yields; at the end its exception, or None if it ended or was cancelled."""
@@ -92,25 +88,22 @@ class Jobs:
 
     def __init__(self, waiting: int = MOST_WAITING, seconds: float = ANSWER_SECONDS) -> None:
         self.waiting, self.seconds = waiting, seconds
-        self._latest: dict[str, Job] = {}
+        self._latest: dict[str, PageJob] = {}
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
-    def start(self, visitor: str, work: Work, give: Give) -> Job:
+    def start(self, visitor: str, work: Work, give: Give) -> PageJob:
         """Begin a visitor's computation, and cancel an older one of the same visitor.
 
         `give` is called from another thread: with every part, and then once with None or an exception.
         """
         with self._lock:
-            older = self._latest.pop(visitor, None)
-            if older is not None:
+            if (older := self._latest.pop(visitor, None)) is not None:
                 older.cancel()
             if sum(not job.cancelled for job in self._latest.values()) > self.waiting:
-                raise BusyError(
-                    f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again in a moment",
-                    subject="waiting",
-                )
-            job = self._latest[visitor] = Job(self.seconds)
+                sentence = f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again later"
+                raise BusyError(sentence, subject="waiting")
+            job = self._latest[visitor] = PageJob(self.seconds)
         self._worker.submit(self._run, visitor, job, work, give)
         return job
 
@@ -122,7 +115,7 @@ class Jobs:
                 job.cancel()
         self._worker.shutdown(wait=False)  # what waits ends at once, and says so to whoever listens
 
-    def _run(self, visitor: str, job: Job, work: Work, give: Give) -> None:
+    def _run(self, visitor: str, job: PageJob, work: Work, give: Give) -> None:
         try:
             job.run(work, give)
         finally:

@@ -48,9 +48,8 @@ class PageMeasurement:
     @property
     def input_key(self) -> tuple[object, ...]:
         """A key that is equal for measurements that begin with the same tokens."""
-        controls = self.controls
-        shape = controls.shape if controls.model == RANDOM else None
-        return (controls.model, shape, controls.text, controls.tokens)
+        shape = self.controls.shape if self.controls.model == RANDOM else None
+        return (self.controls.model, shape, self.controls.text, self.controls.tokens)
 
 
 def network_with(net: Transformer, controls: Controls) -> Transformer:
@@ -60,25 +59,19 @@ def network_with(net: Transformer, controls: Controls) -> Transformer:
     """
     for remedy in chosen_remedies(controls):
         if getattr(remedy, "sets_skip", False) and controls.skip is not None:
-            raise SettingError(
-                f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}: leave the "
-                "skip weight as the model has it, or take the remedy out",
-                subject="skip",
+            sentence = (
+                f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}: take one of them out"
             )
+            raise SettingError(sentence, subject="skip")
     if controls.layers is not None:
         net = net.variant(layers=controls.layers)
     mask = controls.mask
     if controls.window is not None:
         masks = str(net.arch.mask if mask is None else mask).split(";")
         mask = ";".join(f"{layer_mask}&window:{controls.window}" for layer_mask in masks)
-    divisor = (net.arch.divisor if controls.divisor is None else controls.divisor) * controls.temperature
-    return net.variant(
-        skip=controls.skip,
-        mlp=controls.mlp,
-        norm=controls.norm,
-        mask=mask,
-        divisor=None if divisor == net.arch.divisor else divisor,
-    )
+    scaled = (net.arch.divisor if controls.divisor is None else controls.divisor) * controls.temperature
+    divisor = None if scaled == net.arch.divisor else scaled
+    return net.variant(skip=controls.skip, mlp=controls.mlp, norm=controls.norm, mask=mask, divisor=divisor)
 
 
 def measure_page(base: Transformer, controls: Controls, check: Callable[[], None]) -> PageMeasurement:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from rankscope.errors import SettingError, one_of
-from rankscope.explorer.controls import RANDOM, Controls
+from rankscope.explorer.controls import RANDOM, Controls, RandomShape
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
 from rankscope.sources import named_network
@@ -21,12 +21,9 @@ from rankscope.sources.fresh import untrained
 from rankscope.sources.load import is_drawn
 from rankscope.theory.weight_norms import WeightNorms
 
-MOST_RANDOM = 3
-"""Random networks, and networks with remedies, that are kept: those of the page and of two pins."""
-MOST_REMEDIES = 4
-"""Remedies at a time."""
-LARGEST_NUMBER = 100.0
-"""A number of a remedy, in size: rounds of Sinkhorn, for one, take time."""
+MOST_RANDOM = 3  # random networks, and networks with remedies, that are kept: those of the page and of two pins
+MOST_REMEDIES = 4  # at a time
+LARGEST_OPTION = 100.0  # of a remedy, in size: rounds of Sinkhorn, for one, take time
 
 
 class NetworkCache:
@@ -84,16 +81,15 @@ class NetworkCache:
     def _base(self, controls: Controls) -> Transformer:
         """The network without remedies."""
         if controls.model == RANDOM:
-            return self._random_network(controls)
+            return self._random_network(controls.shape)
         if controls.model not in self.names:
             raise SettingError(one_of("model", controls.model, self.names), subject="model")
         if controls.model not in self._nets:
             self._nets[controls.model] = named_network(controls.model)
         return self._nets[controls.model]
 
-    def _random_network(self, controls: Controls) -> Transformer:
+    def _random_network(self, shape: RandomShape) -> Transformer:
         """The random network of a shape; when one is drawn, the one that was used longest ago is dropped."""
-        shape = controls.shape
         key = shape.model_dump_json()
         if key not in self._random:
             self._random[key] = untrained(shape.architecture(), RANDOM, shape.seed, shape.init)
@@ -110,13 +106,11 @@ class NetworkCache:
 
 def described_remedies() -> list[dict[str, Any]]:
     """For the page: every remedy, what it does, and its numbers as published."""
-    return [
-        {
-            "name": name, "says": kind.formula, "source": kind.citation,
-            "numbers": {field.name: field.default for field in fields(kind)},  # type: ignore[arg-type]
-        }
-        for name, kind in REMEDIES.items()
-    ]  # fmt: skip
+    remedies = []
+    for name, kind in REMEDIES.items():
+        numbers = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
+        remedies.append({"name": name, "says": kind.formula, "source": kind.citation, "numbers": numbers})
+    return remedies
 
 
 def chosen_remedies(controls: Controls) -> list[Remedy]:
@@ -124,18 +118,12 @@ def chosen_remedies(controls: Controls) -> list[Remedy]:
     specs = [] if controls.remedies is None else controls.remedies.split(";")
     if len(specs) > MOST_REMEDIES:
         raise SettingError(f"remedies must be {MOST_REMEDIES} at most; got {len(specs)}", subject="remedies")
-    chosen: list[Remedy] = []
-    for spec in specs:
-        built = remedy(spec)
-        for field in fields(built):  # type: ignore[arg-type]
-            number = getattr(built, field.name)
-            if abs(number) > LARGEST_NUMBER:
-                raise SettingError(
-                    f"{field.name} of {built.name} must be from {-LARGEST_NUMBER:g} to {LARGEST_NUMBER:g} "
-                    f"here; got {number:g}",
-                    subject="remedies",
-                )
-        chosen.append(built)
+    chosen = [remedy(spec) for spec in specs]
+    options = [(built, field.name, getattr(built, field.name)) for built in chosen for field in fields(built)]  # type: ignore[arg-type]
+    for built, name, value in options:
+        if abs(value) > LARGEST_OPTION:
+            limits = f"from {-LARGEST_OPTION:g} to {LARGEST_OPTION:g}"
+            raise SettingError(f"{name} of {built.name} must be {limits} here; got {value:g}", subject="remedies")
     return chosen
 
 

@@ -19,10 +19,8 @@ from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.network_cache import NetworkCache
 
 LOOPBACK = "127.0.0.1"
-REQUEST_SECONDS = 10.0
-"""Seconds within which a request must have arrived, head and body."""
-ARRIVING = (h11.IDLE, h11.SEND_BODY)
-"""States of a connection over which a request is still to arrive."""
+REQUEST_SECONDS = 10.0  # within which a request must have arrived, head and body
+ARRIVING = (h11.IDLE, h11.SEND_BODY)  # states of a connection over which a request is still to arrive
 
 
 def bind_port(port: int) -> socket.socket:
@@ -37,9 +35,8 @@ def bind_port(port: int) -> socket.socket:
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise ExplorerError(
-            f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out", subject="port"
-        ) from error
+        sentence = f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out"
+        raise ExplorerError(sentence, subject="port") from error
     return listening
 
 
@@ -49,10 +46,17 @@ def make_server(asgi: Guard, jobs: Jobs, patience: float = REQUEST_SECONDS) -> u
     `patience` is how many seconds it waits for a request to arrive.
     """
     config = uvicorn.Config(
-        asgi, http=impatient_protocol(patience), log_level="error", access_log=False, server_header=False,
-        timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
+        asgi,
+        http=impatient_protocol(patience),
+        ws="none",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+        limit_concurrency=64,
         h11_max_incomplete_event_size=32768,
-    )  # fmt: skip
+    )
     return _PageServer(config, jobs)
 
 

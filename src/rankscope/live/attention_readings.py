@@ -22,11 +22,9 @@ UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVE
 
 
 class AttentionReadings:
-    """Reads the metrics of attention and of heads in one call; `readings` takes what is read.
-
-    `projections` finds what takes the heads' outputs, where the observer does not know it; `mask` is the
-    argument of the model that said which tokens are padding, or None.
-    """
+    """Reads the metrics of attention and of heads in one call; `readings` takes what is read. `projections` finds what
+    takes the heads' outputs, where the observer does not know it; `mask` is the argument of the model that said which
+    tokens are padding, or None."""
 
     def __init__(
         self,
@@ -76,22 +74,16 @@ class AttentionReadings:
             return
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
         if hidden.shape == self.batch.shape and bool(hidden.any()):
-            raise WatchError(
-                f"padding must be found in the model's arguments; attention in a block took {name} "
-                "that none of them holds: give padding= (True at padding) or attention_mask= (1 at tokens)",
-                subject="padding",
-            )
+            came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
+            raise WatchError(f"padding must be found in the model's arguments; {came}", subject="padding")
 
     def check(self) -> None:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
         if self.layers or not (self.plan.wants("attention") or self.plan.wants("heads")):
             return
         came = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
-        raise WatchError(
-            f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves was asked for; "
-            f"{came[0]} came: {UNSEEN}",
-            subject="attention",
-        )
+        expected = f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves"
+        raise WatchError(f"{expected} was asked for; {came[0]} came: {UNSEEN}", subject="attention")
 
     def _is_certain(self, layer: int, attention: AttentionCall) -> bool:
         """True for self-attention of the block's tokens whose pattern can be read; others are noted."""
@@ -99,23 +91,16 @@ class AttentionReadings:
         sizes = attention.sizes
         if sizes is not None and sizes != (batch, token, token):
             self.longer |= sizes[:2] == (batch, token) and sizes[2] > token
-            self.left_out.append(
-                f"attention of {sizes[1]} tokens to {sizes[2]} in {sizes[0]} samples (windows, other tokens)"
-            )
+            samples, queries, keys = sizes
+            self.left_out.append(f"attention of {queries} tokens to {keys} in {samples} samples (windows, others)")
         elif not attention.self_attention:
             self.left_out.append(attention.remark or "attention to other tokens than the block's own")
         elif attention.altered_by is not None:
-            raise WatchError(
-                "an attention pattern must come to the values as its softmax gave it to be read; in block "
-                f"{layer} {attention.altered_by} is between: watch metrics of tokens",
-                subject="pattern",
-            )
+            between = f"in block {layer} {attention.altered_by} is between: watch metrics of tokens"
+            raise WatchError(f"a pattern must come to the values as its softmax gave it; {between}", subject="pattern")
         elif layer in self.layers:
-            raise WatchError(
-                f"a block must have one attention of its tokens to themselves; a second came in block {layer}"
-                ": name finer blocks with blocks=, or watch metrics of tokens",
-                subject="blocks",
-            )
+            came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+            raise WatchError(f"a block must have one attention of its tokens to themselves; {came}", subject="blocks")
         else:
             return True
         return False
@@ -124,11 +109,8 @@ class AttentionReadings:
         """Note a softmax of scores that came to no values; refuse it beside a self-attention of the block."""
         batch, token = self.batch.shape
         if attention.sizes == (batch, token, token) and layer in self.layers:
-            raise WatchError(
-                f"a block must have one attention of its tokens to themselves; block {layer} has a second "
-                "softmax of their scores: watch metrics of tokens",
-                subject="blocks",
-            )
+            came = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
+            raise WatchError(f"a block must have one attention of its tokens to themselves; {came}", subject="blocks")
         self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")
 
     def _read(self, layer: int, attention: AttentionCall) -> None:
@@ -150,11 +132,8 @@ class AttentionReadings:
         elif attention.head_outputs is not None:
             self.projections.head_outputs = attention.head_outputs()
         else:
-            raise WatchError(
-                "what each head adds needs the heads' outputs; the observer of this attention gives the "
-                "pattern alone: watch metrics of tokens or attention",
-                subject="heads",
-            )
+            came = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
+            raise WatchError(f"what each head adds needs the heads' outputs; {came}", subject="heads")
 
     def _read_pattern(self, layer: int, pattern: Tensor) -> None:
         """Read the metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""

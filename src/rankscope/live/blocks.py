@@ -42,18 +42,12 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     what = type(model).__name__
     if by_name:
         names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
-        raise WatchError(
-            f"watch measures one stack of blocks; {what} holds {len(by_name)}: {names}: name one, as in "
-            f"blocks={next(iter(by_name))!r}",
-            subject="blocks",
-        )
+        holds = f"{what} holds {len(by_name)}: {names}: name one, as in blocks={next(iter(by_name))!r}"
+        raise WatchError(f"watch measures one stack of blocks; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
-    raise WatchError(
-        f"watch finds blocks in a ModuleList or Sequential; {what} holds none: {could}name them, as in "
-        f"blocks={next(iter(candidates), repr(['block1', 'block2']))}",
-        subject="blocks",
-    )
+    holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"
+    raise WatchError(f"watch finds blocks in a ModuleList or Sequential; {holds}", subject="blocks")
 
 
 def describe_inner_stacks(name: str, blocks: Sequence[nn.Module]) -> str:
@@ -102,11 +96,11 @@ def has_attention(module: nn.Module) -> bool:
 def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it."""
     if isinstance(module, nn.ModuleList | nn.Sequential) and _could_be_blocks(members := _members(module)):
+        deeper = []
         if len(members) == 1:  # a wrapper around the stack, or a stack of one
             inner = _stacks_inside(name, module)
             deeper = [(k, v) for k, v in inner if len(v) > 1 and any(map(has_attention, v))]
-            return deeper or [(name, members)]
-        return [(name, members)]
+        return deeper or [(name, members)]
     return _stacks_inside(name, module)
 
 
@@ -135,12 +129,9 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
         return name, members
     by_name = stacks(part)
     if len(by_name) != 1:
-        names = ", ".join(f"{name}.{inner} ({_kinds(members)})" for inner, members in by_name.items())
-        raise WatchError(
-            f"blocks={name!r} must name a stack of blocks, or a part with one in it; it is a "
-            f"{type(part).__name__} with {names or 'none'}: name one of these, or give the blocks as a list",
-            subject="blocks",
-        )
+        names = ", ".join(f"{name}.{inner} ({_kinds(members)})" for inner, members in by_name.items()) or "none"
+        came = f"{name} is a {type(part).__name__} with {names}: name one of these, or give the blocks as a list"
+        raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {came}", subject="blocks")
     inner, members = next(iter(by_name.items()))
     return f"{name}.{inner}", members
 
@@ -153,15 +144,11 @@ def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Modu
     ids = {id(module) for module in submodules(model)}
     for block in members:
         if not isinstance(block, nn.Module) or id(block) not in ids:
-            raise WatchError(
-                f"blocks must be modules inside {type(model).__name__}, or dotted names of such; "
-                f"received a {type(block).__name__} that is not",
-                subject="blocks",
-            )
+            expected = f"modules inside {type(model).__name__}, or dotted names of such"
+            raise WatchError(f"blocks must be {expected}; received another {type(block).__name__}", subject="blocks")
         if isinstance(block, nn.ModuleList):
-            raise WatchError(
-                "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'", subject="blocks"
-            )
+            sentence = "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'"
+            raise WatchError(sentence, subject="blocks")
     return members
 
 

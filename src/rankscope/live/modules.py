@@ -40,15 +40,6 @@ def submodules(*modules: nn.Module) -> list[nn.Module]:
     return list(visited)
 
 
-def contains(modules: Iterable[nn.Module], classes: tuple[type, ...]) -> bool:
-    """True if one of these modules is of such a class: a model has few classes, and each is asked once.
-
-    >>> contains(submodules(nn.TransformerEncoderLayer(8, 2)), (nn.Linear,))
-    True
-    """
-    return any(issubclass(kind, classes) for kind in set(map(type, modules)))
-
-
 def own_parameters(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """The parameters that belong to these modules directly, not to modules inside them."""
     return (weight for module in modules for weight in module._parameters.values() if weight is not None)
@@ -73,14 +64,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     while True:
         model = uncompiled(model)
-        if not is_wrapper(model):
+        if not any((kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(model).__mro__):
             return model
         model = model.module  # type: ignore[assignment]
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """True for modules that spread a model over devices or processes and call it unchanged."""
-    return any((kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__)
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
@@ -109,13 +95,9 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: b
 
 def refuse_scripted(modules: Sequence[nn.Module]) -> None:
     """Refuse TorchScript, in which hooks do not fire; `modules` are those of a model, the model first."""
-    if not contains(modules, (torch.jit.ScriptModule,)):
-        return
-    for module in modules:
-        if isinstance(module, torch.jit.ScriptModule):
-            name = next(name for name, part in modules[0].named_modules() if part is module)
-            what = f"its part {name!r}" if name else "this model"
-            raise WatchError(
-                f"{what} is a TorchScript module, in which hooks do not fire: watch the model before it was scripted",
-                subject=name or "model",
-            )
+    scripted = next((module for module in modules if isinstance(module, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        name = next(name for name, part in modules[0].named_modules() if part is scripted)
+        what = f"its part {name!r}" if name else "this model"
+        sentence = f"{what} is a TorchScript module, in which hooks do not fire: watch it before it was scripted"
+        raise WatchError(sentence, subject=name or "model")

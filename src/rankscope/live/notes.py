@@ -4,6 +4,7 @@
 `Recorder`. `Monitor` calls `describe_model` for its manifest.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -93,20 +94,15 @@ def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
     if results["never_fired"]:
         sentences.append(f"Layers that never fired, and have no values: {_joined(results['never_fired'])}.")
     for layer in results["layers_not_taken_as_they_were"]:
-        sentences.append(
-            f"Something stands between layers {layer} and {layer + 1}: what the second takes is not what the "
-            "first gave."
-        )
+        between = f"between layers {layer} and {layer + 1}"
+        sentences.append(f"Something stands {between}: what the second takes is not what the first gave.")
     if totals.unsure_layers:
-        sentences.append(
-            f"Layers that return several tensors like tokens: {_joined(sorted(totals.unsure_layers))}; "
-            "nothing says which is the state, and the first was measured."
-        )
+        several = f"Layers that return several tensors like tokens: {_joined(totals.unsure_layers)}"
+        sentences.append(f"{several}; nothing says which is the state, and the first was measured.")
     if totals.blocks_outside:
-        sentences.append(
-            f"{totals.blocks_outside} calls of blocks outside a call of the model (recomputation for "
-            "gradients, or a part of the model called by itself) were not measured."
-        )
+        why = "recomputation for gradients, or a part of the model called by itself"
+        outside = f"{totals.blocks_outside} calls of blocks outside a call of the model"
+        sentences.append(f"{outside} ({why}) were not measured.")
     return sentences
 
 
@@ -136,23 +132,19 @@ def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
         sentences.append(f"Attention rows miss one by up to {defect:.2g}{why}: theorems on averaging do not apply.")
     if totals.float32_inside:
         sentences.append("The model computes attention in float32 inside: float64's floors are too low for it.")
-    if without := sorted(set(totals.calls_per_layer) - totals.layers_with_attention):
+    if without := set(totals.calls_per_layer) - totals.layers_with_attention:
         sentences.append(f"Layers without attention of their tokens to themselves: {_joined(without)}.")
     if totals.later_attention:
-        sentences.append(
-            f"Only the first attention of a block counts: {totals.later_attention} later ones "
-            "(cross-attention) were left out."
-        )
+        later = f"{totals.later_attention} later ones (cross-attention)"
+        sentences.append(f"Only the first attention of a block counts: {later} were left out.")
     if totals.other_attention:
-        sentences.append(
-            "Attention not of a block's tokens to themselves (cross-attention, windows) was left out: "
-            f"{totals.other_attention} calls."
-        )
+        elsewhere = "Attention not of a block's tokens to themselves (cross-attention, windows)"
+        sentences.append(f"{elsewhere} was left out: {totals.other_attention} calls.")
     return sentences
 
 
-def _joined(layers: list[int]) -> str:
-    return ", ".join(map(str, layers))
+def _joined(layers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(layers)))
 
 
 def _times(count: int) -> str:

@@ -30,6 +30,7 @@ TOKEN_MASKS = ("attention_mask", "input_mask")  # 1 at tokens; the next are True
 PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
 AMBIGUOUS_MASKS = ("mask",)
 DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")  # of a decoder beside an encoder
+GIVE = "give padding= (True at padded tokens), or padding='none'"
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
 
@@ -82,11 +83,9 @@ def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
 def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
 ) -> PaddingArgument | None:
-    """The padding of tokens of this shape; None where no argument says anything of it.
-
-    `calls` are the arguments of the model and of the modules around the blocks, from the outside in, `block`
-    those of the first block. A `decoder` beside an encoder has masks of its own.
-    """
+    """The padding of tokens of this shape; None where no argument says anything of it. `calls` are the arguments of the
+    model and of the modules around the blocks, from the outside in, `block` those of the first block. A `decoder`
+    beside an encoder has masks of its own."""
     if decoder:
         return _of_shape(calls, DECODER_MASKS, shape)
     return (
@@ -107,11 +106,8 @@ def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: S
             misfits.append((name, tuple(mask.shape)))
     if misfits and not set(names) & set(AMBIGUOUS_MASKS):
         name, misfit = misfits[0]
-        raise WatchError(
-            f"the model's mask must have the shape of its tokens {tuple(shape)}; {name} has {misfit}: give "
-            "padding= (True at padded tokens), padding='none', or layout=",
-            subject=name,
-        )
+        came = f"{name} has {misfit}: {GIVE}, or layout="
+        raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
     return None
 
 
@@ -123,10 +119,9 @@ def _masks(arguments: Any, names: Sequence[str], depth: int = 0) -> Iterator[tup
         if isinstance(value, Mapping | list | tuple):
             deeper.append(value)
         elif name in names and isinstance(value, Tensor):
-            if value.ndim == 1 and "padding" in str(name):
-                yield str(name), value.detach()[None]
-            elif value.ndim == 2:
-                yield str(name), value.detach()
+            mask = value.detach()[None] if value.ndim == 1 and "padding" in str(name) else value.detach()
+            if mask.ndim == 2:
+                yield str(name), mask
     if depth < DEEPEST:
         for value in deeper:
             yield from _masks(value, names, depth + 1)
@@ -149,11 +144,8 @@ def _by_longest_sample(name: str, mask: Tensor) -> Tensor:
     triangle = torch.ones_like(on).tril()  # a causal mask, which says which token sees which
     square = mask.shape[0] == mask.shape[1] > 1
     if at_tokens == at_padding or (square and any(x.equal(triangle) for x in (on, on.mT, ~on, ~on.mT))):
-        raise WatchError(
-            f"the argument {name!r} must say which tokens are padding; in this batch it may be True at "
-            "tokens or at padding: give padding= (True at padded tokens), or padding='none'",
-            subject=name,
-        )
+        sentence = f"{name} must say which tokens are padding; here it may be True at tokens or at padding: {GIVE}"
+        raise WatchError(sentence, subject=name)
     return ~on if at_tokens else on
 
 

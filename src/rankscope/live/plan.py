@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, describe_inner_stacks, find_blocks
+from rankscope.live.blocks import Blocks, find_blocks
 from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
@@ -49,10 +49,6 @@ class WatchPlan:
         """True if a metric of this kind ("attention", "heads", ...), or a tensor to keep, is asked for."""
         return of in self.keep or any(metric.of == of for metric in self.metrics)
 
-    def describe_inner_stacks(self) -> str:
-        """The stacks inside the blocks, in words, for an error that asks for finer blocks."""
-        return describe_inner_stacks(self.stack, self.blocks)
-
 
 def make_plan(
     model: nn.Module,
@@ -69,35 +65,27 @@ def make_plan(
     """Check the options of a watch, and find the model's blocks.
 
     Args:
-        model: The model, without wrappers.
-        metrics, layers, blocks, padding, attention_mask, layout, keep, attention: As in `watch`.
+        model: The model, without wrappers; the rest as in `watch`.
     """
     modules = submodules(model)
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
     if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
-        raise WatchError(
-            f"{type(model).__name__} must hold its weights; they are on the meta device: load them first",
-            subject="model",
-        )
+        sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"
+        raise WatchError(sentence, subject="model")
     chosen = chosen_metrics("watch", metrics)
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for name in kept - set(KEPT):
         raise WatchError(one_of("keep", name, KEPT), subject="keep")
     if offloaded and any(metric.of == "heads" for metric in chosen):
-        raise WatchError(
-            "what each head adds needs weights in place; those of this model are offloaded: watch metrics of "
-            "tokens or attention",
-            subject="metrics",
-        )
+        sentence = "metrics of heads need weights in place; the model's are offloaded: watch tokens or attention"
+        raise WatchError(sentence, subject="metrics")
     known_padding = _padding(padding, attention_mask)
     stack, found_blocks = find_blocks(model, blocks)
     chosen_layers = _layers(model, found_blocks, layers)
     beyond = [metric for metric in chosen if metric.of != "tokens"]
     if beyond and chosen_layers == frozenset([0]):
-        raise WatchError(
-            f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers",
-            subject="layers",
-        )
+        sentence = f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers"
+        raise WatchError(sentence, subject="layers")
     in_blocks = submodules(*found_blocks)
     return WatchPlan(
         metrics=chosen,
@@ -120,11 +108,8 @@ def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | N
     if isinstance(padding, Tensor) or padding == "model":
         return padding_from(padding if isinstance(padding, Tensor) else None, attention_mask)
     if padding != "none" or attention_mask is not None:
-        raise WatchError(
-            "padding must be a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask; "
-            f"got {padding!r}",
-            subject="padding",
-        )
+        expected = "a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask"
+        raise WatchError(f"padding must be {expected}; got {padding!r}", subject="padding")
     return None
 
 
@@ -139,9 +124,8 @@ def _layers(model: nn.Module, blocks: list[nn.Module], layers: Sequence[int] | N
     if layers is None:
         return None
     if isinstance(layers, int):
-        raise WatchError(
-            f"layers must be a list of layers; got {layers!r}: write layers=[{layers!r}]", subject="layers"
-        )
+        sentence = f"layers must be a list of layers; got {layers!r}: write layers=[{layers!r}]"
+        raise WatchError(sentence, subject="layers")
     configured = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     last = max(len(blocks), configured if isinstance(configured, int) else 0)
     wrong = [layer for layer in layers if type(layer) is not int or not 0 <= layer <= last]

@@ -16,7 +16,7 @@ is twelve layers. `watch.py` and `notes.py` read the totals.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -30,14 +30,11 @@ from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_state
 from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
 from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.routing import RoutingReadings
-from rankscope.live.state_readings import StateNorms, StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.metrics import Metric
+from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
-
-
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 
 
@@ -67,10 +64,9 @@ class ModelCall:
 class WatchTotals:
     """What was measured in all calls of a watch that ended well, and what was noticed."""
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = metrics
+    def __init__(self) -> None:
         self.calls = self.samples = 0
-        self.calls_left_out: Counter[str] = Counter()  # by the reason
+        self.calls_left_out: Counter[str] = Counter()  # by reason
         self.calls_per_layer: Counter[int] = Counter()
         self.blocks_outside = 0  # calls of blocks outside a call of the model
         self.layers_with_attention: set[int] = set()
@@ -88,23 +84,18 @@ class WatchTotals:
         self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
         self._readings: list[tuple[int, int, Readings]] = []
         self._broken: list[tuple[int, Tensor]] = []
-        # With the first sample of their call: states, and norms, from which nothing was read yet.
-        self._ended: list[tuple[int, StateReadings]] = []
-        self._norms: list[tuple[int, StateNorms]] = []
+        self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
 
     @property
     def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
-        self._flush()
-        norms, self._norms = self._norms, []
-        for start, call_norms in norms:
-            self._readings += [(layer, start, rows) for layer, rows in call_norms.readings(self.metrics)]
+        self._read_ended()
         return self._readings
 
     @property
     def broken_states(self) -> list[tuple[int, Tensor]]:
         """(layer, whether some entry of its hidden states was NaN or infinite)"""
-        self._flush()
+        self._read_ended()
         return self._broken
 
     def add(self, call: ModelCall, readings: CallReadings) -> None:
@@ -121,23 +112,19 @@ class WatchTotals:
         self.float32_inside |= attention.float32_inside
         self._ended.append((self.samples, readings.states))
         if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
-            self._flush()
+            self._read_ended()
         self.samples += readings.batch.shape[0]
         if not readings.batch.all_valid:
-            self.padded_tokens.append(readings.batch.padded_tokens)
+            self.padded_tokens.append((~next(iter(readings.batch.valid.values()))).sum())
         for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
             for layer, x in kept:
                 self.kept[name][layer].append(x)
 
-    def _flush(self) -> None:
+    def _read_ended(self) -> None:
         """Read the hidden states that wait."""
         ended, self._ended = self._ended, []
         for start, states in ended:
-            states.flush()
-            self._readings += [(layer, start, rows) for layer, rows in states.readings]
-            if states.norms is not None:
-                states.norms.buffer = None
-                self._norms.append((start, states.norms))
+            self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
             self._broken += states.broken
 
 
@@ -146,17 +133,15 @@ class Recorder:
 
     def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
         self.plan, self.blocks = plan, blocks
-        self.totals = WatchTotals(plan.metrics)
+        self.totals = WatchTotals()
         self.projections = OutputProjectionFinder(self.on_contributions)
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
 
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
-        """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation).
-
-        A call inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new.
-        """
+        """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation). A call
+        inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new."""
         if not self._depth and torch._C._current_graph_task_id() != -1:
             return
         self._depth += 1
@@ -210,17 +195,15 @@ class Recorder:
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif not len(states[0]) or states[0].shape[1] == 1:
-            why = "it had a single token" if len(states[0]) else "it had no samples"
-            self.totals.calls_left_out[why] += 1
+            self.totals.calls_left_out["it had a single token" if len(states[0]) else "it had no samples"] += 1
             self.call = None
             return
         else:
             call.readings = self._first_reading(call, states[0], arguments_of(block, args, kwargs))
             call.readings.states.read(0, states[0])
-        if self.blocks.listeners:
-            hidden = candidates_in(taken, self.plan.grid)[position : position + 1]
-            for listener in self.blocks.listeners:
-                listener.block_entered(hidden[0] if hidden else None)
+        for listener in self.blocks.listeners:
+            candidates = candidates_in(taken, self.plan.grid)
+            listener.block_entered(candidates[position] if position < len(candidates) else None)
 
     def leave_block(self, block: nn.Module, output: Any, failed: bool) -> None:
         """Leave a block: what it returned are its layer's hidden states."""
@@ -234,8 +217,7 @@ class Recorder:
             return
         call.left.append(layer)
         self.projections.block_left(block)
-        where = f"what {type(block).__name__} returns"
-        states = self._hidden_states(output, where, needed=self.plan.measures(layer))
+        states = self._hidden_states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
         if (hidden := call.chain.gave(layer, states, taken)) is not None:
             call.readings.states.read(layer, hidden)
 
@@ -268,14 +250,14 @@ class Recorder:
         return call.open[-1][0], call.readings
 
     def _forget_call(self) -> ModelCall | None:
-        """End the call that is being measured, also for those who follow the blocks; the call comes back."""
+        """End the call that is being measured, also for those who follow the blocks, and return it."""
         for listener in self.blocks.listeners:
             listener.call_ended()
         call, self.call = self.call, None
         return call
 
     def _hidden_states(self, values: object, where: str, needed: bool) -> list[Tensor]:
-        """What could be hidden states in `values`; an empty list where there are none and none is needed."""
+        """What could be hidden states in `values`; empty where there are none and none is needed."""
         try:
             return hidden_states_in(values, self.plan.layout, where, self.plan.grid)
         except WatchError:
@@ -294,11 +276,8 @@ class Recorder:
         arithmetic = arithmetic_of(plan.blocks, hidden)
         batch = TokenBatch.of(hidden, padding, arithmetic)
         if totals.arithmetic not in (None, arithmetic):
-            raise WatchError(
-                f"a watch measures in one arithmetic; the model ran in {totals.arithmetic} and now in "
-                f"{arithmetic}: use a second watch",
-                subject="model",
-            )
+            both = f"{totals.arithmetic} and now in {arithmetic}"
+            raise WatchError(f"a watch is of one arithmetic; this model ran in {both}: watch it anew", subject="model")
         totals.arithmetic = arithmetic
         training = any(block.training for block in plan.blocks)
         totals.modes.add("train" if training else "eval")

@@ -49,11 +49,8 @@ class RoutingReadings:
         scores, weights, chosen = routing
         batch, token = self.batch.shape
         if layer in self.layers:
-            raise WatchError(
-                f"a block must have one router for its routing to be read; a second one came in block {layer}"
-                ": name finer blocks with blocks=, or watch metrics of tokens",
-                subject="blocks",
-            )
+            came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+            raise WatchError(f"a block must have one router for its routing to be read; {came}", subject="blocks")
         if chosen.shape[:-1].numel() != batch * token:
             self.other_shapes.append(tuple(chosen.shape))
             return
@@ -73,8 +70,5 @@ class RoutingReadings:
         if not self.plan.wants("routing") or self.layers:
             return
         came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
-        raise WatchError(
-            f"routing of the blocks' {tuple(self.batch.shape)} tokens was asked for; {came} came, and it is "
-            "read off modules that return scores, weights and experts chosen: watch metrics of tokens",
-            subject="routing",
-        )
+        expected = f"a router of the blocks' {tuple(self.batch.shape)} tokens must return scores, weights and experts"
+        raise WatchError(f"{expected}; {came} came: watch metrics of tokens", subject="routing")

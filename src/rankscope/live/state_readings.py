@@ -3,7 +3,7 @@
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
 wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
-CPU the residual and mu, absolute and relative, are computed from four norms of each state (`StateNorms`):
+CPU, metrics that are `from_norms` are computed from four norms of each state (`StateNorms`):
 
     ||X||_F,  ||X||_{1,inf},  ||res X||_F,  ||res X||_{1,inf}
 
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.blocks import describe_inner_stacks
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.plan import WatchPlan
-from rankscope.metrics import METRICS, Metric, Reading
+from rankscope.metrics import Metric, Reading
 from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
 from rankscope.profiles.readings import Readings, read_tensor
 
@@ -33,8 +34,6 @@ ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # f
 
 PIECE = 2**16  # entries whose norms are taken together: the buffer for them takes a megabyte
 LARGEST_SAMPLE = 2**20  # entries of a sample up to which its norms are taken here
-SUPPORTED = tuple(METRICS[name] for name in ("residual", "relative_residual", "mu", "relative_mu"))
-ABOUT_MEAN = " of the residual about the mean"
 
 
 @dataclass
@@ -60,28 +59,14 @@ class TokenBatch:
             self.valid[device] = next(iter(self.valid.values())).to(device)
         return self.valid[device]
 
-    @property
-    def padded_tokens(self) -> Tensor:
-        """The number of padded tokens, a tensor of one number."""
-        return (~next(iter(self.valid.values()))).sum()
-
-
-def norms_suffice(metrics: Sequence[Metric]) -> bool:
-    """True if the metrics of tokens among these can be computed from the four norms."""
-    of_tokens = [metric for metric in metrics if metric.of == "tokens"]
-    return bool(of_tokens) and all(any(metric is known for known in SUPPORTED) for metric in of_tokens)
-
 
 class LayerNorms(NamedTuple):
-    """Norms of the states of several layers, which have one shape and dtype.
-
-    `sizes` are Frobenius norms, largest column and largest row sums, `[2, layer, batch]` of X and of res X.
-    """
+    """Norms of the states of several layers, which have one shape and dtype."""
 
     layers: tuple[int, ...]
     shape: torch.Size
     dtype: torch.dtype
-    sizes: list[Tensor]
+    sizes: list[Tensor]  # Frobenius norms, largest column and largest row sums, [2, layer, batch] of X and res X
 
 
 @dataclass
@@ -145,7 +130,8 @@ class StateNorms:
             composite = columns.sqrt() * rows.sqrt()
             # No metric looks at the entries themselves: `Tokens.memo` has all that is asked of them.
             memo = {"vector norm": norms[0], "frobenius norm": norms[0], "composite norm": composite[0]}
-            memo |= {f"frobenius norm{ABOUT_MEAN}": norms[1], f"composite norm{ABOUT_MEAN}": composite[1]}
+            about_mean = "norm of the residual about the mean"
+            memo |= {f"frobenius {about_mean}": norms[1], f"composite {about_mean}": composite[1]}
             X = norms.new_full((), torch.nan).expand(norms.shape[1], *shape[1:])
             valid = self.valid.repeat(len(layers), 1)
             tokens = Tokens(X, valid, valid.sum(-1), unit_of(dtype), self.all_valid, memo)
@@ -163,7 +149,8 @@ class StateReadings:
     def __init__(self, plan: WatchPlan, batch: TokenBatch) -> None:
         self.plan, self.batch = plan, batch
         self.readings: list[tuple[int, Readings]] = []
-        self.norms_suffice = norms_suffice(plan.metrics)
+        of_tokens = [metric for metric in plan.metrics if metric.of == "tokens"]
+        self.norms_suffice = bool(of_tokens) and all(metric.from_norms for metric in of_tokens)
         self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
@@ -175,13 +162,10 @@ class StateReadings:
         if not plan.measures(layer):
             return
         if hidden.shape[:2] != self.batch.shape:
-            inner = plan.describe_inner_stacks()
-            raise WatchError(
-                f"every layer must have the first one's tokens {tuple(self.batch.shape)}; layer {layer} has "
-                f"{tuple(hidden.shape[:2])}: name blocks that merge and split no tokens"
-                + (f": {inner}" if inner else ""),
-                subject="blocks",
-            )
+            inner = describe_inner_stacks(plan.stack, plan.blocks)
+            has = f"{tuple(self.batch.shape)}; layer {layer} has {tuple(hidden.shape[:2])}"
+            finer = f"name blocks that merge and split no tokens{inner and f': {inner}'}"
+            raise WatchError(f"every layer must have the first one's tokens {has}: {finer}", subject="blocks")
         if "states" in plan.keep:
             self.kept.append((layer, hidden.to("cpu", copy=True)))
         on_cpu = hidden.device.type == "cpu"
@@ -210,8 +194,7 @@ class StateReadings:
         return self.readings + ([] if self.norms is None else self.norms.readings(self.plan.metrics))
 
     def _read_alike(self, states: Sequence[tuple[int, Tensor]]) -> None:
-        """Read states of one shape, dtype and device: through norms if these say all that is asked, else all
-        metrics at once, the samples of each layer following those of the last."""
+        """Read states of one shape, dtype and device, the samples of each layer following those of the last."""
         layers, (first, *rest) = zip(*states, strict=True)
         batch = len(first)
         small = first.device.type == "cpu" and 0 < first.numel() <= LARGEST_SAMPLE * batch
@@ -223,10 +206,9 @@ class StateReadings:
                 if self.norms.take(layers, [first, *rest]):
                     return
             hidden = torch.cat([first, *rest]) if rest else first
-            measured, broken = read_tensor(
-                "tokens", to_float64_device(hidden), valid.repeat(len(layers), 1) if rest else valid,
-                self.plan.metrics, self.batch.unit, self.batch.all_valid,
-            )  # fmt: skip
+            valid, hidden = valid.repeat(len(layers), 1) if rest else valid, to_float64_device(hidden)
+            unit, all_valid = self.batch.unit, self.batch.all_valid
+            measured, broken = read_tensor("tokens", hidden, valid, self.plan.metrics, unit, all_valid)
         for k, layer in enumerate(layers):
             samples = slice(k * batch, (k + 1) * batch)
             self.readings.append((layer, [(metric, rows.of_samples(samples)) for metric, rows in measured]))

@@ -16,7 +16,6 @@ makes a table of the recorder's totals, and `notes` says in sentences what was d
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Literal
 from weakref import WeakSet
 
@@ -64,8 +63,7 @@ def watch(
         metrics: Metrics of tokens, of attention, of what each head adds (`head_mu`), or of how a mixture of
             experts routes its tokens (`expert_load`), by name or as a `Metric`.
         layers: Which of the layers 0..L to measure; all if None.
-        blocks: The stack of blocks where it is not found by itself: a dotted name, or a list of names or
-            modules.
+        blocks: The stack of blocks where it is not found by itself: a dotted name, or a list of names or modules.
         padding: `[batch, token]`, True at padded tokens; "model" to take the mask that the model is called
             with; "none" to count every token.
         attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
@@ -102,17 +100,15 @@ def watch(
 
 
 class Watch:
-    """A model that is being measured: what `watch` returns. Entered again, it continues to count.
-
-    `compiled` says that the model is compiled, and must be made to run as it was written.
-    """
+    """A model that is being measured: what `watch` returns. Entered again, it continues to count. A `compiled` model is
+    made to run as it was written."""
 
     def __init__(self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False) -> None:
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
         self._recorder = Recorder(plan, self._blocks)
-        self._changes: list[str] = []  # how the model ran otherwise than unwatched, in sentences
+        self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
@@ -126,9 +122,9 @@ class Watch:
         with ExitStack() as stack:
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
-                self._note_change("The model is compiled: while watched, its original ran as it was written.")
+                self._changes["The model is compiled: while watched, its original ran as it was written."] = None
             if stack.enter_context(without_nested_tensors(submodules(self.model))):
-                self._note_change("While watched, torch's fused encoder and its nested tensors were off.")
+                self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
             hooks = BlockHooks(stack, self._blocks, recorder)
             hooks.before()
             if plan.wants("attention") or plan.wants("heads"):
@@ -141,9 +137,7 @@ class Watch:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
         self._recorder.interrupt()
@@ -157,30 +151,23 @@ class Watch:
         """
         totals = self._recorder.totals
         if not totals.calls:
-            raise WatchError(
-                "the model was not called inside watch: call model(...), not model.forward(...)", subject="model"
-            )
+            sentence = "the model was not called inside watch: call model(...), not model.forward(...)"
+            raise WatchError(sentence, subject="model")
         if not totals.samples:
             why = "; ".join(f"{count} left out: {why}" for why, count in totals.calls_left_out.items())
+            why = why or "none of its blocks was called; name those that are with blocks="
             if CACHED in totals.calls_left_out:
                 why += ": call the model on a whole sequence"
-            raise WatchError(
-                f"of {totals.calls} calls of the model none was measured: "
-                + (why or "none of its blocks was called; name those that are with blocks="),
-                subject="model",
-            )
+            raise WatchError(f"of {totals.calls} calls of the model none was measured: {why}", subject="model")
         assert totals.arithmetic is not None
         arithmetic = dtype_name(totals.arithmetic)
         order = {metric.name: k for k, metric in enumerate(self.plan.metrics)}
         entries = [ReadingRow(layer, start, *pair) for layer, start, rows in totals.readings for pair in rows]
         entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
-        description = describe_model(self.model)
+        description, results = describe_model(self.model), checks(self.plan, totals)
         device = ", ".join(description["model"]["devices"])
-        results = checks(self.plan, totals)
-        return Profile(
-            table(entries, self.variant, arithmetic),
-            manifest_of(description, device, self.variant, arithmetic, list(order), results),
-        )
+        manifest = manifest_of(description, device, self.variant, arithmetic, list(order), results)
+        return Profile(table(entries, self.variant, arithmetic), manifest)
 
     @property
     def readings(self) -> list[tuple[int, Readings]]:
@@ -190,7 +177,7 @@ class Watch:
     @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
-        return notes(self.plan, self._recorder.totals, self._changes)
+        return notes(self.plan, self._recorder.totals, [*self._changes])
 
     @property
     def states(self) -> dict[int, list[Tensor]]:
@@ -207,27 +194,19 @@ class Watch:
             raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})", subject="keep")
         return dict(sorted(self._recorder.totals.kept[what].items()))
 
-    def _note_change(self, sentence: str) -> None:
-        if sentence not in self._changes:  # a watch may be entered again
-            self._changes.append(sentence)
-
     def _observe_attention(self, stack: ExitStack) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
         if any(block in _observed for block in blocks):
-            raise WatchError(
-                "the attention of this model is already being watched: leave the other watch first", subject="attention"
-            )
+            sentence = "the attention of this model is already being watched: leave the other watch first"
+            raise WatchError(sentence, subject="attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
-            raise WatchError(
-                f"attention of {type(self.model).__name__} must be visible to one of the observers ({ways}); "
-                "none applies: watch metrics of tokens, or give an observer of your own in attention=",
-                subject="attention",
-            )
+            what = f"attention of {type(self.model).__name__} must be visible to an observer ({ways}); none applies"
+            raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
         stack.callback(_observed.difference_update, blocks)
         sentence = stack.enter_context(observer.attach(blocks, self._recorder.on_attention))
         if sentence is not None:
-            self._note_change(sentence)
+            self._changes[sentence] = None

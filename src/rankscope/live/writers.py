@@ -23,10 +23,7 @@ from rankscope.runs.training import PATHS
 
 __all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
 
-RUN_GROUP = "monitor"
-"""The group of numbers of the whole run. Not `train`: loops write a `train/loss` of their own there."""
-WANDB_STEP = "monitor/step"
-"""The axis that our numbers are drawn over in wandb, whose own axis counts calls of `log` by anybody."""
+WANDB_STEP = "monitor/step"  # our axis in wandb, whose own axis counts calls of `log` by anybody
 MLFLOW_BATCH = 1000  # the most metrics that MLflow takes in one call
 
 
@@ -37,7 +34,7 @@ class JSONLines:
         path: The file; folders on the way are made.
 
     >>> import tempfile, polars as pl
-    >>> from rankscope.live.monitor.measurement import TRAINING
+    >>> from rankscope.runs.training import TRAINING
     >>> writer = JSONLines(Path(tempfile.mkdtemp()) / "measurements.jsonl")
     >>> rows = pl.DataFrame([{"step": 100, "metric": "loss", "value": 0.5}], schema=TRAINING)
     >>> writer(Measurement(100, rows))
@@ -53,8 +50,8 @@ class JSONLines:
         """Append one line. Before the first one, drop the lines that an earlier run left of later steps."""
         if not self._opened:
             self.resume(measurement.step - 1)
-        line: dict[str, Any] = {"step": measurement.step, **scalars(measurement)}
-        line["alarms"] = [alarm.sentence for alarm in measurement.alarms]
+        alarms = [alarm.sentence for alarm in measurement.alarms]
+        line = {"step": measurement.step, **scalars(measurement), "alarms": alarms}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -71,8 +68,7 @@ class JSONLines:
 
 
 class TensorBoard:
-    """Writes event files: a scalar for each number, and alarms as text. If a training goes back, later steps
-    are purged.
+    """Writes event files: a scalar for each number, alarms as text. If a training goes back, later steps are purged.
 
     Args:
         folder: Where the event files go; `tensorboard --logdir folder` shows them while they are written.
@@ -100,7 +96,7 @@ class TensorBoard:
             self._open(step + 1)
 
     def close(self) -> None:
-        """Close the event file."""
+        """Close the event file, if one is open."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -130,9 +126,9 @@ class WandB:
         """Log the numbers of one measurement, and send an alert for each alarm."""
         wandb = _imported("wandb")
         if self._run is None:
-            self._run = wandb.run if self.given_run is None else self.given_run
-            self._began_run = self._run is None
-            self._run = wandb.init(**self.init) if self._began_run else self._run
+            run = wandb.run if self.given_run is None else self.given_run
+            self._began_run = run is None
+            self._run = wandb.init(**self.init) if run is None else run
             self._run.define_metric(WANDB_STEP, hidden=True)
         numbers = scalars(measurement)
         for name in numbers.keys() - self._defined:
@@ -204,8 +200,7 @@ class MLflow:
 
 
 class Trackio:
-    """Logs to a run of Trackio; alarms are its alerts. A run that this writer began is finished with the
-    monitor.
+    """Logs to a run of Trackio; alarms are its alerts. A run that this writer began is finished with the monitor.
 
     Args:
         project: The project of a new run, if none is open.
@@ -221,10 +216,9 @@ class Trackio:
     def __call__(self, measurement: Measurement) -> None:
         """Log the numbers of one measurement, and send an alert for each alarm."""
         if self._run is None:
-            self._run = _imported("trackio.context_vars").current_run.get()
-            self._began_run = self._run is None
-            if self._began_run:
-                self._run = _imported("trackio").init(self.project, **self.init)
+            run = _imported("trackio.context_vars").current_run.get()
+            self._began_run = run is None
+            self._run = _imported("trackio").init(self.project, **self.init) if run is None else run
         self._run.log(scalars(measurement), step=measurement.step)
         for alarm in measurement.alarms:
             self._run.alert(title=alarm.rule, text=alarm.sentence, step=measurement.step)
@@ -241,12 +235,8 @@ def scalars(measurement: Measurement) -> dict[str, float]:
 
     relative_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
     """
-    columns = (measurement.rows[name].to_list() for name in ("metric", "layer", "head", "value"))
-    return {
-        scalar_name(metric, layer, head): value
-        for metric, layer, head, value in zip(*columns, strict=True)
-        if value is not None
-    }
+    rows = measurement.rows.select("metric", "layer", "head", "value").iter_rows()
+    return {scalar_name(metric, layer, head): value for metric, layer, head, value in rows if value is not None}
 
 
 def scalar_name(metric: str, layer: int | None, head: int | None) -> str:
@@ -258,8 +248,8 @@ def scalar_name(metric: str, layer: int | None, head: int | None) -> str:
     length = metric.removeprefix(PATHS)
     if layer is None and length != metric and length.isdecimal():
         return f"{PATHS[:-1]}/length_{int(length):02}"
-    if layer is None:
-        return f"{RUN_GROUP}/{metric}"
+    if layer is None:  # not `train/`: loops write a `train/loss` of their own there
+        return f"monitor/{metric}"
     return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
 
 

@@ -7,6 +7,7 @@ computes the outputs of heads.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -82,13 +83,9 @@ class StreamedPlain(Plain):
         q, k, added = self.scored(block, X)
         mask = self.arch.mask_of(block.index)
         simple = self.all_valid and mask in ("complete", "causal")
-        rows = AttentionRows(
-            self.arch, q, k,
-            visible=None if simple else partial(self.settings.rows, mask),
-            behind="causal" in spec_of(mask).split("&"),
-            added=self._rows_added(block, added),
-        )  # fmt: skip
-        return PatternNumbers(rows)
+        visible = None if simple else partial(self.settings.rows, mask)
+        behind = "causal" in spec_of(mask).split("&")
+        return PatternNumbers(AttentionRows(self.arch, q, k, visible, behind, self._rows_added(block, added)))
 
     def added(self, block: Block, q: Heads) -> Tensor | None:
         """Return the queries that meet relative positions (Transformer-XL); what they add is made by rows."""
@@ -106,13 +103,8 @@ class StreamedPlain(Plain):
         if arch.positions not in ("bias", "alibi"):
             return None
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
-
-        def bias(heads: slice, start: int, stop: int) -> Tensor:
-            numbers = score_bias(arch, self.net.weights, n, like, start, stop)
-            assert numbers is not None
-            return numbers[heads]
-
-        return bias
+        bias = partial(score_bias, arch, self.net.weights, n, like)
+        return lambda heads, start, stop: cast(Tensor, bias(start, stop))[heads]
 
     def mix(self, block: Block, P: PatternNumbers, V: Heads) -> HeadOutputs:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""
@@ -128,13 +120,10 @@ class StreamedPlain(Plain):
         cross_block, M = block.cross_block, self.settings.memory
         assert M is not None
         w = cross_block.weights.attention
-        rows = AttentionRows(
-            self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
-            visible=None if self.all_valid and bool(M.valid.all())
-            else lambda start, stop: M.visible(self.settings.valid[:, start:stop]),
-            behind=False,
-        )  # fmt: skip
-        heads = self._outputs(rows, self.values(cross_block, M.tokens), None)
+        q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
+        all_seen = self.all_valid and bool(M.valid.all())
+        visible = None if all_seen else lambda start, stop: M.visible(self.settings.valid[:, start:stop])
+        heads = self._outputs(AttentionRows(self.arch, q, k, visible, False), self.values(cross_block, M.tokens), None)
         return self.output(cross_block, self.only_active(cross_block, heads))
 
     def _outputs(

@@ -51,17 +51,17 @@ class _HeadRecorder(WholeNetwork):
 
     def __init__(self, frozen: Frozen) -> None:
         super().__init__(frozen)
-        self.spoken: list[Tensor] = []
-        self.read: list[Tensor] = []
+        self.head_terms: list[Tensor] = []
+        self.inputs_read: list[Tensor] = []
 
     def values(self, block: Block, terms: Terms) -> Tensor:
         """The values of heads, after recording the tokens that heads read."""
-        self.read.append(terms.parts.detach()[0])
+        self.inputs_read.append(terms.parts.detach()[0])
         return super().values(block, terms)
 
     def output(self, block: Block, head_terms: HeadTerms) -> Terms:
         """The output of attention, after recording what each head mixed."""
-        self.spoken.append(head_terms)
+        self.head_terms.append(head_terms)
         return super().output(block, head_terms)
 
 
@@ -71,9 +71,8 @@ def by_layer(frozen: Frozen) -> pl.DataFrame:
 
     sample · layer · part · norm · residual · share · residual_share · cosine
 
-    of everything that passes through it: its size and residual at the output, its share of the output
-    (`<term, output> / <output, output>`) and of the output's residual (NaN where that is noise), its cosine
-    with the output.
+    of everything that passes through it: its size and residual at the output, its share of the output (`<term, output>
+    / <output, output>`) and of the output's residual (NaN where that is noise), its cosine with the output.
     """
     rules = _PartTracker(frozen)
     terms = Terms(frozen.X[None], rules.start)
@@ -88,13 +87,12 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
 
     sample · layer · head · norm · share · residual_share · contraction · averaging · dobrushin
 
-    `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a
-    head that is not active. `share` and `residual_share`: what everything that passes through it is of the
-    output, and of the output's residual. `contraction`: the residual of what it says over that of what it
-    reads, `mu(P_h Z W_h) / mu(Z)`; `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows
-    sum to one at most `sqrt(n / 2)` times Dobrushin's coefficient of P_h, n the number of tokens. Where Z is
-    uniform as far as the arithmetic can see, both would be noise: NaN, as is `residual_share` where the
-    output is uniform.
+    `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a head that is
+    not active. `share` and `residual_share`: what everything that passes through it is of the output, and of the
+    output's residual. `contraction`: the residual of what it says over that of what it reads, `mu(P_h Z W_h) / mu(Z)`;
+    `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows sum to one at most `sqrt(n / 2)` times
+    Dobrushin's coefficient of P_h, n the number of tokens. Where Z is uniform as far as the arithmetic can see, both
+    would be noise: NaN, as is `residual_share` where the output is uniform.
     """
     if frozen.net.streamed:
         raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")
@@ -106,10 +104,10 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         size = size.masked_fill(size == 0, torch.inf)[:, None]
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
-    frames = []
-    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, inputs_read, *shares, strict=True):
-        frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
-    return pl.concat(frames)
+    rows = zip(frozen.layers, head_terms, inputs_read, *shares, strict=True)
+    return pl.concat(
+        [_head_rows(layer, U.detach()[0], Z, *map(Tensor.detach, of), frozen) for layer, U, Z, *of in rows]
+    )
 
 
 def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
@@ -120,7 +118,7 @@ def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
         terms = Terms(frozen.X[None].clone().requires_grad_(True), rules.start)
         for layer in frozen.layers:
             terms = rules.through(layer.block, terms)
-        return rules.spoken, rules.read, rules.end(terms)[0]
+        return rules.head_terms, rules.inputs_read, rules.end(terms)[0]
 
 
 def _head_rows(
@@ -130,9 +128,8 @@ def _head_rows(
     batch, heads = U.shape[:2]
     wide = padding[:, None].expand(batch, heads, -1)
     is_active = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
-    contributions = (U @ layer.block.weights.attention.output.weight) * is_active[
-        :, None, None
-    ]  # [batch, head, token, width]
+    contributions = U @ layer.block.weights.attention.output.weight  # [batch, head, token, width]
+    contributions = contributions * is_active[:, None, None]
     inputs_read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {

@@ -10,7 +10,6 @@ import math
 
 import polars as pl
 import torch
-from torch import Tensor
 
 from rankscope.deviation import Scaled, State, applies, propagate
 from rankscope.deviation.attention import DeviationPattern
@@ -40,23 +39,19 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
     """
     deviation = carried_in_deviations(frozen.net.arch) and applies(frozen.net)
     attention = _attention(frozen) if deviation else []
-    frames = []
+    frames, samples = [], len(frozen.X)
     for path in paths:
         reading = _carried(frozen, attention, path) if deviation else _plain(frozen, path)
-        samples = len(frozen.X)
-        frames.append(
-            pl.DataFrame(
-                {
-                    "path": [" ".join("·" if head is None else str(head) for head in path)] * samples,
-                    "length": [length_of(path)] * samples,
-                    "sample": list(range(samples)),
-                    "relative_residual": reading.value.tolist(),
-                    "log10": reading.log10.tolist(),
-                    "below_floor": reading.below_floor.tolist(),
-                    "arithmetic": ["deviation" if deviation else "float64"] * samples,
-                }
-            )
-        )
+        columns = {
+            "path": [" ".join("·" if head is None else str(head) for head in path)] * samples,
+            "length": [length_of(path)] * samples,
+            "sample": list(range(samples)),
+            "relative_residual": reading.value.tolist(),
+            "log10": reading.log10.tolist(),
+            "below_floor": reading.below_floor.tolist(),
+            "arithmetic": ["deviation" if deviation else "float64"] * samples,
+        }
+        frames.append(pl.DataFrame(columns))
     return pl.concat(frames)
 
 
@@ -69,14 +64,10 @@ def _plain(frozen: Frozen, path: Path) -> Reading:
 
 def _attention(frozen: Frozen) -> list[DeviationPattern]:
     """Attention of every layer of the full network, split into what all rows share and what they do not."""
-    steps = propagate(frozen.net, _unpositioned(frozen), ~frozen.valid)
-    return [step.attention for step in steps if step.attention is not None]
-
-
-def _unpositioned(frozen: Frozen) -> Tensor:
-    """Layer 0 before its positions were added: `propagate` adds them again."""
-    table = frozen.net.weights.positions
-    return frozen.X if table is None else (frozen.X - table[: frozen.X.shape[1]]) * frozen.valid[..., None]
+    X, table = frozen.X, frozen.net.weights.positions
+    if table is not None:  # layer 0 before its positions were added: `propagate` adds them again
+        X = (X - table[: X.shape[1]]) * frozen.valid[..., None]
+    return [step.attention for step in propagate(frozen.net, X, ~frozen.valid) if step.attention is not None]
 
 
 def _carried(frozen: Frozen, attention: list[DeviationPattern], path: Path) -> Reading:
@@ -101,7 +92,7 @@ def _through(arch: Architecture, layer: Layer, P: DeviationPattern, head: int, s
     top_token = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
     relative_to_top = state.R.value - top_token
     mean = Scaled((top_token + P.p[:, head, None] @ relative_to_top)[:, 0], state.R.log)
-    mixed = Scaled(P.others.value[:, head] @ relative_to_top, P.others.log[:, head] + state.R.log)
+    mixed = Scaled(P.off_top.value[:, head] @ relative_to_top, P.off_top.log[:, head] + state.R.log)
     x = (state.x + mean).mapped(lambda t: t @ W)
     return State(x, mixed.mapped(lambda t: t @ W), state.valid).tidy()
 

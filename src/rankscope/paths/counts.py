@@ -14,8 +14,7 @@ from math import comb
 from rankscope.errors import PathError
 
 Path = tuple[int | None, ...]
-Ways = tuple[tuple[int | None, ...], ...]
-"""By layer: the heads that speak, and None where there is a way past them."""
+Ways = tuple[tuple[int | None, ...], ...]  # by layer: the heads that speak, and None where there is a way past them
 
 
 def path_counts(layers: int, heads: int) -> list[int]:
@@ -95,10 +94,8 @@ def _onward(ways: Ways) -> tuple[tuple[int, ...], ...]:
     """[layer][k]: how many ways on with k heads there are from before each layer, and after the last."""
     counts_from = [(1, *[0] * len(ways))]
     for choices in reversed(ways):
-        later_counts, heads, past = counts_from[-1], len(_heads(choices)), int(None in choices)
-        counts_from.append(
-            tuple(past * n + (heads * later_counts[k - 1] if k else 0) for k, n in enumerate(later_counts))
-        )
+        later, heads, past = counts_from[-1], len(_heads(choices)), int(None in choices)
+        counts_from.append(tuple(past * n + heads * one_less for n, one_less in zip(later, (0, *later), strict=False)))
     return tuple(reversed(counts_from))
 
 
@@ -113,15 +110,10 @@ def checked_length(length: int, layers: int) -> int:
     return length
 
 
-def spelled(path: Iterable[int | None]) -> Path:
-    """A path as a tuple, if it is a row of anything."""
+def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
+    """The path as a tuple, if it is one of a network whose layers have these ways."""
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")
-    return tuple(path)
-
-
-def checked(path: Path, ways: Ways, heads: int) -> Path:
-    """The path itself, if it is one of a network whose layers have these ways."""
     path = tuple(path)
     if len(path) != len(ways):
         raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")

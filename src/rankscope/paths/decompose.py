@@ -17,16 +17,7 @@ from rankscope.errors import PathError, one_of
 from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
-from rankscope.paths.counts import (
-    Path,
-    checked,
-    checked_length,
-    counts_along,
-    length_of,
-    paths_along,
-    sampled_paths,
-    spelled,
-)
+from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
@@ -34,8 +25,7 @@ from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNet
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
-MOST_ENUMERATED = 10**6
-"""The most paths that are computed one by one."""
+MOST_ENUMERATED = 10**6  # the most paths that are computed one by one
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +36,7 @@ class PathTerm:
 
     path: Path
     term: Float[Tensor, "batch token width"]
-    P: Float[Tensor, "batch token token"]
-    """`P_path`: the product of its attention matrices."""
+    P: Float[Tensor, "batch token token"]  # `P_path`: the product of its attention matrices
     W: Float[Tensor, "width width"]
     """`W_path`: the product of its value and output weights, and of the skip weights it took."""
 
@@ -167,7 +156,7 @@ class Decomposition:
         """One path's term: a head, or None to go past the heads, in every layer.
 
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
-        spec = checked(spelled(path), self.frozen.ways, self.heads)
+        spec = checked(path, self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(path_sum(frozen, [spec], self._step(attention)), attention)
         own_patterns = OwnAttention(frozen).matrices(spec) if attention == "own" else None
@@ -240,8 +229,8 @@ class Decomposition:
                 raise PathError(
                     "keep(heads=...) shares attention; else use net.variant(heads=...)", subject="attention"
                 )
-            whole = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
-            return self.frozen.restored(whole.run())
+            network = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
+            return self.frozen.restored(network.run())
         if lengths is not None:
             if not isinstance(lengths, Iterable):
                 raise PathError(f"lengths must be a list; got {lengths!r}: write [{lengths}]", subject="lengths")
@@ -249,17 +238,13 @@ class Decomposition:
             if attention == "shared":
                 output = self._lengths.embedding[wanted].sum(0)
                 return output + self._lengths.bias[wanted].sum(0) if biases else output
-            counts = counts_along(self.frozen.ways)
-            path_count = sum(counts[length] for length in wanted)
+            path_count = sum(counts_along(self.frozen.ways)[length] for length in wanted)
             if path_count > MOST_ENUMERATED:
-                raise PathError(
-                    f"paths with attention of their own are computed one by one, at most "
-                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)",
-                    subject="lengths",
-                )
+                limit = f"at most {MOST_ENUMERATED} paths are computed one by one, as attention of their own needs"
+                raise PathError(f"{limit}; got {path_count}: sample some, and keep(paths=...)", subject="lengths")
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
-        specs = [checked(spelled(path), self.frozen.ways, self.heads) for path in paths]
+        specs = [checked(path, self.frozen.ways, self.heads) for path in paths]
         term = path_sum(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 

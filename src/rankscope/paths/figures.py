@@ -32,16 +32,14 @@ HEADS = {
     "residual_share": "share of the output's residual that passes through a head",
 }
 """Columns of `Decomposition.by_head`, and what each is."""
-LABELLED = 400
-"""Heads up to which each has its number written into it."""
+LABELLED = 400  # heads up to which each has its number written into it
 RESIDUAL = fig.Formula("‖res T‖₁,∞ / ‖T‖₁,∞", r"\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}")
 LENGTH = "length of the path: heads in it"
 
 
 def lengths_chart(table: pl.DataFrame) -> fig.Chart:
-    """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative
-    residual of the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is
-    `ByLength.table`."""
+    """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative residual of
+    the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is `ByLength.table`."""
     views = length_views(table)
     rows = table.filter(pl.col("start") != "all")
     starts = {

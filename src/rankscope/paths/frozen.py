@@ -15,6 +15,7 @@ At the input that it was frozen on, it gives exactly what the network gives. A p
 
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -70,13 +71,10 @@ class FrozenLayer:
 
     block: Block
     P: Square = field(init=False)
-    norms: dict[str, FrozenNorm] = field(default_factory=dict)
-    """By their names in the weights."""
+    norms: dict[str, FrozenNorm] = field(default_factory=dict)  # by their names in the weights
     gate: Float[Tensor, "batch token mlp_width"] | None = None
-    head_gate: Float[Tensor, "batch head token head_width"] | None = None
-    """The gates on head outputs, as measured."""
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    """What parts of one's own asked to keep, by name."""
+    head_gate: Float[Tensor, "batch head token head_width"] | None = None  # the gates on head outputs, as measured
+    kept: dict[str, Tensor] = field(default_factory=dict)  # what parts of one's own asked to keep, by name
 
     @property
     def ways(self) -> tuple[int | None, ...]:
@@ -91,15 +89,12 @@ class Frozen:
     """A network frozen on its input, linear in its tokens and biases."""
 
     net: Transformer
-    X: Tokens
-    """Layer 0, as the first block reads it: valid tokens first, positions added."""
+    X: Tokens  # layer 0, as the first block reads it: valid tokens first, positions added
     valid: Bool[Tensor, "batch token"]
     layers: tuple[FrozenLayer, ...]
     last: FrozenNorm | None
-    output: Tokens
-    """The output of the network itself."""
-    order: TokenOrder | None
-    """How tokens go back to where they stood before padding was moved to the end."""
+    output: Tokens  # the output of the network itself
+    order: TokenOrder | None  # how tokens go back to where they stood before padding was moved to the end
 
     def __repr__(self) -> str:
         return f"Frozen({self.net!r} on {tuple(self.X.shape)})"
@@ -184,34 +179,22 @@ class _FreezingRules(Plain):
         return torch.cat([p, self.share(w, X).expand(*p.shape[:-1], self.arch.experts.shared_width)], -1)
 
 
+def _refuse(why: str, subject: str) -> NoReturn:
+    raise PathError(f"a network cannot be taken apart into paths, which {why}; measure it instead", subject=subject)
+
+
 @torch.no_grad()
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
     """Run the network once and keep everything that depends on the tokens."""
     if net.arch.cross_attention:
-        raise PathError(
-            "a network is taken apart where every path begins at its own tokens; this one has "
-            "cross-attention, whose paths begin in a memory: measure it instead",
-            subject="cross_attention",
-        )
+        _refuse("begin at the network's own tokens; those of cross-attention begin in a memory", "cross_attention")
     for part in pieces(net.arch.parts):
         if part.place in ("values", "heads"):
-            raise PathError(
-                "a network is taken apart into paths where a head averages its layer's tokens and does no "
-                f"more; {part.name} changes the {part.place} of a layer besides: measure the network instead",
-                subject=part.name,
-            )
+            _refuse(f"average tokens in heads, and no more; {part.name} changes the {part.place} of a layer", part.name)
         if part.place != "pattern" and not hasattr(part, "frozen"):
-            raise PathError(
-                f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "
-                f"{part.name} has none: write one, or measure the network instead",
-                subject=part.name,
-            )
+            _refuse(f"need a linear rule named 'frozen' of every part; {part.name} has none: write one", part.name)
     if net.arch.key_latent:
-        raise PathError(
-            "a network is taken apart where values are linear in tokens; those of this one are of a latent "
-            "that goes through a norm of its own: measure it instead",
-            subject="key_latent",
-        )
+        _refuse("need values that are linear in tokens; a latent goes through a norm of its own", "key_latent")
     X, valid, order = net.prepared(X, padding)
     rules = _FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))
     first = X

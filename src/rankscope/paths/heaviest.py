@@ -35,8 +35,7 @@ from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
 from rankscope.paths.terms import FrozenRules, HeadTerms, PathExtensions, PathRules, Terms, shared_step
 
-Progress = Callable[[int, int], None]
-"""Called with (beginnings computed, at most so many)."""
+Progress = Callable[[int, int], None]  # called with (beginnings computed, at most so many)
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,16 +44,11 @@ class Heaviest:
 
     paths: list[Path]
     weights: list[float]
-    noise: list[float]
-    """How far rounding may have moved each weight; one that is not larger is noise."""
-    proved: int
-    """The first so many outweigh every other path, by more than rounding."""
-    tied: int
-    """So many more came out of the search first, and rounding could exchange them with others."""
-    next_bound: float
-    """No path that is not listed weighs more than this."""
-    explored: int
-    """The number of beginnings of paths that were computed."""
+    noise: list[float]  # how far rounding may have moved each weight; one that is not larger is noise
+    proved: int  # the first so many outweigh every other path, by more than rounding
+    tied: int  # so many more came out of the search first, and rounding could exchange them with others
+    next_bound: float  # no path that is not listed weighs more than this
+    explored: int  # the number of beginnings of paths that were computed
 
     def __repr__(self) -> str:
         from rankscope.cards import counted, lines
@@ -62,11 +56,11 @@ class Heaviest:
         title = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
         title += f", {self.tied} more within rounding of others" if self.tied else ""
         heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
-        rows = [[path, *notes] for path, notes in zip(heads, self.said(), strict=True)]
+        rows = [[path, *notes] for path, notes in zip(heads, self.weight_notes(), strict=True)]
         return lines(f"Heaviest: {title}; no other weighs over {self.next_bound:.3g}", rows)
 
-    def said(self) -> list[list[str]]:
-        """Each weight, and what it is where it is noise."""
+    def weight_notes(self) -> list[list[str]]:
+        """Each weight as text, and a note where rounding can make as much."""
         pairs = zip(self.weights, self.noise, strict=True)
         return [[f"{weight:.4g}", "" if weight > noise else "rounding can make as much"] for weight, noise in pairs]
 
@@ -187,8 +181,7 @@ class _GainRules(Arithmetic):
         return gain
 
     def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
-        """Open by at most one."""
-        return gain
+        return gain  # gates are open by at most one
 
     def output(self, block: Block, gain: Tensor) -> Tensor:
         """The largest of all heads."""
@@ -210,11 +203,10 @@ class _GainRules(Arithmetic):
         return torch.maximum(past, branches["attention"]) if half.attends else past
 
     def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
-        """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they
-        say it."""
-        done_paths = getattr(part, "lengthens", None)
-        if done_paths is not None:
-            return gain * done_paths(block)
+        """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they say it."""
+        lengthens = getattr(part, "lengthens", None)
+        if lengthens is not None:
+            return gain * lengthens(block)
         return gain if part.place == "pattern" else torch.full_like(gain, torch.inf)
 
     def _head(self, block: Block, head: int) -> Tensor:
@@ -242,11 +234,9 @@ def _largest(values: Tensor, valid: Tensor) -> Tensor:
     return (values.double().abs() * valid[..., None]).flatten(1).amax(1)
 
 
-UNITS = 4.0
-"""By how many units of rounding a number is perturbed: a sum of products rounds more than once."""
+UNITS = 4.0  # by how many units of rounding a number is perturbed: a sum of products rounds more than once
 COPIES = 3
-SAFETY = 2.0
-"""The factor by which the largest change among the copies is enlarged."""
+SAFETY = 2.0  # the factor by which the largest change among the copies is enlarged
 
 
 class _PerturbedPath(PathRules):
@@ -257,7 +247,9 @@ class _PerturbedPath(PathRules):
         self.generator = torch.Generator(frozen.X.device).manual_seed(seed)
         self.layers = [self._perturbed_layer(layer) for layer in frozen.layers]
 
-    def _perturb(self, x: Tensor) -> Tensor:
+    def _perturb(self, x: Any) -> Any:
+        if isinstance(x, Terms):
+            return x._replace(parts=self._perturb(x.parts))
         sign = torch.randint(0, 2, x.shape, generator=self.generator, device=x.device, dtype=torch.int8)
         return x * (1 + UNITS * unit_of(x.dtype) * (2 * sign - 1).to(x.dtype))
 
@@ -275,7 +267,7 @@ class _PerturbedPath(PathRules):
         return self.layers[block.index]
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
-        return self._perturb_terms(super().norm(block, name, terms))
+        return self._perturb(super().norm(block, name, terms))
 
     def values(self, block: Block, terms: Terms) -> Tensor:
         return self._perturb(super().values(block, terms))
@@ -283,17 +275,14 @@ class _PerturbedPath(PathRules):
     def mix(self, block: Block, P: Any, V: Tensor) -> HeadTerms:
         return self._perturb(super().mix(block, P, V))
 
-    def output(self, block: Block, spoken: HeadTerms) -> Terms:
-        return self._perturb_terms(super().output(block, spoken))
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        return self._perturb(super().output(block, head_terms))
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
-        return self._perturb_terms(super().mlp(block, terms))
+        return self._perturb(super().mlp(block, terms))
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
-        return self._perturb_terms(super().add(block, half, terms, branches))
-
-    def _perturb_terms(self, terms: Terms) -> Terms:
-        return terms._replace(parts=self._perturb(terms.parts))
+        return self._perturb(super().add(block, half, terms, branches))
 
     def walk(self, path: Path) -> Tensor:
         """The path's term at the output, perturbed."""

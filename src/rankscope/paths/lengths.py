@@ -35,25 +35,20 @@ DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 bfloat16."""
 
 TENSORS = ("embedding", "bias", "output", "padding")
-ABOUT = ("counts", "bias_counts", "closure", "variant")
-"""The fields of `ByLength`, as a file has them."""
+ABOUT = ("counts", "bias_counts", "closure", "variant")  # the fields of `ByLength`, as a file has them
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ByLength:
     """The sum of the terms of all paths of every length."""
 
-    embedding: Coefficients
-    """Of paths that start at the embedding."""
-    bias: Coefficients
-    """Of paths that start at a bias."""
-    counts: list[int]
-    """Paths of each length that start at the embedding."""
+    embedding: Coefficients  # of paths that start at the embedding
+    bias: Coefficients  # of paths that start at a bias
+    counts: list[int]  # paths of each length that start at the embedding
     bias_counts: list[int]
     output: Float[Tensor, "batch token width"]
     padding: Tensor
-    closure: float
-    """How far the terms are from adding up to the output, relative to it."""
+    closure: float  # how far the terms are from adding up to the output, relative to it
     variant: str = "as given"
 
     def __repr__(self) -> str:

@@ -1,14 +1,13 @@
 """All paths by their length, exactly: their sums, by a dynamic programme over the layers, and their number.
 
-A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k
-through the first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and
-skips alone
+A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k through the
+first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and skips alone
 
     Y_l[k] = skip Y_{l-1}[k] + sum_h P_h Y_{l-1}[k-1] W_h,
 
-so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial
-beside what starts at the embedding: a value bias, or the bias of a norm before the heads, passes through
-heads of its own layer; an output bias does not. `by_length` in `lengths.py` calls both functions.
+so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial beside what
+starts at the embedding: a value bias, or the bias of a norm before the heads, passes through heads of its own layer; an
+output bias does not. `by_length` in `lengths.py` calls both functions.
 """
 
 from collections.abc import Iterator
@@ -25,8 +24,7 @@ from rankscope.paths.terms import FrozenRules, Terms
 from rankscope.shapes import Float
 
 Coefficients = Float[Tensor, "length batch token width"]
-PIECE = 2**20
-"""Numbers that go through a layer together on a CPU."""
+PIECE = 2**20  # numbers that go through a layer together on a CPU
 
 
 class PolynomialRules(FrozenRules):
@@ -34,8 +32,7 @@ class PolynomialRules(FrozenRules):
     `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache, and
     what comes out is written where it belongs: products of matrices are nine tenths of the time."""
 
-    hidden: Tensor | None = None
-    """Room for what MLPs hold inside, the same for all of them."""
+    hidden: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
         """Applies to every coefficient by itself."""
@@ -153,11 +150,9 @@ class _CountingRules(Arithmetic):
     name = "counting"
 
     def norm(self, block: Block, name: str, counts: _Counts) -> _Counts:
-        """The bias of the norm starts a path here."""
         return _started(counts, getattr(block.weights, name).bias)
 
     def values(self, block: Block, counts: _Counts) -> _Counts:
-        """A value bias starts here."""
         return _started(counts, block.weights.attention.value.bias)
 
     def pattern(self, block: Block, counts: _Counts) -> None:
@@ -169,17 +164,13 @@ class _CountingRules(Arithmetic):
         return _Counts(*([0, *(heads * count for count in polynomial)] for polynomial in counts))
 
     def gate(self, block: Block, counts: _Counts, inside: _Counts) -> _Counts:
-        """A gate on what heads say is passed with them."""
         return counts
 
     def output(self, block: Block, counts: _Counts) -> _Counts:
-        """The output bias starts here, past the heads."""
         return _started(counts, block.weights.attention.output.bias)
 
     def mlp(self, block: Block, counts: _Counts) -> _Counts:
-        """The two biases of the MLP start paths here."""
-        w = block.mlp
-        return _started(_started(counts, w.up.bias), w.down.bias)
+        return _started(_started(counts, block.mlp.up.bias), block.mlp.down.bias)
 
     def add(self, block: Block, half: Half, counts: _Counts, branches: dict[str, _Counts]) -> _Counts:
         """Past the heads where that is a way, and through them."""
@@ -189,12 +180,8 @@ class _CountingRules(Arithmetic):
         heads = branches["attention"]
         if half.skip == 0.0 and "mlp" not in branches:
             return heads
-        return _Counts(
-            *(
-                [a + b for a, b in zip([*past_counts, 0], head_counts, strict=True)]
-                for past_counts, head_counts in zip(past, heads, strict=True)
-            )
-        )
+        pairs = zip(past, heads, strict=True)
+        return _Counts(*([a + b for a, b in zip([*short, 0], longer, strict=True)] for short, longer in pairs))
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """A part of one's own is passed as a whole."""

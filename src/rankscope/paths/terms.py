@@ -99,8 +99,7 @@ class FrozenRules(Arithmetic):
         """What heads add to the hidden states; the output bias starts here."""
         return self._started(block, self.added(block, head_terms))
 
-    start: int | None = None
-    """The part in which an output bias starts: it passes through no head of its layer."""
+    start: int | None = None  # the part in which an output bias starts: it passes through no head of its layer
 
     def _started(self, block: Block, parts: Parts) -> Terms:
         return Terms(with_bias(parts, self.start, block.weights.attention.output.bias), self.start)
@@ -216,8 +215,7 @@ class PathExtensions(FrozenRules):
         return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))
 
 
-Step = Callable[[int, Tensor, int | None], Tensor]
-"""(layer, tokens, head or None) -> tokens."""
+Step = Callable[[int, Tensor, int | None], Tensor]  # (layer, tokens, head or None) -> tokens
 
 
 class OwnAttention(OnePath, Plain):

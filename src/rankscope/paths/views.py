@@ -18,19 +18,16 @@ class LengthView:
     """All paths of one length, means over samples."""
 
     length: int
-    paths: int
-    """Those that start at the embedding."""
+    paths: int  # those that start at the embedding
     bias_paths: int
-    share: float
-    """Of the output, of what starts at the embedding."""
+    share: float  # of the output, of what starts at the embedding
     from_biases: float
     share_of_all: float
     norm: float
     bias_norm: float
     log10_residual: float
     """Of the relative residual of the terms' sum, the geometric mean; zeros are left out, as in curves."""
-    noise: bool
-    """Every sample's residual lies at its floor."""
+    noise: bool  # every sample's residual lies at its floor
 
     @property
     def cells(self) -> dict[str, str]:

@@ -12,22 +12,17 @@ tokens, patterns, and what else a metric is `sensitive_to`.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, State
+from rankscope.deviation import DeviationStep, State, comparison
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.comparison import (
-    direction_difference,
-    pattern_difference,
-    pattern_distance,
-    score_sizes,
-    state_distance,
-)
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
+from rankscope.deviation.scaled import spread
 from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
@@ -80,7 +75,8 @@ def checked(readings: Readings, plain: Readings | None, step: DeviationStep, sec
     """Readings with their digits, marked where the second pass does not agree; `plain` are its readings by
     plain rules, where it has them."""
     patterns = any(metric.of == "attention" for metric, _ in readings)
-    inputs = {"tokens": _states(step.state, second), "attention": _patterns(step, second) if patterns else None}
+    states = _states(comparison.state_distance, step.state, second)
+    inputs = {"tokens": states, "attention": _patterns(step, second) if patterns else None}
     references = [None] * len(readings) if plain is None else [reading for _, reading in plain]
     return [
         (metric, _marked(reading, _error(metric, reading, reference, inputs.get(metric.of), step, second)))
@@ -92,17 +88,18 @@ def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) 
     """Readings of doubled precision, with the digits that float64's have of them; marked where neither
     float64 nor a second doubled pass agrees."""
     doubled = confirmation.doubled.state
-    states = state_distance(doubled, confirmation.single.state)
+    states = comparison.state_distance(doubled, confirmation.single.state)
     if bool((states > AGREED).any()):
-        states = torch.where(states > AGREED, state_distance(doubled, confirmation.perturbed.state), states)
+        again = comparison.state_distance(doubled, confirmation.perturbed.state)
+        states = torch.where(states > AGREED, again, states)
     marked = []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
         agreed = difference(reading, reference)
         error = agreed
         if bool((error > AGREED).any()):
-            again = read(metric, confirmation.perturbed)
-            assert again is not None
-            error = torch.where(error > AGREED, difference(reading, again), error)
+            perturbed = read(metric, confirmation.perturbed)
+            assert perturbed is not None
+            error = torch.where(error > AGREED, difference(reading, perturbed), error)
         error = torch.maximum(error, _spread(states, error)) if metric.of == "tokens" else error
         error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
         marked.append((metric, replace(_marked(reading, error), digits=_digits(reading, agreed))))
@@ -136,9 +133,11 @@ def _error(
         error = torch.where(unsettled, perturbed, error)
     error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
     if metric.sensitive_to == "directions" and metric.of == "tokens":
-        error = torch.maximum(error, _directions(step.state, second))
+        # Of a token that is short beside the others, rounding may have decided no more than its sign.
+        error = torch.maximum(error, _states(comparison.direction_difference, step.state, second))
     if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        noisy = _states(step.state, second, deep=False) > NOISY * max(second.before.R.value.shape[1:])
+        distances = _states(partial(comparison.state_distance, deep=False), step.state, second)
+        noisy = distances > NOISY * max(second.before.R.value.shape[1:])
         error = error.masked_fill(_spread(noisy, error), torch.inf)
     return error.masked_fill(_spread(second.lost, error), torch.inf)
 
@@ -146,7 +145,7 @@ def _error(
 def _steepness(step: DeviationStep) -> Errors:
     """How many times its own rounding an attention weight has of its scores', by head."""
     P = step.attention or step.rows
-    sizes = None if P is None else score_sizes(P)
+    sizes = None if P is None else comparison.score_sizes(P)
     if sizes is None:
         return torch.ones((), dtype=torch.float64, device=step.state.x.log.device)
     ref, D = sizes
@@ -167,16 +166,16 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     if metric.of == "attention" and metric.sensitive_to == "row differences":
         if step.rows is not None and step.attention is None:
             assert perturbed.rows is not None
-            return pattern_distance(step.rows, perturbed.rows)
+            return comparison.pattern_distance(step.rows, perturbed.rows)
         patterns = [P for P in (step.attention, perturbed.attention) if P is not None]
         pairs = [_row_differences(P, valid) for P in patterns]
     elif metric.of == "heads":
-        pairs = [own.contributions(valid) for own in (step.heads, perturbed.heads) if own is not None]
+        pairs = [heads.contributions(valid) for heads in (step.heads, perturbed.heads) if heads is not None]
     else:
         pairs = []
     if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
+    return comparison.state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
 
 
 def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
@@ -194,56 +193,35 @@ def _compared(
     errors = plain(second.plain)
     if bool(second.resolved.all()):
         return errors
-    others = perturbed(second.perturbed_for(~second.resolved))
-    return torch.where(_spread(second.resolved, errors), errors, others)
+    errors_of_perturbed = perturbed(second.perturbed_for(~second.resolved))
+    return torch.where(_spread(second.resolved, errors), errors, errors_of_perturbed)
 
 
-def _directions(state: State, second: SecondPassStep) -> Errors:
-    """The largest difference of a token's direction: of one that is short beside the others, rounding may
-    have decided no more than its sign."""
-    valid = state.valid.mask
+def _states(distance: Callable[[State, State], Errors], state: State, second: SecondPassStep) -> Errors:
+    """How far the states of the two passes are apart, by one of the distances of `deviation/comparison.py`."""
     return _compared(
         second,
-        lambda plain: direction_difference(state, State.of(plain.state, valid)),
-        lambda perturbed: direction_difference(state, perturbed.state),
-    )
-
-
-def _states(state: State, second: SecondPassStep, deep: bool = True) -> Errors:
-    """How far the deviations of the two passes are apart."""
-    valid = state.valid.mask
-    return _compared(
-        second,
-        lambda plain: state_distance(state, State.of(plain.state, valid), deep),
-        lambda perturbed: state_distance(state, perturbed.state, deep),
+        lambda plain: distance(state, State.of(plain.state, state.valid.mask)),
+        lambda perturbed: distance(state, perturbed.state),
     )
 
 
 def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
-    if step.rows is not None:
-        assert isinstance(second, SecondPassLayer)
-        error = None if second.plain_step is None else pattern_difference(step.rows, second.plain_rows)
-        if error is None or not bool(second.resolved.all()):
-            assert second.perturbed.rows is not None
-            perturbed = pattern_difference(step.rows, second.perturbed.rows.matrix)
-            error = perturbed if error is None else torch.where(_spread(second.resolved, error), error, perturbed)
-        return error.nan_to_num(nan=torch.inf)
-    if step.attention is None:
+    P = step.rows or step.attention
+    if P is None:
         return None
-    P = step.attention.matrix()
-
-    def largest(pattern: Tensor) -> Errors:
-        return (P - pattern).abs().amax((-2, -1))
 
     def of_plain(plain: Step) -> Errors:
-        assert plain.attention is not None
-        return largest(plain.attention)
+        pattern = second.plain_rows if isinstance(second, SecondPassLayer) and step.rows else plain.attention
+        assert pattern is not None
+        return comparison.pattern_difference(P, pattern)
 
     def of_perturbed(perturbed: DeviationStep) -> Errors:
-        assert perturbed.attention is not None
-        return largest(perturbed.attention.matrix())
+        Q = perturbed.rows or perturbed.attention
+        assert Q is not None
+        return comparison.pattern_difference(P, Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix)
 
     return _compared(second, of_plain, of_perturbed).nan_to_num(nan=torch.inf)
 
@@ -268,4 +246,4 @@ def _digits(reading: Reading, error: Errors) -> Errors:
 
 
 def _spread(per_sample: Tensor, like: Tensor) -> Tensor:
-    return per_sample.reshape(*per_sample.shape, *[1] * (like.ndim - per_sample.ndim)).expand_as(like)
+    return spread(per_sample, like).expand_as(like)

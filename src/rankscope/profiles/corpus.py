@@ -1,11 +1,10 @@
 """`measure_corpus`: excerpts by the batch, their rows written as they come, nothing lost when it stops.
 
-Called by users, and step by step (`corpus_steps`) by the command line. In order: `BatchMeasurement` encodes a
-batch of texts and measures every variant in every arithmetic, here or on a cluster (`BatchRunner`);
-`CorpusRows` takes the rows in, writes them every so often and whenever the run ends, and makes the `Summary`.
-The same run resumes from the rows on disk: it reads past the excerpts that were measured, makes sure they are
-the same, and gives, bit for bit, what it would have given in one go. So does a longer corpus that begins the
-same way.
+Called by users, and step by step (`corpus_steps`) by the command line. In order: `BatchMeasurement` encodes a batch of
+texts and measures every variant in every arithmetic, here or on a cluster (`BatchRunner`); `CorpusRows` takes the rows
+in, writes them every so often and whenever the run ends, and makes the `Summary`. The same run resumes from the rows on
+disk: it reads past the excerpts that were measured, makes sure they are the same, and gives, bit for bit, what it would
+have given in one go. So does a longer corpus that begins the same way.
 """
 
 import tempfile

@@ -123,17 +123,13 @@ class CorpusRows:
         rows = table.join(self.kinds.with_row_index("kind"), on=ROW, how="left", nulls_equal=True)
         rows = rows.with_columns(pl.col("sample").rank("dense").cast(pl.Int64) - 1 + self.excerpts)
         rows = rows.sort("kind", "sample", maintain_order=True)
-        count = rows["sample"].n_unique()
-        if rows["kind"].null_count() or not rows["kind"].equals(_repeated(len(self.kinds), count)):
+        expected = np.repeat(np.arange(len(self.kinds)), rows["sample"].n_unique())
+        if rows["kind"].null_count() or not np.array_equal(rows["kind"], expected):
             raise MetricError(
                 f"a profile to add must have the {len(self.kinds)} rows of the first (variant, arithmetic, "
                 "layer, head, metric) for each sample; this one has others: measure the same networks"
             )
         return rows
-
-
-def _repeated(kinds: int, count: int) -> pl.Series:
-    return pl.Series("kind", np.repeat(np.arange(kinds, dtype=np.uint32), count))
 
 
 def with_checks(before: Manifest | None, now: Manifest) -> Manifest:

@@ -1,9 +1,8 @@
 """What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic.
 
-`profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for
-both: which metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes,
-steps, a column for each) there are, how one is chosen, how it is drawn (`figures.py`), and the card that a
-notebook shows.
+`profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for both: which
+metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes, steps, a column for each)
+there are, how one is chosen, how it is drawn (`figures.py`), and the card that a notebook shows.
 """
 
 from abc import abstractmethod
@@ -30,11 +29,37 @@ class Curves(SavedTable):
     """A table with a variant, an arithmetic, a layer and a metric in every row."""
 
     def __repr__(self) -> str:
-        return _repr(type(self).__name__, self._many, self.views())
+        curves = self.views()
+        rows = [[curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves]
+        return lines(f"{type(self).__name__}: {self._counts(curves)}", rows)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the first metric as a figure and a table."""
-        return _card(type(self).__name__, self._many, self.views(), len(self.metrics))
+        """For notebooks: the first metric as a figure and a table of the ends of each line."""
+        curves = self.views()
+        title = f"{type(self).__name__}: {self._counts(curves)}"
+        if not curves:
+            return card(title, None, (), ())
+        also = f" And {counted(len(self.metrics) - 1, 'other metric')}: plot(metric), table."
+        notes = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"]
+        notes += [note for note in [zeros_note(curves)] if note]
+        if len(curves) > DRAWN:
+            notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
+
+        def draw() -> "Figure":
+            from rankscope.figures.plot import plot
+            from rankscope.profiles.figures import curves_chart
+
+            return plot(curves_chart(curves[:DRAWN]))
+
+        return card(title, draw, *_table(curves), notes)
+
+    def _counts(self, curves: Sequence[CurveView]) -> str:
+        if not curves:
+            return "no rows"
+        networks = counted(len({curve.variant for curve in curves}), "network")
+        layers = counted(max(curve.depth for curve in curves), "layer")
+        arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
+        return f"{networks}, {counted(*self._many)}, {layers}, {arithmetics}"
 
     @property
     @abstractmethod
@@ -179,40 +204,6 @@ def line_names(lines: Sequence[Mapping[str, Any]], factors: Sequence[str]) -> li
     differ = [name for name in factors if len({line[name] for line in lines}) > 1]
     alone = bool(differ) and len({line["variant"] for line in lines}) == 1
     return [", ".join([line["variant"]] * (not alone) + [f"{name} {line[name]}" for name in differ]) for line in lines]
-
-
-def _repr(kind: str, many: tuple[int, str], curves: Sequence[CurveView]) -> str:
-    """The size of a profile or summary, and the ends of each line; `many` counts samples, or excerpts."""
-    rows = [[curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves]
-    return lines(f"{kind}: {_counts(many, curves)}", rows)
-
-
-def _card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], metrics: int) -> str:
-    """The first of so many metrics: its figure, and the ends of each line."""
-    title = f"{kind}: {_counts(many, curves)}"
-    if not curves:
-        return card(title, None, (), ())
-    also = f" And {counted(metrics - 1, 'other metric')}: plot(metric), table." if metrics > 1 else ""
-    notes = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also}", zeros_note(curves)]
-    if len(curves) > DRAWN:
-        notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
-
-    def draw() -> "Figure":
-        from rankscope.figures.plot import plot
-        from rankscope.profiles.figures import curves_chart
-
-        return plot(curves_chart(curves[:DRAWN]))
-
-    return card(title, draw, *_table(curves), [note for note in notes if note])
-
-
-def _counts(many: tuple[int, str], curves: Sequence[CurveView]) -> str:
-    if not curves:
-        return "no rows"
-    networks = counted(len({curve.variant for curve in curves}), "network")
-    layers = counted(max(curve.depth for curve in curves), "layer")
-    arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
-    return f"{networks}, {counted(*many)}, {layers}, {arithmetics}"
 
 
 def _table(curves: Sequence[CurveView]) -> tuple[list[str], list[list[str]]]:

@@ -27,11 +27,10 @@ SPECTRA = 9  # layers of a spectrum at most
 def curves_chart(
     curves: Sequence[CurveView], log: bool | None = None, bounds: Mapping[str, Mapping[str, Layers]] | None = None
 ) -> fig.Chart:
-    """A metric by layer: a line for each variant, the range about it, its floor, and hollow marks where it is
-    noise.
+    """A metric by layer: a line for each variant, the range about it, its floor, and hollow marks where it is noise.
 
-    Lines that differ in one number, as steps of a training do, are coloured in their order; where there are
-    many, a bar of colours says which is which.
+    Lines that differ in one number, as steps of a training do, are coloured in their order; where there are many, a bar
+    of colours says which is which.
 
     Args:
         curves: The lines, all of one metric.
@@ -126,9 +125,8 @@ def _curve_table(curves: Sequence[CurveView]) -> dict[str, list[Any]]:
 
 
 def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
-    """One variant in several arithmetics. Left: digits lost, -log10, on an axis of powers. Right: the ratio
-    of logs from layer to layer, which tends to 3 where each layer cubes the residual. Hollow where it is
-    noise."""
+    """One variant in several arithmetics. Left: digits lost, -log10, on an axis of powers. Right: the ratio of logs
+    from layer to layer, which tends to 3 where each layer cubes the residual. Hollow where it is noise."""
     left: list[fig.Line] = []
     right: list[fig.Line] = []
     rows: list[tuple[Any, ...]] = []
@@ -157,13 +155,12 @@ def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
 
 
 def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> fig.Chart:
-    """The tokens on two principal axes: a panel for each variant, a mark for each token, a frame for each
-    layer.
+    """The tokens on two principal axes: a panel for each variant, a mark for each token, a frame for each layer.
 
-    As it is, the cloud shrinks by its scale; magnified, it has the same size at every layer, and one sees it
-    turn into a line. Tokens are coloured by their place in the text. A network that ends earlier than another
-    stays at its last layer. Where a few tokens lie far out, axes are those of the others: tokens beyond stand
-    at the edge, and the heading counts them.
+    As it is, the cloud shrinks by its scale; magnified, it has the same size at every layer, and one sees it turn into
+    a line. Tokens are coloured by their place in the text. A network that ends earlier than another stays at its last
+    layer. Where a few tokens lie far out, axes are those of the others: tokens beyond stand at the edge, and the
+    heading counts them.
 
     Args:
         table: As `profiles.cloud` gives it.
@@ -227,9 +224,8 @@ def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float)
 
 
 def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
-    """Singular values of the residual as shares of the tokens' norm: a panel for each variant and in it a
-    line for each layer, dark to light; geometric means over samples. `table` is that of
-    `profiles.spectra`."""
+    """Singular values of the residual as shares of the tokens' norm: a panel for each variant and in it a line for each
+    layer, dark to light; geometric means over samples. `table` is that of `profiles.spectra`."""
     variants = table["variant"].unique(maintain_order=True).to_list()[:VARIANTS]
     layers = evenly(sorted(table["layer"].unique().to_list()), SPECTRA)
     # A value that is noise in some samples is not there: the mean of the others would be of other texts.

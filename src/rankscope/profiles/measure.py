@@ -50,31 +50,29 @@ def measure(
 ) -> Profile:
     """Measure how uniform the tokens are at every layer of a network.
 
-    Layer l is the output of block l, layer 0 the input; a final norm is not applied. Metrics are computed in
-    float64 from what the arithmetic gives. A kernel without a rule in deviation arithmetic runs in float64,
-    and the table says so. A sample whose tokens overflow has NaN from that layer on, and the manifest says
-    from which.
+    Layer l is the output of block l, layer 0 the input; a final norm is not applied. Metrics are computed in float64
+    from what the arithmetic gives. A kernel without a rule in deviation arithmetic runs in float64, and the table says
+    so. A sample whose tokens overflow has NaN from that layer on, and the manifest says from which.
 
     Args:
         net: A network, or a Hugging Face model in memory, which is loaded as one (`rankscope.load`).
-        X: A text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode`
-            gave; token ids `[batch, token]`; or tokens `[batch, token, width]` in any floating dtype.
+        X: A text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode` gave; token
+            ids `[batch, token]`; or tokens `[batch, token, width]` in any floating dtype.
         padding: `[batch, token]`, True at padded tokens, which no average counts.
         metrics: Names, or `Metric` objects of your own.
-        arithmetic: How the network runs: `deviation` resolves any residual, however small; `float64`,
-            `float32` and `bfloat16` show their floors.
+        arithmetic: How the network runs: `deviation` resolves any residual, however small; `float64`, `float32` and
+            `bfloat16` show their floors.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         variant: The name of the network in the table.
         batch: Samples that run together at most.
         progress: Called as `progress(done, total)` after each layer.
         device: Where to run; where the network is, if left out.
         readers: What else is taken from the same pass (`profiles/readers.py`).
-        check: Whether a second pass, rounded differently, runs beside deviation arithmetic. What the two do
-            not agree on to nine digits is marked (`docs/deviation.md`); without it nothing is.
-        confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the
-            time): its readings are shown, and `digits` says how many of their digits float64 has.
-        compile: Whether deviation arithmetic is compiled: a minute or two, for many batches of one shape on a
-            GPU.
+        check: Whether a second pass, rounded differently, runs beside deviation arithmetic. What the two do not agree
+            on to nine digits is marked (`docs/deviation.md`); without it nothing is.
+        confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the time): its
+            readings are shown, and `digits` says how many of their digits float64 has.
+        compile: Whether deviation arithmetic is compiled: a minute or two, for many batches of one shape on a GPU.
 
     Returns:
         A `Profile`: a row for each sample, layer, metric (and head), with value, log10 and floor.

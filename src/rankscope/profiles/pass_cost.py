@@ -1,21 +1,20 @@
 """What a pass will cost in memory and in time, told before it starts.
 
-Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches
-do (`batches_beside`), and by the command line, which says how long it will take (`seconds`).
+Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches do
+(`batches_beside`), and by the command line, which says how long it will take (`seconds`).
 
-**Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand
-its scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive
-at the peak. Where deviation arithmetic goes by blocks of rows, what is needed grows with the tokens alone:
-`STATES` are alive, and some blocks.
+**Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
+scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
+Where deviation arithmetic goes by blocks of rows, what is needed grows with the tokens alone: `STATES` are alive, and
+some blocks.
 
 **Time.** A pass of n tokens through a layer multiplies and adds
 
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
-times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give.
-Divided by how many of these this machine does a second in a product of matrices, and times what the
-arithmetic costs beside a plain pass (`PASSES`), that is the time, within a factor of two; files that are read
-on the way take longer.
+times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give. Divided by
+how many of these this machine does a second in a product of matrices, and times what the arithmetic costs beside a
+plain pass (`PASSES`), that is the time, within a factor of two; files that are read on the way take longer.
 """
 
 import math
@@ -33,8 +32,7 @@ from rankscope.nets.tensors import layer_shapes
 
 MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
-STATES = 12.0
-"""By rows, the second pass included: so many numbers of each token, for each of its width and the MLP's."""
+STATES = 12.0  # by rows, the second pass included: so many numbers of each token, for each of its width and the MLP's
 BLOCKS = 20  # and so many blocks of rows
 OF_HEADS = 4.0  # and where heads are read, so many like what all of them add
 UNNOTICED = 2**28  # bytes that are not worth a question
@@ -89,18 +87,15 @@ def check_memory(
 
 
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
-    """The number of batches of a pass that memory holds at a time, at least one; `kind` as in
-    `check_memory`."""
+    """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    rows = kind not in MATRICES
-    size = batch * by_rows(arch, tokens) if rows else MATRICES[kind] * size_of_attention(arch, batch, tokens)
+    size = batch * _sample_bytes(arch, tokens, kind)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
-def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool) -> float:
-    if kind not in MATRICES:
-        return by_rows(arch, tokens, heads)
-    return MATRICES[kind] * size_of_attention(arch, 1, tokens)
+def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool = False) -> float:
+    in_matrices = MATRICES.get(kind)
+    return by_rows(arch, tokens, heads) if in_matrices is None else in_matrices * size_of_attention(arch, 1, tokens)
 
 
 def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:

@@ -1,10 +1,9 @@
 """One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress.
 
-Called by `measure` (`layer_pass`, by way of `run_side_by_side`) and by whoever has readers of their own
-(`one_pass`). In order: what readers need is asked; the network is brought into its arithmetic and onto its
-device; memory is checked (`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`: plain rules,
-deviation arithmetic alone, with its second pass, or in doubled precision), and every reader is shown every
-step.
+Called by `measure` (`layer_pass`, by way of `run_side_by_side`) and by whoever has readers of their own (`one_pass`).
+In order: what readers need is asked; the network is brought into its arithmetic and onto its device; memory is checked
+(`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`: plain rules, deviation arithmetic alone, with its
+second pass, or in doubled precision), and every reader is shown every step.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -42,8 +41,7 @@ ARITHMETICS: dict[str, torch.dtype] = {
 }
 
 Result = TypeVar("Result")
-Progress = Callable[[int, int], None]
-"""Called with (done, in all), here after each layer; what it raises ends the work."""
+Progress = Callable[[int, int], None]  # called with (done, in all), here after each layer; what it raises ends the work
 
 
 class PassRecord(NamedTuple):

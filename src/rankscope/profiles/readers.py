@@ -1,10 +1,9 @@
 """Readers: what is taken from each layer while a network is run once.
 
-`propagation.py` shows every `LayerStep` to every reader, and the caller asks each for its result. A reader
-says what it needs and what that costs, takes it from one layer at a time, and has a result at the end.
-`measure` runs the reader of metrics and the reader of checks, and takes others along; one of your own is any
-object with the four names of `Reader`. One that needs attention and can do with numbers of its rows says of
-which metrics in `by_row`; else P is held whole.
+`propagation.py` shows every `LayerStep` to every reader, and the caller asks each for its result. A reader says what it
+needs and what that costs, takes it from one layer at a time, and has a result at the end. `measure` runs the reader of
+metrics and the reader of checks, and takes others along; one of your own is any object with the four names of `Reader`.
+One that needs attention and can do with numbers of its rows says of which metrics in `by_row`; else P is held whole.
 """
 
 from collections.abc import Sequence

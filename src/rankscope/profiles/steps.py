@@ -1,9 +1,8 @@
 """One layer of a pass as readers see it, in floating point or in deviation arithmetic.
 
-Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the
-network ran on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then
-`agreement.py` compares them with the second pass. What several readers need is computed once, what none asks
-for never.
+Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the network ran
+on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then `agreement.py` compares
+them with the second pass. What several readers need is computed once, what none asks for never.
 """
 
 import math
@@ -38,8 +37,7 @@ class ResidualShape(NamedTuple):
     """The residual of one layer, `res X = 10^log10 |X|_F R`."""
 
     layer: int
-    R: Float[Tensor, "batch token width"]
-    """Of Frobenius norm one, zero at padded tokens; zero where tokens are equal."""
+    R: Float[Tensor, "batch token width"]  # of Frobenius norm one, zero at padded tokens; zero where tokens are equal
     log10: Float[Tensor, " batch"]
     """Its share of the tokens' norm; -inf where tokens are equal, NaN where numbers overflow."""
 
@@ -122,17 +120,10 @@ class LayerStep:
 
     def _read_rows(self, metrics: Sequence[Metric], rows: PatternNumbers) -> Readings:
         """Metrics of attention from the numbers of its rows."""
-        readings = [
-            (metric, metric.from_rows(rows.of_rows[metric.name], self.valid, self.unit))
-            for metric in metrics
-            if metric.name in rows.of_rows
-        ]
-        readings += [
-            (metric, metric.from_heads(rows.of_heads[metric.name], self.unit))
-            for metric in metrics
-            if metric.name in rows.of_heads
-        ]
-        sums = rows.of_rows.get(DEFECT)
+        of_rows, of_heads = rows.of_rows, rows.of_heads
+        readings = [(m, m.from_rows(of_rows[m.name], self.valid, self.unit)) for m in metrics if m.name in of_rows]
+        readings += [(m, m.from_heads(of_heads[m.name], self.unit)) for m in metrics if m.name in of_heads]
+        sums = of_rows.get(DEFECT)
         if not readings or sums is None:
             return readings
         return nan_where_broken(readings, (sums.isnan() & self.valid[:, None]).any(-1).any(-1))
@@ -141,10 +132,8 @@ class LayerStep:
         """Readings compared with those of the second pass by plain rules, where it has them."""
         plain = None
         if second.plain is not None:  # as much of it as there is of the first pass
-            attention = None if step.attention is None else second.plain.attention
-            heads = None if step.heads is None else second.plain.heads
-            routing = None if step.routing is None else second.plain.routing
-            as_much = second.plain._replace(attention=attention, heads=heads, routing=routing)
+            missing = [name for name in ("attention", "heads", "routing") if getattr(step, name) is None]
+            as_much = second.plain._replace(**dict.fromkeys(missing))
             rows = None if step.rows is None else second.restored_numbers
             of_plain = replace(self, step=as_much, second=None, rows=rows)
             plain = of_plain.readings([metric for metric, _ in readings])

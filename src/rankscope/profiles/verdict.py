@@ -36,10 +36,8 @@ Ends = Mapping[str, Mapping[str, float]]  # of each metric, log10 at the end of 
 class Ending:
     """What becomes of the tokens of one variant."""
 
-    group: str
-    """apart, closing, uniform; hidden: below a floor that lies above the threshold; broken: no number."""
-    layer: int
-    """uniform: the layer from which on it is below the threshold; broken: the first without a number."""
+    group: str  # apart, closing, uniform; hidden: below a floor that lies above the threshold; broken: no number
+    layer: int  # uniform: the layer from which on it is below the threshold; broken: the first without a number
     value: str  # the number at that layer, or the floor that it lies beneath
     end: str  # the number at the last layer, or from where on it is noise
     depth: int  # the last layer

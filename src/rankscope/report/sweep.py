@@ -8,7 +8,7 @@ import polars as pl
 
 from rankscope.cards import counted
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
-from rankscope.engine.views import SweepView, described, metrics_of, view_of
+from rankscope.engine.views import SweepView, metrics_of, view_of
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
 from rankscope.report.content import Plot, Section, Table
@@ -50,7 +50,7 @@ def sweep_sentences(swept: Swept) -> str:
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
     sentences = []
     if len(known):
-        ends = [f"{_value(view, int(row))} ({described(view, int(row))})" for row in known["row"][[0, -1]].to_list()]
+        ends = [f"{_value(view, int(row))} ({view.described(int(row))})" for row in known["row"][[0, -1]].to_list()]
         sentences.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
     effects = list(view.effects.items())
     if effects and effects[0][1] > 0:

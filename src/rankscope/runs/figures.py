@@ -6,6 +6,7 @@ The report and the page of `rankscope follow` draw what is described here.
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -30,23 +31,22 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
     powers = _powers(grid.value)
-    numbers = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
+    limits = (powers.low, powers.high) if powers is not None else ends(grid.value)
     hover: list[list[fig.Hover]] = [
-        [(f"step {step}, layer {layer}\n", index, "") for step, index in zip(grid.steps, row, strict=True)]
+        [(f"step {step}, layer {layer}\n", label, "") for step, label in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
-    ends = (powers.low, powers.high) if powers is not None else _ends(grid.value)
-    cells = fig.Heatmap(grid.steps, grid.layers, numbers, _unit(metric), powers, ends, hover=hover)
-    last, steps = grid.layers[-1] if grid.layers else 0, training.steps[-1] if training.steps else 0
+    colours = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
+    cells = fig.Heatmap(grid.steps, grid.layers, colours, _unit(metric), powers, limits, hover=hover)
+    layers, steps, last_step = len(grid.layers), len(grid.steps), training.steps[-1] if training.steps else 0
+    last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
-    x = fig.Axis("step", steps=True, grid=False)
-    return fig.Chart(
-        [fig.Panel(x, y, marks, flags=_flags(training))], _table([grid]),
-        f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} measurements up "
-        f"to step {steps}; {_span(grid.value)}.",
-        legend=False, height=max(340, min(640, 130 + 24 * len(grid.layers))), kept=metric,
-    )  # fmt: skip
+    panel = fig.Panel(fig.Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))
+    size = f"{layers} layers, {steps} measurements up to step {last_step}"
+    alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid.value)}."
+    height = max(340, min(640, 130 + 24 * layers))
+    return fig.Chart([panel], _table([grid]), alt, legend=False, height=height, kept=metric)
 
 
 def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
@@ -56,29 +56,19 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), FEW if several else LINES)
     panels = []
     for grid in grids:
-        powers, numbers = _powers(grid.value), _numbers(grid)
-        lines = []
+        title, powers, numbers, lines = title_of(grid.metric), _powers(grid.value), _numbers(grid), []
         for k, layer in enumerate(shown):
             if layer not in grid.layers:
                 continue
             row, name = grid.layers.index(layer), f"layer {layer}"
-            hover: list[fig.Hover] = [
-                (f"{title_of(grid.metric)}\nstep {step}, {name}: ", index, "")
-                for step, index in zip(grid.steps, numbers[row], strict=True)
-            ]
-            colour = fig.ordered_colour(k / max(1, len(shown) - 1))
-            lines.append(fig.Line(
-                grid.steps, _on_axis(grid.value[row], powers), colour, name, name, marker=_mark(grid.steps),
-                noise=grid.noise[row], hover=hover,
-            ))  # fmt: skip
+            texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
+            line = _line(grid.steps, _on_axis(grid.value[row], powers), _shade(k, shown), texts, numbers[row])
+            lines.append(replace(line, name=name, group=name, noise=grid.noise[row]))
         y = _value_axis("" if several else _unit(grid.metric), powers, grid.value)
-        heading = title_of(grid.metric) if several else ""
-        panels.append(fig.Panel(fig.Axis("step", steps=True), y, lines, heading, _flags(training)))
-    sentences = [f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids]
-    return fig.Chart(
-        panels, _table(grids), "; ".join(sentences) + ".", columns=min(2, len(grids)), shared=several,
-        kept=",".join(metrics),
-    )  # fmt: skip
+        panels.append(_over_steps(training, y, lines, title if several else ""))
+    alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids) + "."
+    columns, kept = min(2, len(grids)), ",".join(metrics)
+    return fig.Chart(panels, _table(grids), alt, columns=columns, shared=several, kept=kept)
 
 
 def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
@@ -86,23 +76,17 @@ def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
     panels = []
     rows: list[tuple[str, int, float]] = []
     for name in names:
-        every, numbers = training.scalar(name)
-        chosen = evenly(range(len(every)), STEPS)
-        steps, values = [every[k] for k in chosen], np.array([numbers[k] for k in chosen])
+        all_steps, numbers = training.scalar(name)
+        chosen = evenly(range(len(all_steps)), STEPS)
+        steps, values = [all_steps[k] for k in chosen], np.array([numbers[k] for k in chosen])
         rows += zip([name] * len(steps), steps, values.tolist(), strict=True)
         powers = _powers(values)
-        hover: list[fig.Hover] = [
-            (f"step {step}\n{title_of(name)} ", _number(value), "")
-            for step, value in zip(steps, values.tolist(), strict=True)
-        ]
-        line = fig.Line(steps, _on_axis(values, powers), fig.line_colour(0), marker=_mark(steps), hover=hover)
-        y = _value_axis("", powers, values)
-        panels.append(fig.Panel(fig.Axis("step", steps=True), y, [line], title_of(name), _flags(training)))
-    return fig.Chart(
-        panels, fig.columns_of(("name", "step", "value"), rows),
-        f"{', '.join(map(title_of, names))} over the steps.".capitalize(),
-        columns=min(2, len(names)), legend=False, kept="run",
-    )  # fmt: skip
+        texts = [f"step {step}\n{title_of(name)} " for step in steps]
+        line = _line(steps, _on_axis(values, powers), fig.line_colour(0), texts, list(map(_number, values.tolist())))
+        panels.append(_over_steps(training, _value_axis("", powers, values), [line], title_of(name)))
+    table = fig.columns_of(("name", "step", "value"), rows)
+    alt = f"{', '.join(map(title_of, names))} over the steps.".capitalize()
+    return fig.Chart(panels, table, alt, columns=min(2, len(names)), legend=False, kept="run")
 
 
 def path_shares(training: TrainingRun) -> fig.Chart:
@@ -114,20 +98,28 @@ def path_shares(training: TrainingRun) -> fig.Chart:
         part = part[evenly(range(len(part)), STEPS)]
         steps, values = part["step"].to_list(), part["value"].fill_null(math.nan).to_list()
         rows += zip([name] * len(steps), steps, values, strict=True)
-        hover: list[fig.Hover] = [
-            (f"step {step}, {name}\n", f"{value:.1%}", " of the output")
-            for step, value in zip(steps, values, strict=True)
-        ]
-        colour = fig.ordered_colour(k / max(1, len(names) - 1))
-        lines.append(fig.Line(steps, values, colour, name, marker=_mark(steps), hover=hover))
+        texts, shares = [f"step {step}, {name}\n" for step in steps], [f"{value:.1%}" for value in values]
+        lines.append(replace(_line(steps, values, _shade(k, names), texts, shares, " of the output"), name=name))
     bar = fig.ColourBar("length of the path", [name.removeprefix("length ") for name in names])
-    panel = fig.Panel(
-        fig.Axis("step", steps=True), fig.Axis("share of the output", percent=True), lines, flags=_flags(training)
-    )
-    return fig.Chart(
-        [panel], fig.columns_of(("of", "step", "value"), rows), "Path shares over the steps.",
-        colour_bar=bar if len(names) > LISTED else None, kept="paths",
-    )  # fmt: skip
+    panel = _over_steps(training, fig.Axis("share of the output", percent=True), lines)
+    table, colour_bar = fig.columns_of(("of", "step", "value"), rows), bar if len(names) > LISTED else None
+    return fig.Chart([panel], table, "Path shares over the steps.", colour_bar=colour_bar, kept="paths")
+
+
+def _line(
+    steps: list[int], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = ""
+) -> fig.Line:
+    """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says."""
+    hover: list[fig.Hover] = [(text, label, after) for text, label in zip(texts, labels, strict=True)]
+    return fig.Line(steps, y, colour, marker="dot" if len(steps) <= MARKED else None, hover=hover)
+
+
+def _shade(k: int, of: Sequence[object]) -> str:
+    return fig.ordered_colour(k / max(1, len(of) - 1))
+
+
+def _over_steps(training: TrainingRun, y: fig.Axis, lines: list[fig.Line], heading: str = "") -> fig.Panel:
+    return fig.Panel(fig.Axis("step", steps=True), y, lines, heading, _flags(training))
 
 
 def _thinned(training: TrainingRun, grid: Grid) -> Grid:
@@ -156,13 +148,9 @@ def _on_axis(values: np.ndarray, powers: fig.Powers | None) -> np.ndarray:
 
 
 def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.ndarray) -> fig.Axis:
-    low, high = _ends(values)
+    low, high = ends(values)
     flat = powers is None and high - low <= 1e-9 * abs(high) and high  # plotly would draw from -1 to 1
     return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
-
-
-def _mark(steps: Sequence[int]) -> str | None:
-    return "dot" if len(steps) <= MARKED else None
 
 
 def _flags(training: TrainingRun) -> list[fig.Flag]:
@@ -202,13 +190,14 @@ def _numbers(grid: Grid) -> list[list[str]]:
     return [[_number(value) + note for value, note in zip(*row, strict=True)] for row in rows]
 
 
-def _ends(values: np.ndarray) -> tuple[float, float]:
+def ends(values: np.ndarray) -> tuple[float, float]:
+    """The least and the largest finite value; 0 and 1 if there is none."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
 
 
 def _span(values: np.ndarray) -> str:
-    return "from {:.3g} to {:.3g}".format(*_ends(values))
+    return "from {:.3g} to {:.3g}".format(*ends(values))
 
 
 def _table(grids: Sequence[Grid]) -> dict[str, list[object]]:

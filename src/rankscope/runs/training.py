@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,13 +22,47 @@ from rankscope.runs.store import MANIFEST, Run, read
 from rankscope.runs.tables import JOURNAL
 
 TRAINING_TABLE, ALARMS_TABLE, CERTIFICATES_TABLE = "training", "alarms", "training_certificates"
-COLUMNS = {
-    TRAINING_TABLE: "step layer head metric value floor samples broken",
-    ALARMS_TABLE: "step since rule layer head action sentence",
-    CERTIFICATES_TABLE: "step theorem kind quantity met_to says_at log10_bound log10_measured why",
-}  # the columns that are read here
-TEXTS = {"metric", "rule", "action", "sentence", "theorem", "kind", "quantity", "why"}
-NUMBERS = {"value", "floor", "log10_bound", "log10_measured"}  # the rest are whole numbers
+TRAINING: dict[str, Any] = {
+    "step": pl.Int64,
+    "layer": pl.Int64,  # null for numbers of the whole run, such as the loss
+    "head": pl.Int64,  # null unless the metric is one of heads
+    "metric": pl.String,
+    "value": pl.Float64,  # the mean over samples; null if none was finite
+    "spread": pl.Float64,  # their standard deviation
+    "least": pl.Float64,
+    "most": pl.Float64,
+    "floor": pl.Float64,  # values below it are rounding noise; 0 if there is no floor
+    "samples": pl.Int64,
+    "broken": pl.Int64,  # samples whose value was NaN or infinite
+}  # the columns of the table `training`: a row for each number of a measurement
+ALARMS: dict[str, Any] = {
+    "step": pl.Int64,
+    "since": pl.Int64,  # the first measurement at which the fault was there
+    "rule": pl.String,
+    "layer": pl.Int64,
+    "head": pl.Int64,
+    "action": pl.String,
+    "sentence": pl.String,
+}  # the columns of the table `alarms`
+CERTIFICATES: dict[str, Any] = {
+    "step": pl.Int64,
+    "theorem": pl.String,
+    "kind": pl.String,  # upper or lower bound
+    "quantity": pl.String,
+    "met_to": pl.Int64,  # its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
+    "says_at": pl.Int64,  # the last layer at which it says more than is known anyway
+    "log10_bound": pl.Float64,  # there, of the sample with the most slack
+    "log10_measured": pl.Float64,
+    "log10_size": pl.Float64,
+    "slack": pl.Float64,  # decades between the two
+    "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
+    "why": pl.String,  # the first hypothesis that fails, with its number
+}  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
+READ = {
+    TRAINING_TABLE: (TRAINING, "step layer head metric value floor samples broken"),
+    ALARMS_TABLE: (ALARMS, "step since rule layer head action sentence"),
+    CERTIFICATES_TABLE: (CERTIFICATES, "step theorem kind quantity met_to says_at log10_bound log10_measured why"),
+}  # the schema of each table, and the columns that are read here
 PATHS = "paths_"  # the prefix of the names of path shares
 LEARNING = ("grad_", "update_")  # the prefixes of the names of gradients and updates
 NAMES = {
@@ -218,20 +252,20 @@ def _read(folder: Path) -> TrainingRun:
         sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
         raise FileError(sentence, subject=str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
-    table, alarms, certificates = (_table(run, name) for name in COLUMNS)
+    table, alarms, certificates = (_table(run, name) for name in READ)
     return TrainingRun(folder, manifest, table, alarms.sort("step"), certificates)
 
 
 def _table(run: Run, name: str) -> pl.DataFrame:
     """A table with its columns, each of its type, without rows if the run has none; raises if damaged."""
-    path, columns = str(run.folder / name), COLUMNS[name].split()
-    table = run.table(name) if name in run.names else pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
-    kinds = [pl.String if name in TEXTS else pl.Float64 if name in NUMBERS else pl.Int64 for name in columns]
+    path, (schema, names) = str(run.folder / name), READ[name]
+    columns = {column: schema[column] for column in names.split()}
+    table = run.table(name) if name in run.names else pl.DataFrame(schema=columns)
     try:
-        table = table.select(pl.col(name).cast(kind) for name, kind in zip(columns, kinds, strict=True))
+        table = table.select(pl.col(column).cast(kind) for column, kind in columns.items())
     except pl.exceptions.PolarsError as error:
         sentence = f"{path} must have the columns {', '.join(columns)}; it is damaged: run it again"
         raise FileError(sentence, subject=path) from error
-    if any(table[name].null_count() for name in {"step", "metric"} & set(columns)):
+    if any(table[column].null_count() for column in {"step", "metric"} & columns.keys()):
         raise FileError(f"{path} must name a step in every row; it is damaged: run it again", subject=path)
     return table

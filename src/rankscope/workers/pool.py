@@ -1,6 +1,6 @@
 """`run_pieces`: pieces of work in several processes of one machine, each result given when its piece ends.
 
-`engine/pool.py` (cells of a sweep), `studies/remedies` (measurements and trainings of remedies) call it.
+`engine/work.py` (cells of a sweep), `studies/remedies` (measurements and trainings of remedies) call it.
 In order: workers are started when there is a piece for them; each reads `work` (a function or an object with
 `__call__`, pickled) from its pipe, and then one piece after another, until the pipe is closed. A worker that
 dies (killed for its memory, say) takes only its own piece with it: another worker starts, and the piece is
@@ -24,10 +24,8 @@ from rankscope.workers.threads import environment, threads_set
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-TRIES = 2
-"""Workers that a piece may take with it."""
-PATIENCE = 5.0
-"""Seconds for a worker whose pipe is closed to end and give its exit code."""
+TRIES = 2  # workers that a piece may take with it
+PATIENCE = 5.0  # seconds for a worker whose pipe is closed to end and give its exit code
 _index = 0
 
 
@@ -142,13 +140,10 @@ class _Team(Generic[Piece, Result]):
                 while len(self.busy) < self.workers and (unit := self.queue.take()) is not None:
                     self._hand_out(unit)
                 if not self.busy:
-                    if self.queue.again:
-                        continue
                     return
                 ready: Any = wait(list(self.busy))
                 for pipe in ready:
-                    result = self._collect(pipe, self.busy.pop(pipe))
-                    if result is not None:
+                    if (result := self._collect(pipe, self.busy.pop(pipe))) is not None:
                         self.queue.note(result)
                         yield result
         finally:
@@ -180,11 +175,13 @@ class _Team(Generic[Piece, Result]):
             f"serve({theirs.fileno()}, {index})"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", code], env=os.environ | environment(self.threads),
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", code],
+            env=os.environ | environment(self.threads),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
             stdout=2,  # what a library prints there is no answer of the caller's
             process_group=0,  # Ctrl-C is the caller's: it ends the workers
-        )  # fmt: skip
+        )
         theirs.close()
         self.processes[mine] = index, process
         return mine
@@ -216,8 +213,7 @@ class _Team(Generic[Piece, Result]):
 
 
 def serve(handle: int, index: int) -> None:
-    """Work as a worker: one piece after another until the pipe is closed. Libraries have the number of their
-    threads from the environment."""
+    """Work as a worker, one piece after another until the pipe is closed."""
     global _index
     _index = index
     with Connection(handle) as pipe, suppress(EOFError, OSError):

@@ -4,10 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-VARIABLES = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "POLARS_MAX_THREADS",
-)  # fmt: skip
+LIMITS = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "POLARS_MAX_THREADS"]
 """Environment variables in which libraries look up how many threads they may start."""
 
 
@@ -18,7 +15,7 @@ def cores() -> int:
 
 def environment(threads: int) -> dict[str, str]:
     """Environment variables for a new process of so many threads."""
-    return dict.fromkeys(VARIABLES, str(threads))
+    return dict.fromkeys(LIMITS, str(threads))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
+OTHERS = "watch metrics of tokens or attention"
 CLOSURE, ROUNDINGS = 1e-3, 8.0  # a sum of parts may miss by so much; in half precision by so many eps
 
 
@@ -52,33 +53,23 @@ def contributions_of(
 def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tensor, where: str) -> None:
     """Refuse contributions whose sum, with the bias, is not the output of the projection `where`."""
     total = contributions.sum(1) if bias is None else contributions.sum(1) + bias.detach().to(torch.float64)
-    miss = _relative_miss(total, output.detach().to(torch.float64).reshape(total.shape), 1e-300)
-    if bool(miss > _allowed(output)):  # never where there is NaN: a broken sample is marked elsewhere
-        raise WatchError(
-            f"what the heads of {where} add must sum to its output; it misses by {float(miss):.1e} of its "
-            "size: its output projection is not a plain linear map, watch metrics of tokens or attention",
-            subject="heads",
-        )
+    if miss := _miss(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, 1e-300):
+        came = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
+        raise WatchError(f"what the heads of {where} add must sum to its output; {came}", subject="heads")
 
 
 def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) -> None:
     """Refuse a pattern that, times the values, is not the output that attention gave; `what` says whose."""
-    expected = output.detach().to(pattern.dtype)
-    miss = _relative_miss(pattern @ values.to(pattern.dtype), expected, 1e-30)
-    if bool(miss > _allowed(output)):
-        raise WatchError(
-            f"the attention pattern times the values must be what {what} gave; it misses by "
-            f"{float(miss):.1e} of its size, as a pattern changed in place does: watch metrics of tokens",
-            subject="pattern",
-        )
+    product = pattern @ values.to(pattern.dtype)
+    if miss := _miss(product, output.detach().to(pattern.dtype), output.dtype, 1e-30):
+        came = f"it misses by {miss:.1e} of its size, as a pattern changed in place does: watch metrics of tokens"
+        raise WatchError(f"the pattern times the values must be what {what} gave; {came}", subject="pattern")
 
 
-def _relative_miss(x: Tensor, expected: Tensor, least: float) -> Tensor:
-    return (x - expected).norm() / expected.norm().clamp(min=least)
-
-
-def _allowed(output: Tensor) -> float:
-    return max(CLOSURE, ROUNDINGS * unit_of(output.dtype))
+def _miss(x: Tensor, expected: Tensor, dtype: torch.dtype, least: float) -> float:
+    """By what share of its size x misses; 0 where rounding explains it, and at NaN, which is marked elsewhere."""
+    miss = (x - expected).norm() / expected.norm().clamp(min=least)
+    return float(miss) if bool(miss > max(CLOSURE, ROUNDINGS * unit_of(dtype))) else 0.0
 
 
 class OutputProjectionFinder:
@@ -118,22 +109,16 @@ class OutputProjectionFinder:
         with isolated(x.device):
             same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
             if torch.equal(x, taken) and not same:
-                raise WatchError(
-                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to "
-                    f"its {type(projection).__name__}, as LoRA does: merge it into the weights, or watch "
-                    "metrics of tokens or attention",
-                    subject="heads",
-                )
+                adds = f"{type(module).__name__} adds to its {type(projection).__name__}, as LoRA does"
+                sentence = f"what each head adds needs a plain output projection; {adds}: merge it, or {OTHERS}"
+                raise WatchError(sentence, subject="heads")
 
     def block_left(self, block: nn.Module) -> None:
         """The block has returned: its output projection must have been found by now."""
         self.projected = None
         if self.head_outputs is not None:
-            raise WatchError(
-                "what each head adds needs the output projection; no Linear or Conv1D of this "
-                f"{type(block).__name__} took the heads' outputs: watch metrics of tokens or attention",
-                subject="heads",
-            )
+            came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
+            raise WatchError(f"what each head adds needs the output projection; {came}", subject="heads")
 
     def attached(self, blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
         """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""
@@ -144,7 +129,7 @@ class OutputProjectionFinder:
                 called = self.linear_called if _is_linear(module) else self.wrapper_called
                 called(module, args[0].detach(), output.detach())
 
-        return hooked(filter(lambda part: _is_linear(part) or _wraps_linear(part), parts_in(blocks)), hook)
+        return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -61,10 +61,7 @@ class ScaledDotProduct:
         with isolated(self.query.device):
             P = self._pattern()
             if not self.dropout:
-                values = self._wide(self.value)
-                if self.grouped:
-                    values = values.repeat_interleave(P.shape[-3] // values.shape[-3], -3)
-                check_pattern(P, values, self.output, "torch's attention")
+                check_pattern(P, self._for_all_heads(self.value), self.output, "torch's attention")
             return by_head(P)
 
     def head_outputs(self) -> Tensor:
@@ -82,10 +79,8 @@ class ScaledDotProduct:
 
     def _pattern(self) -> Tensor:
         """`softmax(Q K' scale + mask)`, in float32 or wider, with the axes of the query."""
-        query, key = self._wide(self.query), self._wide(self.key)
+        query, key = self._wide(self.query), self._for_all_heads(self.key)
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        if self.grouped:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         scores, mask = self._modified(query @ key.mT * scale), self._mask()
         if self.causal:
             ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -107,6 +102,11 @@ class ScaledDotProduct:
             return materialise(self.query.device)
         return None if self.mask is None else self.mask.detach()
 
+    def _for_all_heads(self, x: Tensor) -> Tensor:
+        """Keys or values, those of a group of heads once for each of its heads."""
+        x = self._wide(x)
+        return x.repeat_interleave(self.query.shape[-3] // x.shape[-3], -3) if self.grouped else x
+
     def _wide(self, x: Tensor) -> Tensor:
         """x as the kernel took it under autocast, then in float32 or wider, enough for a softmax."""
         x = x.detach().to(self.output.dtype)
@@ -114,7 +114,7 @@ class ScaledDotProduct:
 
 
 class FlexAttention(ScaledDotProduct):
-    """The same of a call of flex attention; `options` do not change the result."""
+    """The output and arguments of a call of flex attention; `options` do not change the result."""
 
     def __init__(
         self, output: Tensor, query: Tensor, key: Tensor, value: Tensor,
@@ -162,11 +162,8 @@ def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttenti
 
 
 def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
-    """(holder, name, function) wherever a name holds flex attention, plain, compiled or replaced.
-
-    Searched are torch's own file, the files of the packages that the blocks' classes are written in, and the
-    modules in the blocks. Empty if nobody imported flex attention.
-    """
+    """(holder, name, function) wherever a name holds flex attention, plain, compiled or replaced: in torch's own file,
+    in files of the packages that the blocks' classes are written in, in the blocks. Empty if nobody imported it."""
     torch_file = sys.modules.get("torch.nn.attention.flex_attention")
     if torch_file is None:
         return []
@@ -195,11 +192,9 @@ def _original(function: Any) -> Any:
 def _replace(holder: Any, name: str, function: Any) -> tuple[int, str]:
     """Let a name hold the function that reports, and count the watches that need it; gives the key."""
     key = (id(holder), name)
-    if key in _replaced:
-        _, _, original, watches = _replaced[key]
-        _replaced[key] = (holder, name, original, watches + 1)
-    else:
-        _replaced[key] = (holder, name, function, 1)
+    _, _, original, watches = _replaced.get(key, (holder, name, function, 0))
+    _replaced[key] = (holder, name, original, watches + 1)
+    if not watches:
         setattr(holder, name, _reporting(function))
     return key
 

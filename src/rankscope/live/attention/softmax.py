@@ -26,25 +26,20 @@ PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
 SCORES = PRODUCTS | {"baddbmm", "cdist"}  # functions that make scores of queries and keys
 COPIES = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "clone", "contiguous", "detach"}
 VIEWS = {"view", "reshape", "flatten", "unflatten"}
-BLINDING = {"masked_fill", "nan_to_num", "where"}
-"""Functions that may set to zero the rows of queries that see no key."""
+BLINDING = {"masked_fill", "nan_to_num", "where"}  # may set rows of queries that see no key to zero
 PIECES = {"__getitem__", "narrow", "split", "chunk", "unbind"}
 
 
 class WrittenSoftmax:
-    """One softmax written out: its scores, the pattern it gave, and what that was multiplied with.
-
-    The pattern is `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if
-    known; `certain` says that queries and keys are known to come both from the block's tokens.
-    """
+    """One softmax written out: its scores, the pattern it gave, and what that was multiplied with. The pattern is
+    `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if known; `certain` says
+    that queries and keys are known to come both from the block's tokens."""
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
         self.scores = scores.detach()
         self.set_pattern(pattern)
-        self.heads = heads or 1
-        self.certain = certain
-        self.altered_by: str | None = None
-        """The operation that changed the pattern before it came to the values."""
+        self.heads, self.certain = heads or 1, certain
+        self.altered_by: str | None = None  # the operation that changed the pattern before it came to the values
         self.dropped = False  # whether dropout stands between pattern and values
         self.used = False  # whether the pattern came to any values
 
@@ -52,15 +47,9 @@ class WrittenSoftmax:
         """Take this tensor for the pattern, and note how often it was changed in place so far."""
         self._pattern, self._version = pattern.detach(), times_changed(pattern)
 
-    @property
-    def changed_in_place(self) -> bool:
-        """Whether the pattern was written into after the softmax gave it."""
-        return self._version != times_changed(self._pattern)
-
     def set_product(self, values: Tensor, output: Tensor) -> None:
         """Note that the pattern times these values gave this output."""
-        self.values = values.expand(*output.shape[:-2], *values.shape[-2:])
-        self.output = output
+        self.values, self.output = values.expand(*output.shape[:-2], *values.shape[-2:]), output
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -99,10 +88,8 @@ class SoftmaxTracer:
 
     def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
         self.from_tokens = from_tokens
-        self.scores = WeakTensorKeyDictionary()
-        """Scores, each with its number of heads, or None where that is not known."""
-        self.patterns = WeakTensorKeyDictionary()
-        """Patterns, each with its softmax and the name of what changed it since, or None."""
+        self.scores = WeakTensorKeyDictionary()  # with the number of heads, or None where that is not known
+        self.patterns = WeakTensorKeyDictionary()  # with the softmax, and the name of what changed it since or None
         self.made: list[WrittenSoftmax] = []  # softmaxes of scores since `take_unused` was called last
 
     def clear(self) -> None:
@@ -119,11 +106,8 @@ class SoftmaxTracer:
     def follow(
         self, name: str, args: tuple[Any, ...], named: dict[str, Any], result: Any
     ) -> tuple[WrittenSoftmax, bool] | None:
-        """Note one call of torch's function of this name.
-
-        If a pattern was multiplied with values in it, its softmax comes back, with whether queries, keys and
-        values all come from the block's tokens; else None.
-        """
+        """Note one call of torch's function of this name. If it multiplied a pattern with values, its softmax comes
+        back, with whether queries, keys and values all come from the block's tokens; else None."""
         operands = list(tensors_in((*args, *named.values())))
         results = list(tensors_in((result, args[0] if name == "__setitem__" else None)))
         if not results:
@@ -170,12 +154,14 @@ class SoftmaxTracer:
         softmax, altered_by = self.patterns[x]
         same_shape = result.shape[-2:] == x.shape[-2:] and result.numel() == x.numel()
         unchanged = same_shape and name in COPIES
-        if name == "dropout":
-            drops = _drops(args, named)
+        if name == "dropout":  # torch.dropout calls its argument `train`
+            p = args[1] if len(args) > 1 else named.get("p", 0.5)
+            drops = bool(p and (args[2] if len(args) > 2 else named.get("training", named.get("train", True))))
             softmax.dropped |= drops
             unchanged = result is not x or not drops  # in place, the pattern before dropout is gone
         elif name in BLINDING and same_shape and altered_by is None and not softmax.dropped:
-            unchanged = _equal_but_for_empty_rows(x, result)
+            with isolated(x.device):  # equal but for rows that are now zero
+                unchanged = bool(((x == result) | (result == 0).all(-1, keepdim=True)).all())
             if unchanged:
                 softmax.set_pattern(result)
         elif name in VIEWS and same_shape and result.ndim > 2:
@@ -203,7 +189,8 @@ class SoftmaxTracer:
             altered_by = altered_by or f"{name} in another way than the pattern times values"
         else:
             softmax.set_product(*product)
-        softmax.altered_by = altered_by or ("a change in place" if softmax.changed_in_place else None)
+        in_place = softmax._version != times_changed(softmax._pattern)
+        softmax.altered_by = altered_by or ("a change in place" if in_place else None)
         mislaid = product is not None and altered_by is None and is_mislaid(product[0], softmax.sizes)
         return softmax, softmax.certain and values in self.from_tokens and not mislaid
 
@@ -218,8 +205,7 @@ def _axes(equation: Any) -> tuple[str, str, str] | None:
 
 
 def _einsum_product(equation: Any, pattern_first: bool, values: Tensor, result: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Values `[..., key, d]` and outputs `[..., query, d]` in the order of the pattern's axes; None if the
-    einsum is no product of a pattern with values."""
+    """Values `[..., key, d]` and outputs `[..., query, d]`, axes as the pattern's; None if it is no such product."""
     axes = _axes(equation)
     if axes is None:
         return None
@@ -236,11 +222,9 @@ def _einsum_product(equation: Any, pattern_first: bool, values: Tensor, result: 
 
 
 def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
-    """True if the axes of the values that should be samples and tokens are others in memory: channels, heads.
-
-    Strides tell, where the values are a view of rows `[batch * token, width]`. Elsewhere channels may stand
-    in the place of tokens if there are as many, so True is the answer there.
-    """
+    """True if the axes of the values that should be samples and tokens are others in memory: channels, heads. Strides
+    tell, where the values are a view of rows `[batch * token, width]`; elsewhere True if there are as many channels as
+    tokens, which may then stand in the place of tokens."""
     rows = values._base if values._is_view() else None
     samples, token, _ = sizes
     unsure = values.shape[-1] == token
@@ -249,29 +233,14 @@ def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
     width = rows.shape[-1]
     if rows.numel() != samples * token * width or (values.ndim == 3 and len(values) != samples):
         return unsure
-    steps = (values.stride(0), values.stride(-2))
     if samples == 1:
-        return steps[1] != width
-    return steps not in ((token * width, width), (width, samples * width))
-
-
-def _drops(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether a call of F.dropout, or of torch.dropout, drops anything."""
-    p = args[1] if len(args) > 1 else named.get("p", 0.5)
-    training = args[2] if len(args) > 2 else named.get("training", named.get("train", True))
-    return bool(p and training)
+        return values.stride(-2) != width
+    return (values.stride(0), values.stride(-2)) not in ((token * width, width), (width, samples * width))
 
 
 def _heads(x: Tensor) -> int | None:
     """The number of heads in `[batch, head, ..., query, key]`; None without an axis of heads."""
     return math.prod(x.shape[1:-2]) if x.ndim > 3 else None
-
-
-def _equal_but_for_empty_rows(x: Tensor, result: Tensor) -> bool:
-    """Whether two patterns are equal but for rows that are zero in the second."""
-    with isolated(x.device):
-        rows = (result != 0).any(-1, keepdim=True)
-        return bool(((x == result) | ~rows).all())
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -33,7 +33,7 @@ class TransformersInterface:
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
         """True if the blocks are a Hugging Face model's that takes its attention from the interface."""
         owner = huggingface_model(model, blocks)
-        return owner is not None and uses_interface(owner)
+        return owner is not None and bool(type(owner)._can_set_attn_implementation())
 
     @contextmanager
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
@@ -47,12 +47,9 @@ class TransformersInterface:
         _callbacks.update(callbacks)
         try:
             owner: Any = huggingface_model(blocks.model, blocks)
-            implementation = owner.config._attn_implementation
-            yield (
-                None
-                if implementation == "eager"
-                else f"Attention ran with {implementation}; its pattern was computed a second time, without dropout."
-            )
+            ran = f"Attention ran with {owner.config._attn_implementation}"
+            sentence = f"{ran}; its pattern was computed a second time, without dropout."
+            yield None if owner.config._attn_implementation == "eager" else sentence
         finally:
             for part in callbacks:
                 _callbacks.pop(part, None)
@@ -72,11 +69,6 @@ def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | No
         if isinstance(part, PreTrainedModel) and ids <= {id(inner) for inner in part.modules()}:
             innermost = part
     return innermost
-
-
-def uses_interface(owner: Any) -> bool:
-    """True if a Hugging Face model takes its attention function from the interface."""
-    return bool(type(owner)._can_set_attn_implementation())
 
 
 def calls_torch(owner: Any) -> bool:
@@ -133,14 +125,12 @@ def _pattern(
     if isinstance(returned, Tensor) and returned.ndim == 4:
         return returned.detach()
     if not is_transformers_own(function):
-        raise WatchError(
-            "attention can be watched where its function returns its pattern, or is transformers' own; "
-            f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch "
-            "metrics of tokens",
-            subject="attention",
-        )
+        came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch tokens"
+        raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
     sizes = (query.shape[0], query.shape[2], key.shape[2])
-    mask = additive_mask(attention_mask, sizes, query, _causal(module, kwargs), kwargs.get("sliding_window"))
+    causal = kwargs.get("is_causal")  # of a kernel without a matrix mask: as its argument says, else as its module
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    mask = additive_mask(attention_mask, sizes, query, causal, kwargs.get("sliding_window"))
     # Many models take softmax in float32 when they run eagerly; a kernel in float64 did not.
     wide = lifted() if query.dtype == torch.float64 else nullcontext()
     with torch.no_grad(), without_dropout(module), wide:
@@ -149,24 +139,12 @@ def _pattern(
     return pattern
 
 
-def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
-    """Whether a kernel without a matrix mask is causal: as its argument says, else as its module says."""
-    argument = kwargs.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if argument is None else argument)
-
-
 def additive_mask(
     mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
 ) -> Tensor | None:
-    """The mask that eager attention adds to its scores, from the one that a kernel was called with.
-
-    Args:
-        mask: A matrix or None for sdpa; padding `[batch, token]` or None for flash; a `BlockMask` for flex.
-        sizes: (batch, queries, keys).
-        like: A tensor of the device and dtype of the scores.
-        causal: Whether the kernel is causal where there is no matrix.
-        window: How far back a token sees where there is no matrix; None for no limit.
-    """
+    """The mask that eager attention adds to scores `like` this tensor, from the one that a kernel was called with: a
+    matrix or None for sdpa, padding `[batch, token]` or None for flash, a `BlockMask` for flex. `sizes` are (batch,
+    queries, keys); without a matrix, `causal` and `window` say which tokens a token sees."""
     batch, rows, columns = sizes
     if isinstance(mask, Tensor) and mask.ndim == 4:
         if mask.is_floating_point():
@@ -193,9 +171,5 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if callable(function):
             return function
-    raise WatchError(
-        "attention is watched through eager_attention_forward of the modeling file; "
-        f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch "
-        "metrics of tokens",
-        subject="attention",
-    )
+    came = f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch metrics of tokens"
+    raise WatchError(f"watching attention needs eager_attention_forward of the model; {came}", subject="attention")

@@ -15,9 +15,9 @@ Calls in eval mode, such as an evaluation between two steps, are not read, nor a
 activation checkpointing repeats inside the backward pass.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.block_hooks import has_listed_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in
-from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms
+from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.padding import find_padding, mask_arguments_of
 from rankscope.live.plan import WatchPlan
@@ -41,16 +41,14 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
 def _called(mask: Tensor | None, name: str, seen: Tensor, of: int) -> None:
     """Hand over that a call of the model begins, with this padding mask under this argument's name."""
-    measurement = _by_id.get(of)
-    if measurement is not None and measurement.recording:
+    if (measurement := _by_id.get(of)) is not None and measurement.recording:
         measurement.begin_call({} if mask is None else {name: mask})
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
 def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
     """Hand over the tokens of a layer."""
-    measurement = _by_id.get(of)
-    if measurement is not None and measurement.recording:
+    if (measurement := _by_id.get(of)) is not None and measurement.recording:
         measurement.read_layer(layer, x)
 
 
@@ -85,7 +83,7 @@ class OperatorMeasurement:
             self._keep(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._keep(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
-            self._keep(block.register_forward_hook(self._on_output(k + 1 if self.called_once else -1)))
+            self._keep(block.register_forward_hook(partial(self._on_output, k + 1 if self.called_once else -1)))
 
     @property
     def has_recorded(self) -> bool:
@@ -101,11 +99,8 @@ class OperatorMeasurement:
         self._end_call()
         values, self.recorded = self.recorded, MetricValues()
         if not values:
-            raise MonitorError(
-                "training batches are measured while the model is called in train mode, with its hooks; in "
-                "this step it was not: call model(...) after model.train()",
-                subject="model",
-            )
+            expected = "training batches are measured while the model is called in train mode, with its hooks"
+            raise MonitorError(f"{expected}; in this step it was not: model.train(), model(...)", subject="model")
         return values
 
     def close(self) -> None:
@@ -168,12 +163,9 @@ class OperatorMeasurement:
             hidden = kwargs.get("hidden_states", args)
             self._hand_over(0, hidden if isinstance(hidden, Tensor) else hidden[0])
 
-    def _on_output(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(block: nn.Module, args: Any, output: Any) -> None:
-            if not self._ignores(block):
-                self._hand_over(layer, _tokens_in(output, type(block).__name__))
-
-        return hook
+    def _on_output(self, layer: int, block: nn.Module, args: Any, output: Any) -> None:
+        if not self._ignores(block):
+            self._hand_over(layer, _tokens_in(output, type(block).__name__))
 
     def _hand_over(self, layer: int, x: Tensor) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
@@ -216,14 +208,9 @@ class WatchMeasurement:
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called."""
-        values, watch = MetricValues(), self.watch
+        watch = self.watch
         self.close()
-        if watch is not None:
-            for layer, readings in watch.readings:
-                values.add_readings(layer, readings)
-            if not values:
-                watch.profile()  # raises, and says why nothing was read
-        return values
+        return MetricValues() if watch is None else values_of(watch)
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -246,11 +233,8 @@ def _tokens_in(output: Any, block: str) -> Tensor:
         return output
     states = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
     if len(states) != 1:
-        raise MonitorError(
-            f"of training batches a block's output must be its tokens; {block} returns {len(states)} tensors "
-            "[batch, token, width]: give a probe",
-            subject="blocks",
-        )
+        came = f"{block} returns {len(states)} tensors [batch, token, width]: give a probe"
+        raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
     return states[0]
 
 

@@ -15,48 +15,9 @@ import polars as pl
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
-from rankscope.runs.training import CERTIFICATES_TABLE
+from rankscope.runs.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
 
 ENTRY = "training"  # the entry of the run folder's manifest
-
-TRAINING: dict[str, Any] = {
-    "step": pl.Int64,
-    "layer": pl.Int64,  # null for numbers of the whole run, such as the loss
-    "head": pl.Int64,  # null unless the metric is one of heads
-    "metric": pl.String,
-    "value": pl.Float64,  # the mean over samples; null if none was finite
-    "spread": pl.Float64,  # their standard deviation
-    "least": pl.Float64,
-    "most": pl.Float64,
-    "floor": pl.Float64,  # values below it are rounding noise; 0 if there is no floor
-    "samples": pl.Int64,
-    "broken": pl.Int64,  # samples whose value was NaN or infinite
-}  # the columns of the table `training`: a row for each number of a measurement
-
-ALARMS: dict[str, Any] = {
-    "step": pl.Int64,
-    "since": pl.Int64,  # the first measurement at which the fault was there
-    "rule": pl.String,
-    "layer": pl.Int64,
-    "head": pl.Int64,
-    "action": pl.String,
-    "sentence": pl.String,
-}  # the columns of the table `alarms`
-
-CERTIFICATES: dict[str, Any] = {
-    "step": pl.Int64,
-    "theorem": pl.String,
-    "kind": pl.String,  # upper or lower bound
-    "quantity": pl.String,
-    "met_to": pl.Int64,  # its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
-    "says_at": pl.Int64,  # the last layer at which it says more than is known anyway
-    "log10_bound": pl.Float64,  # there, of the sample with the most slack
-    "log10_measured": pl.Float64,
-    "log10_size": pl.Float64,
-    "slack": pl.Float64,  # decades between the two
-    "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
-    "why": pl.String,  # the first hypothesis that fails, with its number
-}  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
 
 
 @dataclass(frozen=True)
@@ -126,8 +87,7 @@ def rows_of(step: int, keys: Sequence[Key], sums: Sums) -> pl.DataFrame:
 
 def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
     """Alarms as rows of the table `alarms`."""
-    rows = [[getattr(alarm, name) for name in ALARMS] for alarm in alarms]
-    return pl.DataFrame(rows, schema=ALARMS, orient="row")
+    return pl.DataFrame([vars(alarm) for alarm in alarms], schema=ALARMS)
 
 
 class RunWriter:
@@ -141,16 +101,13 @@ class RunWriter:
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
+            self.journals = [self.measurements, self.alarms]
             if certified or CERTIFICATES_TABLE in self.store.run.names:
                 self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
+                self.journals.append(self.certificates)
         except BaseException:
             self.store.close()
             raise
-
-    @property
-    def last(self) -> int | None:
-        """The step of the last measurement; None if there is none yet."""
-        return self.measurements.last
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement with its alarms and certificates. Its own rows come last, so that a crash
@@ -164,16 +121,12 @@ class RunWriter:
 
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
-        for journal in self._journals():
+        for journal in self.journals:
             journal.cut(step)
 
     def close(self) -> None:
         """Gather the last lines into Parquet files and release the folder."""
         if not self.store.closed:
-            for journal in self._journals():
+            for journal in self.journals:
                 journal.gather()
             self.store.close()
-
-    def _journals(self) -> list[Journal]:
-        journals = [self.measurements, self.alarms]
-        return journals if self.certificates is None else [*journals, self.certificates]

@@ -1,0 +1,79 @@
+"""The MLP of a state: its activation against hundreds of digits, and far out in its tails."""
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope.deviation import Scaled, State
+from rankscope.deviation.activations import SERIES
+from rankscope.deviation.mlp import activation, mlp
+from rankscope.deviation.state import ValidTokens
+from rankscope.nets import Architecture, Transformer
+from tests.builders import normal
+from tests.deviation.reference import ACTIVATIONS as EXACT
+
+
+def tokens(n: int, width: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
+    return normal(batch, n, width, seed=seed)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "identity"])
+def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activation: str) -> None:
+    """Tokens of 1e20 that differ by one: the MLP is linear there, and their difference passes through it."""
+    arch = Architecture(layers=1, width=8, heads=1, norm="none", biases=False, activation=activation)
+    layer = Transformer.random(arch, init="xavier").weights.layers[0]
+    x, R = 1e20 * tokens(1, 8)[:, 0], tokens(4, 8, seed=3)
+    real = ValidTokens(torch.ones(1, 4, dtype=torch.bool))
+    assert layer.mlp is not None
+    found = mlp(arch, layer.mlp, State(Scaled.plain(x), Scaled.plain(R), real)).R.explicit()
+    opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0
+    expected = ((R @ layer.mlp.up.weight) * opened[:, None]) @ layer.mlp.down.weight
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+POINTS = [-12.0, -7.3, -2.0, -0.1, 0.3, 1.1, 4.0]
+
+
+@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("z", [*POINTS, 0.0])
+def test_an_activations_change_is_exact_at_every_scale(name: str, z: float) -> None:
+    """act(z + d) - act(z) for d = +-e^log, on both sides of the switch to plain differences."""
+    steps = torch.tensor([[[1.0], [-0.6]]], dtype=torch.float64)
+    common = Scaled.plain(torch.tensor([[z]], dtype=torch.float64))
+    for log in (-3000.0, -60.0, -12.0, -5.0, -4.5, -4.0, 0.0, 3.0):
+        value, change = activation(name, common, Scaled(steps, torch.tensor([log], dtype=torch.float64)))
+        with mp.workdps(1500 if log < -100 else 200):
+            at_z = EXACT[name](mp.mpf(z))
+            # To rounding of the step itself: in an activation's flat tail the change is smaller than that.
+            assert float(value.explicit()) == pytest.approx(float(at_z), rel=1e-13, abs=1e-15)
+            for step, mine in zip(steps.flatten(), change.value.flatten(), strict=True):
+                d = mp.mpf(float(step)) * mp.exp(log)
+                true = EXACT[name](mp.mpf(z) + d) - at_z
+                error = mp.mpf(float(mine)) * mp.exp(mp.mpf(float(change.log))) - true
+                assert abs(error / d) < 3e-13
+                if z < -5 and d < 0.1 and name != "tanh":  # in a tail that ends at 0, to its own size
+                    assert abs(error) <= mp.mpf("1e-9") * abs(true)
+
+
+@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("z", [15.0, 36.1, 113.3, 900.0])
+@pytest.mark.parametrize("log", [-8.0, -5.0, -4.0, -1.0, 1.0])
+def test_a_step_beside_a_large_value_keeps_its_digits(name: str, z: float, log: float) -> None:
+    """Where z + d - z is rounded at the size of z, the change is as exact as d is."""
+    steps = torch.tensor([[[1.0], [-0.6]]], dtype=torch.float64)
+    common = Scaled.plain(torch.tensor([[z]], dtype=torch.float64))
+    change = activation(name, common, Scaled(steps, torch.tensor([log], dtype=torch.float64)))[1]
+    with mp.workdps(900):
+        for step, mine in zip(steps.flatten(), change.value.flatten(), strict=True):
+            d = mp.mpf(float(step)) * mp.exp(log)
+            true = EXACT[name](mp.mpf(z) + d) - EXACT[name](mp.mpf(z))
+            assert abs(mp.mpf(float(mine)) * mp.exp(mp.mpf(float(change.log))) - true) < 3e-15 * abs(d)
+
+
+@pytest.mark.parametrize(("z", "d"), [(1e6, -2e6), (1e10, -3e10), (-1e119, 2e119), (40.0, -79.0)])
+def test_a_step_of_tanh_from_one_tail_into_the_other(z: float, d: float) -> None:
+    common = Scaled.plain(torch.tensor([[z]], dtype=torch.float64))
+    change = activation("tanh", common, Scaled.plain(torch.tensor([[[d]]], dtype=torch.float64)))[1]
+    with mp.workdps(200):
+        true = mp.tanh(mp.mpf(z) + mp.mpf(d)) - mp.tanh(mp.mpf(z))
+    assert float(change.explicit()) == pytest.approx(float(true), rel=1e-13)
