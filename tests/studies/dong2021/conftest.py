@@ -21,5 +21,5 @@ def trained(request: pytest.FixtureRequest) -> tuple[TaskPlan, Model]:
 @pytest.fixture(scope="package")
 def decomposed(trained: tuple[TaskPlan, Model]) -> Decomposition:
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     return decompose(model.network(), model.tokens(data.inputs), data.padding)

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.lab import Model
+from rankscope.lab.tasks.task import UNLABELLED
 from rankscope.paths import Decomposition, all_paths
 from rankscope.studies.dong2021.fig4 import TaskPlan
 from rankscope.studies.dong2021.path_effects import drawn_path, draws, path_effects
@@ -16,9 +17,9 @@ from rankscope.studies.dong2021.path_effects import drawn_path, draws, path_effe
 def test_paths_are_evaluated_as_if_one_by_one(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     """Every path on its own, by `Decomposition.path`; summed as often as drawn, normalised, classified."""
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     table = path_effects(model, data, counts=(3,), repeats=2, seed=5)
-    real = ~data.padding
+    real = data.labels != UNLABELLED
     drawn = draws(2, 2, (3,), 2, 5)
 
     def share(terms: list[torch.Tensor]) -> float:
@@ -42,7 +43,7 @@ def test_paths_are_evaluated_as_if_one_by_one(trained: tuple[TaskPlan, Model], d
 
 def test_all_lengths_together_are_the_network(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     whole = torch.stack([decomposed.keep(lengths=[k]) for k in range(3)]).sum(0)
     torch.testing.assert_close(model.head(whole), model(data.inputs, data.padding))
     assert float(decomposed.by_length().bias.abs().max()) == 0  # every path starts at the embedding
@@ -54,7 +55,7 @@ def test_a_path_of_its_own_is_the_published_procedure(
     """Through a head: attention of the path's own tokens, then LayerNorm without gain and bias; past the
     heads: nothing at all."""
     plan, model = trained
-    data, tensors = plan.task.data[1].trimmed(), model.net.tensors()
+    data, tensors = plan.task.data[1].part(slice(None)), model.net.tensors()
     for path in all_paths(2, 2):
         X = model.tokens(data.inputs)
         for layer, head in enumerate(path):
@@ -65,9 +66,9 @@ def test_a_path_of_its_own_is_the_published_procedure(
             b = {name: tensors[f"layers.{layer}.attention.{name}.bias"] for name in ("query", "key")}
             q, k = (X @ w[name][:, head] + b[name][head] for name in ("query", "key"))
             scores = q @ k.mT / 2  # the root of the width of a head, 4
-            P = scores.masked_fill(data.padding[:, None], -torch.inf).softmax(-1)
+            P = scores.masked_fill((data.labels == UNLABELLED)[:, None], -torch.inf).softmax(-1)
             X = F.layer_norm(P @ X @ w["value"][:, head] @ w["output"][head], (8,), eps=1e-12)
-        real = ~data.padding
+        real = data.labels != UNLABELLED
         torch.testing.assert_close(decomposed.path(path, "own").term[real], X[real])
 
 

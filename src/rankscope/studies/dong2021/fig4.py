@@ -26,9 +26,8 @@ import torch
 from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.lab import Initialisation, Interface, Recipe, Training
-from rankscope.lab.tasks import Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import FixedTask, attention_alone
-from rankscope.lab.tasks.sort import SORTED
+from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
+from rankscope.lab.tasks.fixed import SORTED, FixedTask, attention_alone
 from rankscope.nets import Architecture
 from rankscope.studies.dong2021.path_effects import path_effects
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
@@ -140,7 +139,7 @@ def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, rep
     tables["baselines"] = pl.DataFrame(baselines, schema=["task", "baseline", "accuracy"], orient="row")
     words = plans["memorization"].task.data[0]
     notes = TEXTS.notes(
-        dropout=DROPOUT, texts=len(words), longest=words.labels.shape[1], tokens=int((~words.padding).sum()),
+        dropout=DROPOUT, texts=len(words), longest=words.labels.shape[1], tokens=int((words.labels != UNLABELLED).sum()),
         seeds=", ".join(f"{name} {plan.seeds}" for name, plan in plans.items()),
     )  # fmt: skip
     notes += [] if setup.full else [TEXTS.sentence("quick")]

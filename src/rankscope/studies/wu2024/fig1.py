@@ -216,7 +216,7 @@ def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
     title(torus, f"Where both end, $w$ = {W:g}", xlabel="token 1 starts at", ylabel="token 2 starts at")
     labels = {"rank 2, token 1 at (0, 1)": PALETTE[1], "rank 2, token 1 at (0, −1)": PALETTE[4], "rank 1": "#d9e6f2"}
     for label, colour in labels.items():
-        torus.plot([], [], linestyle="none", marker="s", color=colour, label=label)
+        torus.plot([], [], linestyle="none", marker="s", color=colour, markeredgecolor=FAINT, label=label)
     torus.legend(fontsize=8, loc="upper left", frameon=True, framealpha=0.9)
     by_w.plot(shares["w"], shares["share"], color=PALETTE[1], marker="o", linewidth=1.8)
     by_w.set(xlabel="$w$", ylabel="share of starts", xscale="log", ylim=(0, None))
