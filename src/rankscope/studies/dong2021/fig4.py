@@ -139,7 +139,8 @@ def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, rep
     tables["baselines"] = pl.DataFrame(baselines, schema=["task", "baseline", "accuracy"], orient="row")
     words = plans["memorization"].task.data[0]
     notes = TEXTS.notes(
-        dropout=DROPOUT, texts=len(words), longest=words.labels.shape[1], tokens=int((words.labels != UNLABELLED).sum()),
+        dropout=DROPOUT, texts=len(words), longest=words.labels.shape[1],
+        tokens=int((words.labels != UNLABELLED).sum()),
         seeds=", ".join(f"{name} {plan.seeds}" for name, plan in plans.items()),
     )  # fmt: skip
     notes += [] if setup.full else [TEXTS.sentence("quick")]
