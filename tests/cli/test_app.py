@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from rankscope.cli import app, names
+from tests.cli.conftest import COMMANDS, WrittenRuns
 from tests.cli.running import COMMAND, SMALL, inside, process, rankscope
 
 
@@ -170,8 +171,6 @@ def test_bash_completes_commands_and_names_without_torch() -> None:
     }  # fmt: skip
     assert completed("rankscope measure --metrics mu,entr") == ["mu,entropy"]
     assert completed("rankscope paths --mask win") == ["window:1"]
-    assert completed("rankscope bounds --theorems dob") == ["dobrushin"]
-    assert completed("rankscope reproduce wu") == ["wu2024"]
     assert completed("rankscope reproduce dong2021 f") == ["fig2", "fig3", "fig4"]
     assert set(completed("rankscope compare minilm:san+n")) == {
         "minilm:san+norm", "minilm:san+norm+skip", "minilm:san+norm+mlp+mlp_skip",
@@ -203,7 +202,7 @@ def test_json_is_all_there_is_on_stdout(line: list[str]) -> None:
     json.loads(out, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize("columns", ["60", "200"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -225,11 +224,11 @@ def test_tables_fit_their_terminal_and_a_pipe_has_no_colours(
     assert "…" not in out  # nothing is cut off
 
 
-def test_quiet_leaves_out_where_things_lie(tmp_path: Path) -> None:
-    for line in (["measure", *SMALL, "--variants", "san", "--metrics", "mu"], ["bounds", *SMALL]):
-        loud, soft = (rankscope(*line, "-o", str(tmp_path / line[0]), *more) for more in ([], ["--quiet"]))
-        assert str(tmp_path) in loud.out and str(tmp_path) not in soft.out
-        assert loud.out.startswith(soft.out.rstrip())
+def test_quiet_leaves_out_where_things_lie(runs: WrittenRuns, tmp_path: Path) -> None:
+    for name in ("measure", "bounds"):
+        quiet = rankscope(name, *SMALL, *COMMANDS[name], "-o", name, "--quiet", cwd=tmp_path).out
+        assert f"{name}/report.html" in runs.outputs[name] and "report.html" not in quiet
+        assert runs.outputs[name].startswith(quiet.rstrip())
 
 
 def test_own_text_in_paths_bounds_and_compare(tmp_path: Path) -> None:
@@ -253,7 +252,7 @@ def test_paths_take_a_mask_and_a_depth() -> None:
 
 
 def test_a_closed_pipe_ends_quietly() -> None:
-    for line in ("masks --tokens 4096 bigbird:1:1:2:0 --picture", "masks --json"):
+    for line in ("masks --tokens 512 bigbird:1:1:2:0 --picture", "masks --json"):
         command, pipe = [*COMMAND, *line.split()], subprocess.PIPE
         run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
         assert run.stdout is not None and run.stderr is not None

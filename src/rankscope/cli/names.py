@@ -57,7 +57,6 @@ FIGURES = {
 
 Completer = Callable[[str], list[str]]
 """Gives the names that complete the beginning of one."""
-LISTED = "rankscope models lists the names"
 
 
 def complete_one(names: Iterable[str]) -> Completer:
@@ -111,22 +110,14 @@ def model_named(name: str) -> str:
     called = forgiven(name, MODELS)
     if called in MODELS or called.endswith(".json") or Path(called).exists() or may_be_on_hub(called):
         return called
+    listed = "rankscope models lists the names"
     if is_path(called):
-        raise SourceError(
-            f"a model is a directory with config.json and its weights; there is none at {called} ({LISTED})",
-            subject="model",
-        )
+        raise SourceError(f"a model must be a directory; there is none at {called} ({listed})", subject="model")
     near = nearest(called, MODELS)
-    hint = f"did you mean {near}? " if near else ""
+    hint = f"did you mean {near}? {listed}" if near else listed
     raise SourceError(
-        f"{called!r} is no model known here, no directory and no id on the hub, which is owner/name: {hint}{LISTED}",
-        subject="model",
+        f"{called!r} is no model known here, no directory and no id on the hub (owner/name): {hint}", subject="model"
     )
-
-
-def models_named(given: list[str] | None) -> list[str] | None:
-    """The known names of several models; None where none is given."""
-    return None if given is None else [model_named(name) for name in given]
 
 
 def text_named(path: str | None) -> str | None:
