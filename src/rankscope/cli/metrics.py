@@ -7,6 +7,7 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
+from rankscope.cli.show import machine, say
 
 if TYPE_CHECKING:
     from rankscope.metrics import Metric
@@ -38,22 +39,16 @@ def metrics(
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
-    from rankscope.cli.show import machine, say
     from rankscope.metrics import METRICS, metric
 
     chosen = list(METRICS.values()) if name is None else [metric(name)]
     if printing.as_json:
-        machine([described(item) for item in chosen])
-        return
+        return machine([described(known) for known in chosen])
     if name is not None:
-        say(*explanation(chosen[0]))
-        return
-    for of in dict.fromkeys(item.of for item in chosen):
+        return say(*explanation(chosen[0]))
+    for of in dict.fromkeys(known.of for known in chosen):
         say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
-        for item in chosen:
-            if item.of == of:
-                say(*list_entry(item))
-        say("")
+        say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
     if not printing.quiet:
         say(*(line for part in LEGEND for line in (part, "")))
         say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
@@ -62,10 +57,8 @@ def metrics(
 def described(metric: "Metric") -> dict[str, Any]:
     """A metric as JSON has it."""
     words = {} if metric.meaning is None else metric.meaning._asdict()
-    return {
-        "name": metric.name, "symbol": metric.symbol, "tex": metric.tex, "of": metric.of,
-        "definition": definition(metric), **words,
-    }  # fmt: skip
+    plain = {name: getattr(metric, name) for name in ("name", "symbol", "tex", "of")}
+    return {**plain, "definition": definition(metric), **words}
 
 
 def explanation(metric: "Metric") -> list[str]:

@@ -5,7 +5,7 @@ the tables are copies, and a test holds them together.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
@@ -59,28 +59,22 @@ Completer = Callable[[str], list[str]]
 """Gives the names that complete the beginning of one."""
 
 
-def complete_one(names: Iterable[str]) -> Completer:
+def complete_one(names: Sequence[str]) -> Completer:
     """A completer for an option that takes one of these names."""
-    offered = list(names)
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in offered if name.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def complete_several(names: Iterable[str]) -> Completer:
+def complete_several(names: Sequence[str]) -> Completer:
     """A completer for an option that takes several of these names, joined by commas.
 
     >>> complete_several(("mu", "entropy"))("mu,e")
     ['mu,entropy']
     """
-    offered = list(names)
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         given = before.split(",")
-        return [f"{before}{comma}{name}" for name in offered if name.startswith(last) and name not in given]
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in given]
 
     return complete
 

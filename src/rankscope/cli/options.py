@@ -100,7 +100,6 @@ Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
-Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
 
@@ -175,7 +174,7 @@ class PrintOptions:
 class ResultOptions(PrintOptions):
     """Options of commands that print results and, with `-o`, write them to a folder."""
 
-    output: Output = None
+    output: Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")] = None
 
 
 @dataclass(frozen=True)
@@ -203,13 +202,11 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
             continue
         field_hints = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name, parameter.KEYWORD_ONLY, default=getattr(parameter.default, field.name),
-                annotation=field_hints[field.name],
+        for field in fields(groups[name]):
+            default, hint = getattr(parameter.default, field.name), field_hints[field.name]
+            parameters.append(
+                parameter.replace(name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=hint)
             )
-            for field in fields(groups[name])
-        ]  # fmt: skip
 
     def run(**values: Any) -> None:
         for name, group in groups.items():
