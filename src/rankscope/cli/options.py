@@ -187,9 +187,9 @@ class PageOptions:
 
 def require_positive(**options: float) -> None:
     """Refuse an option that is not a positive number, before anything is computed."""
-    for name, number in options.items():
-        if not (math.isfinite(number) and number > 0):
-            raise TheoremError(f"--{name} must be a number > 0; got {number:g}", subject=name)
+    for name, value in options.items():
+        if not (math.isfinite(value) and value > 0):
+            raise TheoremError(f"--{name} must be a number > 0; got {value:g}", subject=name)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
