@@ -95,8 +95,8 @@ def text_fields(options: TextOptions, excerpts: list[str]) -> dict[str, Any]:
     """Fields of the manifest that say what was read."""
     from rankscope.runs import Text
 
-    how = {} if options.text is None else {"split": options.split, "field": options.field}
-    first = {"first": beginning(excerpts[0])} if excerpts else {}
+    how: dict[str, Any] = {} if options.text is None else {"split": options.split, "field": options.field}
+    first: dict[str, Any] = {"first": beginning(excerpts[0])} if excerpts else {}
     text = Text(path=options.text or "Moby Dick, bundled", **how, **first)
     return {"text": text, "samples": len(excerpts), "tokens": options.tokens}
 
