@@ -121,7 +121,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("TokensError", "padding must be a boolean tensor", "received list"),
         ("ArchitectureError", "dtype must be a floating torch.dtype", "got 'float32'"),
         ("ArchitectureError", "device must be one that torch has on this machine", "got 'nowhere'"),
-        ("WatchError", "layers must be a list of layers", "got 2: write layers=[2]"),
+        ("WatchError", "layers must be a list", "got 2: write layers=[2]"),
         ("WatchError", "watch takes a torch module", "received a str"),
         ("MetricError", "join takes a list of profiles", "received one profile alone"),
         ("MetricError", "join takes a list of profiles", "received int in the place of a profile"),

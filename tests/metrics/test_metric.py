@@ -1,11 +1,15 @@
 """Every metric is explained, and what is said of its range holds."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from rankscope.metrics import METRICS, metric
+from rankscope.errors import MetricError
+from rankscope.metrics import METRICS, Metric, metric
+from tests.metrics.test_catalogue import energy
+from tests.raising import raises
 
 N, D, EXPERTS, CHOSEN = 6, 4, 5, 2
 ENDS = {
@@ -45,10 +49,10 @@ def inputs(of: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", [*METRICS, "relative_residual@argmin", "relative_mu@argmin"])
 def test_the_range_that_is_said_is_kept(name: str) -> None:
-    each = metric(name)
-    assert each.meaning is not None and each.meaning.small and each.meaning.large
-    low, high = ENDS[each.meaning.range]
-    value = each.read(inputs(each.of)).value
+    known = metric(name)
+    assert known.meaning is not None and known.meaning.small and known.meaning.large
+    low, high = ENDS[known.meaning.range]
+    value = known.read(inputs(known.of)).value
     assert bool((value >= low - 1e-9).all()) and bool((value <= high + 1e-9).all()), value
 
 
@@ -59,7 +63,7 @@ def test_a_relative_residual_is_above_one_where_one_token_stands_alone() -> None
     assert float(metric("relative_mu").read(X).value) == pytest.approx(0.75**0.5)
 
 
-@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+@pytest.mark.parametrize("name", [name for name, known in METRICS.items() if known.of == "tokens"])
 def test_what_equal_tokens_give_is_said(name: str) -> None:
     meaning = metric(name).meaning
     assert meaning is not None and meaning.equal
@@ -69,7 +73,7 @@ def test_what_equal_tokens_give_is_said(name: str) -> None:
         assert value == pytest.approx(float(meaning.equal), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+@pytest.mark.parametrize("name", [name for name, known in METRICS.items() if known.of == "tokens"])
 def test_the_direction_of_collapse_is_that_of_the_value(name: str) -> None:
     """Tokens that come closer by half: what is large where tokens differ falls, what is large where they are
     the same rises."""
@@ -79,3 +83,24 @@ def test_the_direction_of_collapse_is_that_of_the_value(name: str) -> None:
     far, near = (metric(name).read(mean + size * (apart - mean)).value for size in (1.0, 0.1))
     if metric(name).direction:
         assert bool((metric(name).direction * (far - near) > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "subject"), [({"scale": None}, "scale"), ({"of": "attention"}, "degree"), ({"count": True}, "degree")]
+)
+def test_a_metric_that_does_not_say_what_it_is_is_refused(change: dict[str, Any], subject: str) -> None:
+    with raises(MetricError, subject):
+        Metric(**{"name": "mine", "compute": energy, "degree": 2, "scale": energy, **change})
+
+
+@pytest.mark.parametrize(
+    ("mine", "subject"),
+    [
+        (Metric("mine", lambda x, _: x.X), "value"),
+        (Metric("mine", lambda x, _: x.unit), "value"),
+        (Metric("mine", energy, degree=2, scale=lambda x, _: x.X), "scale"),
+    ],
+)
+def test_a_metric_must_give_a_number_for_each_sample(mine: Metric, subject: str) -> None:
+    with raises(MetricError, subject):
+        mine.read(torch.ones(3, 2))

@@ -1,5 +1,4 @@
 import math
-import re
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from rankscope.errors import MaskError
 from rankscope.nets.masks import from_matrix, matrix, spec_of
+from tests.raising import raises
 
 DEFINITIONS = {
     "complete": lambda i, j, n: True,
@@ -57,34 +57,24 @@ def test_a_list_of_edges_is_a_mask() -> None:
     assert torch.equal(matrix([(0, 1), (2, 1)], 3), matrix("edges:0>1,2>1", 3))
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        ("windw:1", "mask must be one of complete, .*; got 'windw' (did you mean 'window'?)"),
-        ("window", "mask 'window' must be written window:w; got 'window'"),
-        ("window:-1", "mask 'window' must be written window:w with whole numbers >= 0; got 'window:-1'"),
-        ("window:x", "whole numbers >= 0; got 'window:x'"),
-        ("causal:2", "mask 'causal' must be written causal; got 'causal:2'"),
-        ("dilated:2:0", "with a stride s >= 1; got 'dilated:2:0'"),
-        ("causal&", "mask must be one of"),
-        ("edges:0-1", "an edge must be written source>target, as in 0>1; got '0-1'"),
-        ("edges:0>7", "edges must join tokens 0..3; got '0>7'"),
-        ("matrix:3:f", "must hold n * n bits; got 3 for n = 3"),
-        ("window:99999999999999999999", "whole numbers >= 0; got 'window:99999999999999999999'"),
-        ("edges:zzz", "an edge must be written source>target, as in 0>1; got 'zzz'"),
-        ("matrix:2:zz", "mask 'matrix' must be written matrix:n:hex; got 'zz'"),
-    ],
+WRONG = (
+    "windw:1 window window:-1 window:x causal:2 dilated:2:0 causal& edges:0-1 edges:0>7 matrix:3:f edges:zzz "
+    "matrix:2:zz window:99999999999999999999"
 )
-def test_a_bad_spec_is_a_sentence(spec: str, sentence: str) -> None:
-    pattern = re.escape(sentence).replace(re.escape(".*"), ".*")
-    with pytest.raises(MaskError, match=pattern):
+
+
+@pytest.mark.parametrize("spec", WRONG.split())
+def test_a_bad_spec_is_refused(spec: str) -> None:
+    with raises(MaskError, "mask") as caught:
         matrix(spec, 4)
+    assert spec != "windw:1" or "'window'" in str(caught.value)
 
 
-def test_masks_that_do_not_fit_are_sentences() -> None:
-    with pytest.raises(MaskError, match="matrix on 3 tokens; received 4 tokens"):
+def test_masks_that_do_not_fit_are_refused() -> None:
+    with raises(MaskError, "mask"):
         matrix(from_matrix(torch.eye(3, dtype=torch.bool)), 4)
-    with pytest.raises(MaskError, match="token 1 sees none"):
+    with raises(MaskError, "mask") as caught:
         matrix(torch.tensor([[True, False], [False, False]]), 2)
-    with pytest.raises(MaskError, match="boolean and square; received torch.float32"):
+    assert "token 1" in str(caught.value)
+    with raises(MaskError, "mask"):
         spec_of(torch.ones(2, 2))

@@ -1,26 +1,14 @@
-"""Remedies: at their zero they change nothing, and each is what its formula says."""
+"""Remedies by name: at their zero they change nothing, and wrong numbers are refused."""
 
-import numpy as np
 import pytest
 import torch
 
-from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure
 from rankscope.remedies import REMEDIES, remedy
-from tests.builders import normal, thinned
+from tests.builders import normal
 from tests.raising import raises
-
-MASKS = ["complete", "causal", "window:1"]
-
-
-def network(mask: str = "complete", variant: str = "transformer") -> Transformer:
-    arch = Architecture(layers=3, width=8, heads=2, mask=mask, mlp_width=16)
-    return Transformer.random(arch, seed=1, init="xavier").variant(variant)
-
-
-PADDING = torch.tensor([[False] * 6, [True, True] + [False] * 4])
+from tests.remedies.score_networks import MASKS, PADDING, network
 
 
 @pytest.mark.parametrize("name", [name for name, kind in REMEDIES.items() if kind.zero])
@@ -31,76 +19,6 @@ def test_at_its_zero_nothing_changes(name: str, mask: str) -> None:
         net = Transformer.from_weights(net.arch.replace(norm_place="pre"), net.state())
     same = net.with_remedy(name, **REMEDIES[name].zero)
     assert torch.equal(same.run(X, PADDING).output, net.run(X, PADDING).output)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_centred_rows_sum_to_zero(mask: str) -> None:
-    run = network(mask).with_remedy("centred").run(normal(2, 6, 8, seed=3), PADDING, attention=True)
-    for P in run.attention:
-        assert P.sum(-1).abs().max() < 1e-15
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_shaped_attention_starts_at_the_identity(mask: str) -> None:
-    """With queries of zero, P is C."""
-    net = network(mask).with_remedy("shaped")
-    state = {name: 0 * each if ".query." in name else each for name, each in net.state().items()}
-    run = Transformer.from_weights(net.arch, state).run(normal(2, 6, 8, seed=3), PADDING, attention=True)
-    for P in run.attention:
-        expected = torch.eye(6, dtype=torch.float64) * ~PADDING[:, None, :, None]
-        assert torch.allclose(P, expected.expand_as(P), atol=1e-15)
-
-
-@pytest.mark.parametrize("spec", ["shaped:alpha=0.3,beta=1.2,gamma=0.7", "attnscale:w=0.5", "centred"])
-@pytest.mark.parametrize("mask", MASKS)
-def test_shaping_is_its_formula(spec: str, mask: str) -> None:
-    """Re-stated with loops over tokens, on P of the network without it in its first layer."""
-    net, X = network(mask), normal(2, 6, 8, seed=3)
-    P = net.run(X, PADDING, attention=True).attention[0]
-    found = net.with_remedy(spec).run(X, PADDING, attention=True).attention[0]
-    numbers = {"shaped": (0.3, 1.2, 0.7), "attnscale": (0.0, 1.5, 0.5), "centred": (0.0, 1.0, 1.0)}
-    alpha, beta, gamma = numbers[spec.split(":")[0]]
-    sees = {"complete": lambda i, j: True, "causal": lambda i, j: j <= i, "window:1": lambda i, j: abs(i - j) <= 1}
-    for sample in range(2):
-        real = [k for k in range(6) if not PADDING[sample, k]]
-        for i in real:
-            seen = [j for j in real if sees[mask](i, j)]
-            for j in range(6):
-                c = 1 / len(seen) if j in seen else 0.0
-                expected = alpha * (i == j) + beta * P[sample, :, i, j] - gamma * c
-                assert torch.allclose(found[sample, :, i, j], expected, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("spec", "variant", "mask"),
-    thinned(
-        ["shaped", "shaped:alpha=0.3,beta=1.2,gamma=0.7", "attnscale:w=0.5", "centred"],
-        ["transformer", "san", "san+norm"],
-        MASKS,
-    ),
-)
-def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
-    net, X = network(mask, variant).with_remedy(spec), normal(2, 6, 8, seed=3)
-    for plain, step in zip(net.steps(X, PADDING), propagate(net, X, PADDING), strict=True):
-        assert torch.allclose(step.state.tokens(), plain.state, atol=1e-10 * float(plain.state.abs().max()))
-        if plain.attention is not None and step.attention is not None:
-            rows = ~PADDING[:, None, :, None]
-            assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("spec", "mask"), thinned(["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"], MASKS[1:])
-)
-def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask: str) -> None:
-    net, X = network(mask).with_remedy(spec), normal(2, 6, 8, seed=3)
-    plain, mine = (
-        measure(net, X, PADDING, "entropy", arithmetic).table["value"].to_numpy()
-        for arithmetic in ("float64", "deviation")
-    )
-    weights = torch.stack(net.run(X, PADDING, attention=True).attention)
-    whole = ((weights.sum(-1) - 1).abs() < 1e-9) | PADDING[:, None]
-    assert np.isnan(plain).sum() == ((weights.amin((-2, -1)) < 0) | ~whole.all(-1)).sum()
-    np.testing.assert_allclose(mine, plain, rtol=1e-9)
 
 
 def test_none_goes_on_twice() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rankscope.sources.families import FAMILIES
-from rankscope.sources.survey import random_model
+from rankscope.sources.load import random_model
 
 EVERY = [(name, label) for name, family in FAMILIES.items() for label in family.tiny_configs()]
 CASES = [case for case in EVERY if FAMILIES[case[0]].side != "decoder"]

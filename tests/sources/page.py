@@ -19,8 +19,8 @@ from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import family_of
 from rankscope.sources.families.family import ACTIVATIONS
 from rankscope.sources.families.rotary import SCHEMES
+from rankscope.sources.load import built, survey
 from rankscope.sources.parity import TOLERANCE, Parity
-from rankscope.sources.survey import built, survey
 from tests.sources.configs import INERT, REFUSED, VALUES, altered, fields, runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"

@@ -13,9 +13,9 @@ from rankscope.errors import RankscopeError
 from rankscope.sources import load
 from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.load import built
 from rankscope.sources.parity import lifted
 from rankscope.sources.parity_inputs import ParityInputs, relative
-from rankscope.sources.survey import built
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs
 

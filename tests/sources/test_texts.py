@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,27 +105,30 @@ def test_lines_come_from_stdin_and_json_if_asked(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "subject", "names"),
     [
-        ("a.txt", b"good\n\nb\xe9d", r"a.txt, line 3: text must be UTF-8; byte 0xe9 is not"),
-        ("a.txt", "cut short é".encode()[:-1], r"a.txt, line 1: text must be UTF-8; byte 0xc3 is not"),
-        ("a.txt", "utf-16".encode("utf-16-le"), r"a.txt, line 1: .* zero bytes, as binary files"),
-        ("a.txt", b" \n\t\n", r"must hold at least one excerpt; there is no text in it"),
-        ("a.jsonl", b'{"text": "a"}\n{"text', r"a.jsonl, line 2: each line must be a JSON object"),
-        ("a.jsonl", b"[1]", r"a.jsonl, line 1: each line must be a JSON object; this one is a list"),
-        ("a.jsonl", b'{"a": 1, "b": 2}', r"must have the field 'text'; it has 'a', 'b': name the one"),
-        ("a.jsonl", b"{}", r"must have the field 'text'; it has none"),
-        ("a.jsonl", b'{"text": 3}', r"line 1: the field 'text' must hold text; it holds a number"),
-        ("a.jsonl", b"[" * 100_000, r"line 1: each line must be a JSON object"),
-        ("a.jsonl", b"\n\n", r"must hold at least one excerpt"),
-        ("a.py", b"text", r"the folder .* must hold .txt, .jsonl, .md files; it holds none"),
+        ("a.txt", b"good\n\nb\xe9d", "encoding", "a.txt, line 3|0xe9"),
+        ("a.txt", "cut short é".encode()[:-1], "encoding", "a.txt, line 1|0xc3"),
+        ("a.txt", "utf-16".encode("utf-16-le"), "encoding", "a.txt, line 1"),
+        ("a.txt", b" \n\t\n", "text", ""),
+        ("a.jsonl", b'{"text": "a"}\n{"text', "JSON line", "a.jsonl, line 2"),
+        ("a.jsonl", b"[1]", "JSON line", "a.jsonl, line 1|a list"),
+        ("a.jsonl", b'{"a": 1, "b": 2}', "field", "'text'|'a', 'b'"),
+        ("a.jsonl", b"{}", "field", "'text'|none"),
+        ("a.jsonl", b'{"text": 3}', "field", "line 1|'text'|a number"),
+        ("a.jsonl", b"[" * 100_000, "JSON line", "line 1"),
+        ("a.jsonl", b"\n\n", "text", ""),
+        ("a.py", b"text", "path", ".txt, .jsonl, .md"),
     ],
 )
-def test_a_corpus_that_is_none_is_a_sentence(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+def test_a_corpus_that_is_none_is_a_sentence(
+    tmp_path: Path, name: str, content: bytes, subject: str, names: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(FileError, match=sentence) as said:
+    with raises(FileError, subject) as caught:
         list(excerpts(tmp_path))
-    assert len(str(said.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
+    assert all(part in str(caught.value) for part in names.split("|"))
 
 
 def test_what_came_before_a_mistake_is_given(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_what_came_before_a_mistake_is_given(tmp_path: Path) -> None:
 
 
 def test_asking_for_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=re.escape(f"there is none at {tmp_path / 'absent'}")):
+    with raises(FileError, str(tmp_path / "absent")):
         excerpts(tmp_path / "absent")
     with raises(FileError, "split"):
         excerpts(tmp_path, "lines")

@@ -91,7 +91,7 @@ def test_another_config_may_express_a_variant() -> None:
 
 
 def test_what_cannot_go_back_is_a_sentence() -> None:
-    with pytest.raises(ArchitectureError, match="a network that was not loaded has no embedding"):
+    with raises(ArchitectureError, "origin"):
         Transformer.random(Architecture(layers=1, width=8, heads=2)).to_hf()
     with raises(SourceError, "weights"):
         load(model_of("dinov2", "plain")).to_hf()

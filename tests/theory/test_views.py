@@ -13,7 +13,7 @@ from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
 from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import bounds_sentence
-from tests.theory.test_certificates import FOUND
+from tests.theory.test_certify import FOUND
 
 MINE = FOUND.table.with_columns(
     theorem="mine $x$ " + pl.col("theorem"), quantity=pl.col("quantity").replace("mu", "my_$size")

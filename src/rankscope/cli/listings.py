@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.metrics import Metric
-    from rankscope.sources.survey import FamilyParity
+    from rankscope.sources.load import FamilyParity
 
 OF = {
     "tokens": "of tokens X, a number a layer",
@@ -149,7 +149,7 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     """
     from rankscope.extras import install, installed
     from rankscope.sources import PRESETS
-    from rankscope.sources.survey import survey
+    from rankscope.sources.load import survey
 
     with progress(printing.silent) as start:
         families = survey(start("families")) if installed("transformers") else []

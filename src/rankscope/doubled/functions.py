@@ -28,6 +28,7 @@ from rankscope.doubled.pairs import (
     times,
     two_prod,
     two_sum,
+    where,
 )
 
 DIGITS = 60
@@ -47,6 +48,7 @@ NAMED: dict[str, Callable[[], Decimal]] = {
     "sqrt(1/2)": lambda: Decimal("0.5").sqrt(),
     "sqrt(2/pi)": lambda: (2 / _pi()).sqrt(),
     "1/sqrt(2 pi)": lambda: 1 / (2 * _pi()).sqrt(),
+    **{f"1/{n}!": lambda n=n: 1 / Decimal(math.factorial(n)) for n in range(1, 6)},  # type: ignore[misc]
 }
 
 
@@ -64,14 +66,6 @@ def in_parts(value: Decimal, count: int = 2) -> tuple[float, ...]:
         summands.append(float(value))
         value -= Decimal(summands[-1])
     return tuple(summands)
-
-
-@cache
-def exponentials(steps: int) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
-    """(e^(j/steps), e^(j/steps) - 1) for j = -steps .. steps, in two parts each."""
-    with localcontext(prec=DIGITS):
-        values = [(Decimal(j) / steps).exp() for j in range(-steps, steps + 1)]
-        return tuple(map(in_parts, values)), tuple(in_parts(value - 1) for value in values)
 
 
 @cache
@@ -128,8 +122,11 @@ def _ln2_parts() -> tuple[float, float, float]:
 @cache
 def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
     """(e^(j/FINE), e^(j/FINE) - 1) for j = -FINE .. FINE."""
-    tables = [torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)]
-    return Pair(*tables[0]), Pair(*tables[1])
+    with localcontext(prec=DIGITS):
+        powers = [(Decimal(j) / FINE).exp() for j in range(-FINE, FINE + 1)]
+        tables = [in_parts(power) for power in powers], [in_parts(power - 1) for power in powers]
+    at, less = (torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in tables)
+    return Pair(*at), Pair(*less)
 
 
 @cache
@@ -160,24 +157,10 @@ def _reduced(x: Pair) -> tuple[Tensor, Pair]:
         tail = tail.mul_(s.hi).add_(1 / math.factorial(n))
     w, split = Pair(tail * s.hi), halves(s.hi)
     for n in range(5, 0, -1):
-        w = times(larger_plus(_fraction(n, h), w), s, split)
+        w = times(larger_plus(named(f"1/{n}!", h), w), s, split)
     at, less = _exponentials(h.device)
     index = (j + FINE).long()
     return k, larger_plus(less.mapped(lambda t: t.take(index)), times(w, at.mapped(lambda t: t.take(index))))
-
-
-@cache
-def _over_factorial(n: int) -> tuple[float, float]:
-    """1 / n! in two parts."""
-    hi = 1 / math.factorial(n)
-    above, below = hi.as_integer_ratio()
-    return hi, (below - above * math.factorial(n)) / (below * math.factorial(n))
-
-
-def _fraction(n: int, like: Tensor) -> Pair:
-    """1 / n! as a pair on the device of a tensor."""
-    hi, lo = _over_factorial(n)
-    return Pair(like.new_tensor(hi), like.new_tensor(lo))
 
 
 def _marked(result: Pair, x: Tensor) -> Pair:
@@ -186,21 +169,27 @@ def _marked(result: Pair, x: Tensor) -> Pair:
     return Pair(result.hi, result.low + (x - x) + (result.hi - result.hi))
 
 
+def _exp(x: Pair) -> Pair:
+    k, m = _reduced(x)
+    return scaled(larger_plus(_point(1.0, m.hi), m), k.long())
+
+
 @elementwise(torch.exp)
 def exp(x: Pair) -> Pair:
     """The exponential e^x of a pair."""
+    return _marked(_exp(x), x.hi)
+
+
+def _expm1(x: Pair) -> Pair:
     k, m = _reduced(x)
-    return _marked(scaled(larger_plus(_point(1.0, m.hi), m), k.long()), x.hi)
+    unit = _point(1.0, m.hi)
+    return where(k == 0, m, minus(scaled(larger_plus(unit, m), k.long()), unit))
 
 
 @elementwise(torch.expm1)
 def expm1(x: Pair) -> Pair:
     """e^x - 1, also relative to itself near zero."""
-    k, m = _reduced(x)
-    unit = _point(1.0, m.hi)
-    far = minus(scaled(larger_plus(unit, m), k.long()), unit)
-    near = k == 0
-    return _marked(Pair(torch.where(near, m.hi, far.hi), torch.where(near, m.low, far.low)), x.hi)
+    return _marked(_expm1(x), x.hi)
 
 
 def _log1p_near(w: Pair) -> Pair:
@@ -234,7 +223,7 @@ def log1p(x: Pair) -> Pair:
     near = x.hi.abs() < 0.4
     inside = x.mapped(lambda t: t.masked_fill(~near, 0.0))
     close, far = _log1p_near(inside), _log(plus(_point(1.0, x.hi), x))
-    return _marked(Pair(torch.where(near, close.hi, far.hi), torch.where(near, close.low, far.low)), x.hi.log1p())
+    return _marked(where(near, close, far), x.hi.log1p())
 
 
 def _below_zero(x: Pair) -> Pair:
@@ -245,21 +234,15 @@ def _below_zero(x: Pair) -> Pair:
 @elementwise(torch.sigmoid)
 def sigmoid(x: Pair) -> Pair:
     """1 / (1 + e^-x), small on the left to full relative precision."""
-    k, m = _reduced(_below_zero(x))
-    unit = _point(1.0, m.hi)
-    e = scaled(larger_plus(unit, m), k.long())
+    e = _exp(_below_zero(x))
     above = Pair(torch.where(x.hi > 0, 1.0, e.hi), e.low.masked_fill(x.hi > 0, 0.0))
-    return _marked(over(above, plus(unit, e)), x.hi)
+    return _marked(over(above, plus(_point(1.0, e.hi), e)), x.hi)
 
 
 @elementwise(torch.tanh)
 def tanh(x: Pair) -> Pair:
     """`-m / (2 + m)` with m = e^(-2|x|) - 1, and the sign of x."""
-    k, m = _reduced(_below_zero(x).mapped(lambda t: 2 * t))
-    unit = _point(1.0, m.hi)
-    far = minus(scaled(larger_plus(unit, m), k.long()), unit)
-    near = k == 0
-    m = Pair(torch.where(near, m.hi, far.hi), torch.where(near, m.low, far.low))
+    m = _expm1(_below_zero(x).mapped(lambda t: 2 * t))
     t = over(m, plus(_point(2.0, m.hi), m))
     return _marked(t.mapped(lambda part: torch.where(x.hi > 0, -part, part)), x.hi)
 
@@ -280,9 +263,7 @@ def erfc(x: Pair) -> Pair:
     for n in range(IN_PAIRS - 1, -1, -1):
         y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(y, t, split))
     tail = times(y, _gauss(a))
-    beyond = minus(_point(2.0, a.hi), tail)
-    left = x.hi < 0
-    return _marked(Pair(torch.where(left, beyond.hi, tail.hi), torch.where(left, beyond.low, tail.low)), x.hi)
+    return _marked(where(x.hi < 0, minus(_point(2.0, a.hi), tail), tail), x.hi)
 
 
 def _gauss(x: Pair) -> Pair:
@@ -296,6 +277,5 @@ def _gauss(x: Pair) -> Pair:
         last = v + w + x.lo * x.lo
     else:
         last = torch.zeros_like(square)
-    k, m = _reduced(Pair(-square, -e))
-    result = scaled(larger_plus(_point(1.0, m.hi), m), k.long())
+    result = _exp(Pair(-square, -e))
     return Pair(result.hi, result.low.addcmul(result.hi, last, value=-1))

@@ -1,9 +1,8 @@
 """Products of matrices of pairs, by float64 products that make no rounding error (Ozaki et al. 2012).
 
-Rows of A and columns of B are scaled by powers of two to entries below one and cut into slices of b bits,
-`A = A0 + A1 + A2 + A3`. With `2b + log2(1.25 k) <= 53` the products of slices are sums of integers below
-2^53 in some unit: exact in whatever order a library adds them. With the parts `B>=j` that slices before j
-leave,
+Rows of A and columns of B are scaled by powers of two to entries below one and cut into slices of b bits, `A = A0 + A1
++ A2 + A3`. With `2b + log2(1.25 k) <= 53` the products of slices are sums of integers below 2^53 in some unit: exact in
+whatever order a library adds them. With the parts `B>=j` that slices before j leave,
 
     A B = [A0 B0] + [A0 B1 + A1 B0] + [A0 B2 + A1 B1 + A2 B0] + [A0 B>=3 + A1 B>=2 + A2 B>=1 + A3 B],
 

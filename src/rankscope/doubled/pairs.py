@@ -47,6 +47,12 @@ class Pair(NamedTuple):
 
 
 @no_type_check
+def where(pick: Tensor, a: Pair, b: Pair) -> Pair:
+    """Entries of a where `pick` is true, else of b."""
+    return Pair(torch.where(pick, a.hi, b.hi), torch.where(pick, a.low, b.low))
+
+
+@no_type_check
 def two_sum(a: Tensor, b: Tensor) -> Pair:
     """a + b exactly, whichever is larger."""
     s = a + b

@@ -1,5 +1,7 @@
 """Sums and largest entries of pairs along axes."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,9 +45,7 @@ def total(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
 def mean(x: Pair, dim: Axes = None, keepdim: bool = False) -> Pair:
     """The sum over the number of terms."""
     axes = _axes(x, dim)
-    count = 1
-    for axis in axes:
-        count *= x.hi.shape[axis]
+    count = math.prod(x.hi.shape[axis] for axis in axes)
     return divide(total(x, axes, keepdim), Pair(x.hi.new_tensor(float(count))))
 
 

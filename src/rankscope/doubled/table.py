@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.doubled import functions, reductions
 from rankscope.doubled.matmul import product
-from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, no_type_check, scaled, sqrt, subtract
+from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, no_type_check, scaled, sqrt, subtract, where
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -143,8 +143,7 @@ def masked_fill(x: Pair, mask: Tensor, value: Number) -> Pair:
 @rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def choose(pick: Tensor, a: Any, b: Any) -> Pair:
     """Entries of a where `pick` is true, else of b."""
-    a, b = together(a, b)
-    return Pair(torch.where(pick, a.hi, b.hi), torch.where(pick, a.low, b.low))
+    return where(pick, *together(a, b))
 
 
 @rule(aten.fill.Scalar)
@@ -226,17 +225,19 @@ def matrix_product(A: Any, B: Any) -> Pair:
     return product(*together(A, B))
 
 
+@rule(aten.addmm.default, aten.baddbmm.default)
+def plus_matrix_product(x: Any, A: Any, B: Any, *, beta: Number = 1, alpha: Number = 1) -> Pair:
+    """The sum beta x + alpha A B."""
+    return plus(x if beta == 1 else times(x, beta), matrix_product(A, B), alpha=alpha)
+
+
 # Functions of entries and along axes.
 
 TABLE |= {
     aten.rsub.Scalar: lambda a, b, alpha=1: minus(b, a, alpha=alpha),
     aten.rsub.Tensor: lambda a, b, *, alpha=1: minus(b, a, alpha=alpha),
-    aten.mv.default: lambda A, v: matrix_product(A, paired(v).mapped(lambda t: t[:, None])).mapped(torch.ravel
-    ),
+    aten.mv.default: lambda A, v: matrix_product(A, paired(v).mapped(lambda t: t[:, None])).mapped(torch.ravel),
     aten.dot.default: lambda u, v: reductions.total(times(u, v)),
-    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default),
-        lambda x, A, B, *, beta=1, alpha=1: plus(
-            x if beta == 1 else times(x, beta), matrix_product(A, B), alpha=alpha)),
     aten.neg.default: negative,
     aten.abs.default: reductions.absolute,
     aten.sqrt.default: sqrt,
@@ -264,18 +265,17 @@ TABLE |= {
     aten.sum.dim_IntList: lambda x, dim=None, keepdim=False, dtype=None: reductions.total(x, dim, keepdim),
     aten.mean.default: lambda x, dtype=None: reductions.mean(x),
     aten.mean.dim: lambda x, dim=None, keepdim=False, dtype=None: reductions.mean(x, dim, keepdim),
-    aten.linalg_vector_norm.default: lambda x, order=2, dim=None, keepdim=False, dtype=None: reductions.norm(
-        x, order, dim, keepdim),
+    aten.linalg_vector_norm.default: lambda x, *axes, dtype=None: reductions.norm(x, *axes),
     aten.logsumexp.default: reductions.logsumexp,
     aten._log_softmax.default: lambda x, dim, half: reductions.log_softmax(x, dim),
     aten._softmax.default: lambda x, dim, half: reductions.softmax(x, dim),
     aten.nan_to_num.default: lambda x, *args, **values: Pair(x.hi.nan_to_num(*args, **values), x.lo),
     aten._local_scalar_dense.default: lambda x: x.hi.item(),
-    **{
-        operation: lambda x, *args, of=operation, **kwargs: of(x.hi, *args, **kwargs)
-        for operation in (
-            aten.isnan.default, aten.isfinite.default, aten.isinf.default, aten.any.default, aten.any.dim,
-            aten.all.default, aten.all.dim, aten.sign.default)}}  # fmt: skip
+}
+for by_hi in (aten.isnan, aten.isfinite, aten.isinf, aten.any, aten.all, aten.sign):
+    TABLE[by_hi.default] = lambda x, *args, of=by_hi.default: of(x.hi, *args)
+for by_hi in (aten.any, aten.all):
+    TABLE[by_hi.dim] = lambda x, *args, of=by_hi.dim: of(x.hi, *args)
 
 
 # Comparisons, by hi and then by lo, and what follows from them.

@@ -77,10 +77,8 @@ class Doubled(Tensor):
             result = operation.decompose(*args, **options)  # in inference mode operations come undecomposed
             if result is not NotImplemented:
                 return result
-            raise NotImplementedError(
-                f"doubled precision has no rule for {operation}: add one to rankscope/doubled/table.py, or "
-                "round with to_float64() first"
-            )
+            sentence = f"doubled precision has no rule for {operation}: add one to doubled/table.py, or round first"
+            raise NotImplementedError(f"{sentence}, to_float64()")
         return _wrapped(TABLE[operation](*operands, **options))
 
     def _write(self, result: Pair, operation: Any) -> None:

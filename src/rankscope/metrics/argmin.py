@@ -6,11 +6,10 @@ be had or exceeded. Every linear programme
 
     minimise  a f + b g   over x,  with s_ij >= |X_ij - x_j|,  f >= sum_i s_ij,  g >= sum_j s_ij
 
-(a = t, b = 1/t in `min_t (t f + g/t) / 2 = sqrt(f g)`) gives one supporting line of that set and one
-point on it. The lines enclose the set from below in a polygon, and `f g` is quasi-concave, so its
-minimum over the polygon lies at a vertex: a lower bound. Points give upper bounds. The loop cuts off
-the best vertex, by the programme whose weights are normal to the chord beneath which it lies, until
-the two bounds meet: a global minimum, proved to `TOLERANCE`.
+(a = t, b = 1/t in `min_t (t f + g/t) / 2 = sqrt(f g)`) gives one supporting line of that set and one point on it. The
+lines enclose the set from below in a polygon, and `f g` is quasi-concave, so its minimum over the polygon lies at a
+vertex: a lower bound. Points give upper bounds. The loop cuts off the best vertex, by the programme whose weights are
+normal to the chord beneath which it lies, until the two bounds meet: a global minimum, proved to `TOLERANCE`.
 """
 
 from dataclasses import dataclass
@@ -94,12 +93,9 @@ def _search(X: Matrix) -> Vector:
         if left.point == right.point:
             return best  # the vertex is attainable, but for the solver's rounding
         weights = [_normal(left.point, right.point)]
-    raise ConvergenceError(
-        f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} linear programmes left a gap of "
-        f"{np.sqrt(_product(_sums(X, best)) / product) - 1:.1e}: use centre='mean', "
-        "which is at most 2(1 - 1/n) above it",
-        subject="centre",
-    )
+    gap = np.sqrt(_product(_sums(X, best)) / product) - 1
+    sentence = f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} programmes left a gap of {gap:.1e}"
+    raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
 
 
 def _sums(X: Matrix, x: Vector) -> tuple[float, float]:
@@ -158,9 +154,6 @@ class _Programme:
         cost = np.r_[np.zeros(d + n * d), a, b]
         result = linprog(cost, A_ub=self.A, b_ub=self.b, bounds=self.bounds, method="highs")
         if result.status != 0:
-            raise ConvergenceError(
-                f"the argmin centre's linear programme must be solved; HiGHS says {result.message!r}: "
-                "use centre='mean', which is at most 2(1 - 1/n) above it",
-                subject="centre",
-            )
+            sentence = f"the linear programme of the argmin centre must be solved; HiGHS says {result.message!r}"
+            raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
         return np.asarray(result.x[:d]), (float(result.x[-2]), float(result.x[-1]))

@@ -18,37 +18,32 @@ HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 FEW = 256  # the most tokens of which all pairs of rows are compared at once
 NARROW = 0.05  # by how much the weights of a row may miss one in all: bfloat16 has two to three digits
+Valid = Bool[Tensor, "*batch 1 token"]
 RowsOf = Float[Tensor, "*batch head row token"]
 """Some rows of P, zero at padding, in the arithmetic that made them."""
 
 
-def _ready(
-    P: Tensor, padding: Tensor | None
-) -> tuple[Float[Tensor, "*batch head token token"], Bool[Tensor, "*batch 1 token"]]:
+def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch head token token"], Valid]:
     """P in float64 with padded rows and columns zero, and which rows count."""
     if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
-        raise TokensError(
-            f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}", subject="P"
-        )
+        raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
     if not P.is_floating_point():
         raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
     valid = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
     P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
     if not bool(P.isfinite().all()):
-        raise TokensError(
-            "attention must be finite; received NaN or infinity: compute it in a wider dtype", subject="P"
-        )
+        raise TokensError("attention must be finite; received NaN or infinity: use a wider dtype", subject="P")
     if not P.shape[-1]:  # as of one token that does not count
         return P.new_zeros((*P.shape[:-2], 1, 1)), valid.new_zeros((*valid.shape[:-1], 1))
     return P, valid
 
 
-def _over_rows(value: Float[Tensor, "*batch head token"], valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+def _over_rows(value: Float[Tensor, "*batch head token"], valid: Valid) -> HeadValues:
     """Mean over valid rows; NaN where there is none (0 / 0)."""
     return value.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1)
 
 
-def _nan_where_empty(value: HeadValues, valid: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+def _nan_where_empty(value: HeadValues, valid: Valid) -> HeadValues:
     return value.masked_fill(~valid.any(-1), torch.nan)
 
 
@@ -75,7 +70,7 @@ def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _over_rows(entropy_of_rows(P, valid), valid)
 
 
-def entropy_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def entropy_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
     entropies = -torch.linalg.vecdot(P, logs)
@@ -107,7 +102,7 @@ def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _over_rows(first_token_of_rows(P, valid), valid)
 
 
-def first_token_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def first_token_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """The weight of each row on the first valid token."""
     first = valid.to(torch.int8).argmax(-1)[..., None, None]
     return P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
@@ -119,7 +114,7 @@ def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     return _nan_where_empty(defect_of_rows(P, valid).masked_fill(~valid, 0.0).amax(-1), valid)
 
 
-def defect_of_rows(P: RowsOf, valid: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+def defect_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """The defect of each row, `|sum_j P_ij - 1|`."""
     return (P.sum(-1) - 1).abs()
 
@@ -186,4 +181,5 @@ METRICS = [
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
             "Theorems on averaging speak of attention whose weights sum to one.",
-            equal="as before: it says whether attention averages at all"))]  # fmt: skip
+            equal="as before: it says whether attention averages at all")),
+]  # fmt: skip

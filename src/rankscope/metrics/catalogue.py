@@ -1,8 +1,7 @@
 """Every built-in metric by name, and the metrics that a caller asks for.
 
-Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a metric's name in a table
-(`metric`, `symbol_of`, `is_share`, `direction_of`). The metrics themselves are made in the files of their
-families.
+Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a metric's name in a table (`metric`,
+`symbol_of`, `is_share`, `direction_of`). The metrics themselves are made in the files of their families.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,9 +41,8 @@ def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
     alone = isinstance(metrics, str) or not isinstance(metrics, Iterable)
     for given in [metrics] if alone else metrics:  # type: ignore[union-attr]
         if not isinstance(given, str | Metric):
-            raise MetricError(
-                f"metrics must be names or Metric objects; received {type(given).__name__}", subject="metrics"
-            )
+            sentence = f"metrics must be names or Metric objects; received {type(given).__name__}"
+            raise MetricError(sentence, subject="metrics")
         wanted = metric(given) if isinstance(given, str) else given
         known = METRICS.get(wanted.name, chosen.setdefault(wanted.name, wanted))
         if known != wanted:
@@ -76,15 +74,13 @@ def symbol_of(name: str, tex: bool = False) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric says how far apart tokens are as a share of their size: of these alone a threshold
-    makes tokens uniform."""
+    """Whether a metric is how far apart tokens are as a share of their size, so that it can have a threshold."""
     known = _known(name)
     return known is not None and known.share
 
 
 def direction_of(name: str) -> int:
-    """1 where a large value means that tokens differ, -1 where it means that they are the same, 0 where it
-    says neither.
+    """1 where a large value means that tokens differ, -1 where it means that they are the same, or 0.
 
     >>> [direction_of(name) for name in ("relative_mu", "mean_cosine", "entropy", "stable_rank")]
     [1, -1, 0, 0]

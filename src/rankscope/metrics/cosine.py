@@ -49,7 +49,7 @@ def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     tensor(0.3333, dtype=torch.float64)
     """
     ready = tokens(X, padding)
-    direction, _, _ = _directions(ready)
+    direction = _directions(ready)[0]
     total = direction.sum(-2).square().sum(-1) - direction.square().sum((-2, -1))
     return _over_pairs(total / 2, ready)
 
@@ -100,8 +100,7 @@ def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     nowhere = size == 0
     widest = direction.new_zeros(direction.shape[:-2])
     for block, pairs in _blocks(ready):
-        apart = torch.cdist(direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
-        )  # fmt: skip
+        apart = torch.cdist(direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist")
         gap = (apart.square_() / 2).masked_fill_(nowhere[..., block, :] | nowhere.mT, 1.0)
         widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
     return nan_where_empty(widest, ready)

@@ -101,8 +101,7 @@ def log_of(value: Tensor, log: LogScales) -> LogScales:
 
 
 def reading_of_tokens(log: LogScales, tokens: ScaledTokens) -> Reading:
-    """A reading of tokens from its log. Equal tokens have log10 -inf. The floor is 0, but where the log is
-    out of reach."""
+    """A reading of tokens from its log, -inf of equal tokens; the floor is 0 but where the log is out of reach."""
     empty = tokens.padding.all(-1)
     equal = tokens.equal
     value = log.exp()

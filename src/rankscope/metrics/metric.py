@@ -2,7 +2,7 @@
 
 The built-in metrics are made in the file of their family (`residuals.py`, `spectrum.py`, `cosine.py`,
 `attention.py`, `routing.py`), next to the functions that compute them; `catalogue.py` finds them by name. A
-metric of one's own is made in the same way and goes wherever a name goes.
+metric that you write is made in the same way and goes wherever a name goes.
 
 Floating point cannot tell tokens apart that differ by less than a rounding error: below the **floor** a value
 is noise. A metric that is a ratio has the floor `ROUNDING * eps`; an absolute one that times the scale of its
@@ -64,9 +64,9 @@ class Meaning(NamedTuple):
     range: str
     """Between which values it lies."""
     small: str
-    """What a small value says."""
+    """What a small value means."""
     large: str
-    """What a large value says."""
+    """What a large value means."""
     note: str = ""
     """What else one should know to read it."""
     equal: str = ""
@@ -75,8 +75,7 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A named number of tokens X, of an attention pattern P, of what each head adds, or of how a mixture of
-    experts routes.
+    """A named number of tokens X, of an attention pattern P, of what each head adds, or of routing to experts.
 
     `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
     `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
@@ -97,14 +96,13 @@ class Metric:
     of: Of = "tokens"
     """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
     meaning: Meaning | None = None
-    """Its range, what small and large values say, and its value where all tokens are equal."""
+    """Its range, what small and large values mean, and its value where all tokens are equal."""
 
     # What it says about collapse.
     direction: Literal[-1, 0, 1] = 0
     """1 where a large value means that tokens differ, -1 where it means that they are the same; or 0."""
     share: bool = False
-    """Whether it says by how much tokens differ as a share of their size: then a threshold can say when they
-    are uniform."""
+    """Whether it is by how much tokens differ as a share of their size, so that it can have a threshold."""
 
     # Its floor.
     degree: int | float = 0
@@ -144,16 +142,11 @@ class Metric:
         if self.of not in get_args(Of):
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
         if self.degree and (self.count or self.of in ("attention", "routing")):
-            raise MetricError(
-                f"a count and a metric of attention or of routing have degree 0; {self.name!r} has {self.degree:g}",
-                subject="degree",
-            )
+            sentence = "a count and a metric of attention or of routing have degree 0"
+            raise MetricError(f"{sentence}; {self.name!r} has {self.degree:g}", subject="degree")
         if self.degree and self.scale is None:
-            raise MetricError(
-                f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale: "
-                "give scale=, what rounding is relative to (the value itself: scale=compute)",
-                subject="scale",
-            )
+            sentence = f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale"
+            raise MetricError(f"{sentence}: give scale=, what rounding is relative to", subject="scale")
         object.__setattr__(self, "symbol", self.symbol or self.name)
         object.__setattr__(self, "tex", self.tex or tex_of(self.name))
 
@@ -221,12 +214,9 @@ class Metric:
     def _checked(self, part: str, result: object, x: TokensLike) -> Tensor:
         expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
         if not isinstance(result, Tensor) or result.shape != expected:
-            raise MetricError(
-                f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}, a number "
-                "for each sample (and head); received "
-                f"{tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__}",
-                subject=part,
-            )
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            sentence = f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}; received {got}"
+            raise MetricError(sentence, subject=part)
         return result.to(torch.float64)
 
 

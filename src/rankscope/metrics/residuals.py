@@ -86,15 +86,10 @@ def _narrow(ready: Tokens) -> bool:
 
 def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
     ready = tokens(X, padding)
+    in_range = norm == "frobenius" and _narrow(ready)
+    norm_of = partial(torch.linalg.vector_norm, dim=(-2, -1)) if in_range else NORMS[norm]
     what = f"{norm} norm of the residual about the {centre}"
-    size = ready.once(what, lambda: _of_deviation(ready, centred(ready, centre, norm), norm))
-    return nan_where_empty(size, ready)
-
-
-def _of_deviation(ready: Tokens, R: Matrix, norm: Norm) -> Values:
-    if norm == "frobenius" and _narrow(ready):
-        return torch.linalg.vector_norm(R, dim=(-2, -1))
-    return NORMS[norm](R)
+    return nan_where_empty(ready.once(what, lambda: norm_of(centred(ready, centre, norm))), ready)
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
@@ -151,24 +146,19 @@ def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values
     return relative_mu(X, padding).square()
 
 
-def log_residual(tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False) -> LogScales:
+def log_residual(scaled: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False) -> LogScales:
     """The log of a norm of the residual in deviation arithmetic, or of its share of the tokens' norm."""
-    log = _log_about_mean(tokens, norm) if centre == "mean" else _log_about(tokens, norm, centre)
+    R = scaled.residual
+    if centre != "mean":
+        log = log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
+    else:
+        if norm not in scaled.norms:
+            scaled.norms[norm] = log_of(NORMS[norm](R.value), R.log)
+        log = scaled.norms[norm]
     if not relative:
         return log
-    of_tokens = log_of(NORMS[norm](tokens.tokens), tokens.log)
+    of_tokens = log_of(NORMS[norm](scaled.tokens), scaled.log)
     return torch.where(log <= LOWEST, log, log - of_tokens)
-
-
-def _log_about_mean(tokens: ScaledTokens, norm: Norm) -> LogScales:
-    if norm not in tokens.norms:
-        tokens.norms[norm] = log_of(NORMS[norm](tokens.residual.value), tokens.residual.log)
-    return tokens.norms[norm]
-
-
-def _log_about(scaled: ScaledTokens, norm: Norm, centre: Centre) -> LogScales:
-    R = scaled.residual
-    return log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
 
 
 def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1) -> Reading:
@@ -191,21 +181,24 @@ VERDICT = (
 CLOUD = "The cloud of a report says this of the one excerpt that it draws; its verdict, relative_residual."
 
 
+def _of_norm(
+    compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, relative: bool, meaning: Meaning, **more: Any
+) -> Metric:
+    """A norm of the residual, or its share of the same norm of the tokens."""
+    rule = partial(_rule, norm=norm, relative=relative)
+    more |= {"direction": 1, "share": relative, "rule": rule, "centres": True, "from_norms": norm in FROM_NORMS}
+    return Metric(compute.__name__, compute, symbol, tex, meaning=meaning, **more)
+
+
 def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, large: str) -> Metric:
-    """A norm of the residual."""
-    return Metric(
-        compute.__name__, compute, symbol, tex, degree=1, scale=partial(token_norm, norm=norm), direction=1,
-        rule=partial(_rule, norm=norm, relative=False), centres=True, from_norms=norm in FROM_NORMS,
-        meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"))  # fmt: skip
+    meaning, scale = Meaning("0 and above", SAME, large, SIZE, equal="0"), partial(token_norm, norm=norm)
+    return _of_norm(compute, norm, symbol, tex, False, meaning, degree=1, scale=scale)
 
 
 def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
-    """A norm of the residual as a share of the same norm of the tokens."""
     of_tokens, of_tokens_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
-    return Metric(
-        compute.__name__, compute, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", direction=1,
-        share=True, rule=partial(_rule, norm=norm, relative=True), centres=True, from_norms=norm in FROM_NORMS,
-        meaning=Meaning(small=SAME, equal="0", **words))  # fmt: skip
+    meaning = Meaning(small=SAME, equal="0", **words)
+    return _of_norm(compute, norm, f"{symbol} / {of_tokens}", f"{tex} / {of_tokens_tex}", True, meaning)
 
 
 _Norm = tuple[Norm, str, str]  # a norm, and how a terminal and a figure write that of the residual
@@ -227,5 +220,5 @@ METRICS = [
         "than from zero."),
     Metric("high_frequency_share", high_frequency_share, "‖HC X‖² / ‖X‖²", r"\|HC\,X\|_F^2 / \|X\|_F^2",
         power=2, direction=1, share=True, rule=partial(_rule, norm="frobenius", relative=True, power=2),
-        meaning=Meaning("0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0"
-        ))]  # fmt: skip
+        meaning=Meaning("0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0")),
+]  # fmt: skip

@@ -19,10 +19,8 @@ Values = Float[Tensor, "*batch"]
 def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch expert"]:
     """The share of valid tokens that go through each expert."""
     if p.ndim < 2 or not p.is_floating_point():
-        raise TokensError(
-            f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}",
-            subject="p",
-        )
+        got = f"{p.dtype} of {tuple(p.shape)}"
+        raise TokensError(f"routing must be floating weights [batch, token, expert]; received {got}", subject="p")
     valid = valid_tokens(p.shape[:-1], padding, p.device)
     taken = ((p > 0) & valid[..., None]).sum(-2).to(torch.float64)
     return taken / valid.sum(-1, keepdim=True)
@@ -47,5 +45,5 @@ METRICS = [
         meaning=Meaning("k/E to 1", _BALANCED, "every token goes through one of them (1)",
             "k experts are chosen for each token.", equal="1")),
     Metric("expert_entropy", expert_entropy, "H(load)", r"H(\mathrm{load})", "routing",
-        meaning=Meaning("log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k"
-        ))]  # fmt: skip
+        meaning=Meaning("log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k")),
+]  # fmt: skip

@@ -132,8 +132,7 @@ def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:
 
 
 def _affine_rank_rule(tokens: ScaledTokens) -> Reading:
-    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
-    marked."""
+    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is marked."""
     R = tokens.residual.value
     value = numerical_rank(R, tokens.padding)
     low, high = (numerical_rank(R, tokens.padding, unit=UNIT * share) for share in (1 / 3, 1e3))
@@ -164,9 +163,8 @@ def _of_residual(
 _RESOLVED = "It counts singular values above what the arithmetic resolves."
 _ZERO = "0 where all entries are."
 _ENERGY = Meaning("1 to min(n, d)", "one direction has all the energy", "many directions share it", _ZERO, equal="1")
-_DIRECTIONS = Meaning(
-    "1 to min(n - 1, d)", "tokens differ along one direction", "tokens differ in many directions",
-    " 0 where they are the same.")  # fmt: skip
+_ONE, _MANY = "tokens differ along one direction", "tokens differ in many directions"
+_DIRECTIONS = Meaning("1 to min(n - 1, d)", _ONE, _MANY, " 0 where they are the same.")
 METRICS = [
     Metric("numerical_rank", numerical_rank, "rank X", r"\mathrm{rank}\,X", count=True,
         meaning=Meaning(
@@ -175,8 +173,7 @@ METRICS = [
     Metric("affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True,
         rule=_affine_rank_rule,
         meaning=Meaning(
-            "0 to min(n - 1, d)", "tokens are the same (0)", "tokens differ in many directions", _RESOLVED,
-            equal="0")),
+            "0 to min(n - 1, d)", "tokens are the same (0)", _MANY, _RESOLVED, equal="0")),
     Metric("stable_rank", stable_rank, "‖X‖_F² / ‖X‖₂²", r"\|X\|_F^2 / \|X\|_2^2", meaning=_ENERGY),
     Metric("effective_rank", effective_rank, "exp H(σ)", r"\exp H(\sigma)",
         meaning=_ENERGY._replace(small="one direction has all the weight")),

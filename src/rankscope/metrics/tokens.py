@@ -57,16 +57,10 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     if isinstance(X, Tokens):
         return X
     if not isinstance(X, Tensor):
-        raise TokensError(
-            f"tokens must be a torch tensor [batch, token, width]; got {type(X).__name__}: "
-            "convert with torch.as_tensor",
-            subject="X",
-        )
+        sentence = f"tokens must be a torch tensor [batch, token, width]; got {type(X).__name__}: use torch.as_tensor"
+        raise TokensError(sentence, subject="X")
     if X.ndim < 2:
-        raise TokensError(
-            f"tokens must have at least 2 dims [token, width]; received {X.ndim} with shape {tuple(X.shape)}",
-            subject="X",
-        )
+        raise TokensError(f"tokens must have at least 2 dims [token, width]; received {tuple(X.shape)}", subject="X")
     if not X.is_floating_point():
         raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X")
     valid = valid_tokens(X.shape[:-1], padding, X.device)
@@ -81,11 +75,10 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     finite = X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
     if not bool(finite.all()):
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
-        raise TokensError(
-            f"tokens must be finite; {where} holds NaN or infinity: "
-            "measure an earlier layer, or compute in a wider dtype",
-            subject="X",
+        sentence = (
+            f"tokens must be finite; {where} holds NaN or infinity: measure an earlier layer, or in a wider dtype"
         )
+        raise TokensError(sentence, subject="X")
     return ready
 
 
@@ -129,14 +122,11 @@ def valid_tokens(shape: torch.Size, padding: Tensor | None, device: torch.device
         return torch.ones(shape, dtype=torch.bool, device=device)
     if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
         got = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
-        raise TokensError(
-            f"padding must be a boolean tensor, True at padded tokens; received {got}: pass attention_mask == 0",
-            subject="padding",
-        )
+        sentence = f"padding must be a boolean tensor, True at padded tokens; received {got}: pass attention_mask == 0"
+        raise TokensError(sentence, subject="padding")
     if padding.shape != shape:
-        raise TokensError(
-            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}", subject="padding"
-        )
+        sentence = f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}"
+        raise TokensError(sentence, subject="padding")
     return ~padding.to(device)
 
 

@@ -52,8 +52,7 @@ class Architecture(ArchitectureFields):
         raise_first(problems(self))
 
     def _fill(self) -> None:
-        """Put the usual numbers in place of 0, and tuples in place of lists, so that equal networks compare
-        equal."""
+        """Put the usual numbers in place of 0, and tuples in place of lists, so that equal networks compare equal."""
         put, biases = object.__setattr__, self.biases
         put(self, "head_width", self.head_width or self.width // self.heads)
         for name, value in self._usual().items():
@@ -177,7 +176,7 @@ def _label(value: Any) -> str:
     """What a file calls an object of the user's own."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     names = [field.name for field in fields if field.name not in ("name", "place")]
-    numbers = [f"{name}={number!r}" for name in names if isinstance(number := getattr(value, name), int | float | str)]
+    numbers = [f"{name}={held!r}" for name in names if isinstance(held := getattr(value, name), int | float | str)]
     return f"own:{value.name}" + (f"({', '.join(numbers)})" if numbers else "")
 
 
@@ -191,11 +190,8 @@ def _resolved(value: Any, objects: dict[str, Any]) -> Any:
         return value
     if value not in objects:
         name = value.removeprefix("own:")
-        raise ArchitectureError(
-            f"this architecture has a part of the user's own, {name!r}, which a file cannot hold: pass the "
-            f"object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}",
-            subject=name,
-        )
+        sentence = f"a file cannot hold the user's own part {name!r}: pass it, from_dict(fields, own=[...])"
+        raise ArchitectureError(f"{sentence}; got {', '.join(objects) or 'none'}", subject=name)
     return objects[value]
 
 

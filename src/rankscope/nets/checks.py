@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.fields import BIASES, MLP, ArchitectureFields, NormPlace, Positions
-from rankscope.nets.kernels import KERNELS, Kernel
+from rankscope.nets.kernels import KERNELS, Kernel, kernel_of
 from rankscope.nets.masks import Mask
 from rankscope.nets.mlp import ACTIVATIONS, Experts
 from rankscope.nets.norms import NORMS, Norm
@@ -16,8 +16,6 @@ from rankscope.nets.parts import PLACES, Part, pieces
 DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
-CAPPED = ("softmax", "sinkhorn", "sigmoid", "uniform")
-"""Kernels under which scores can be capped."""
 OBJECTS: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of the user's own instead of a name."""
 WORDS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
@@ -107,11 +105,8 @@ def problems(arch: ArchitectureFields) -> Problems:
 def _positions(arch: ArchitectureFields) -> Problems:
     width = arch.rotary_width
     if arch.positions == "rotary" and (not 0 < arch.rotary_share <= 1 or width < 2 or width % 2):
-        yield (
-            "rotary_share",
-            "rotary_share * head_width, the rotated width, must be an even number >= 2; got "
-            f"{arch.rotary_share} * {arch.head_width}",
-        )
+        got = f"{arch.rotary_share} * {arch.head_width}"
+        yield "rotary_share", f"rotary_share * head_width, the rotated width, must be even and >= 2; got {got}"
     for angles in arch.rotary_frequencies:
         if not isinstance(angles, tuple) or len(angles) != width // 2:
             sentence = f"rotary_frequencies must be tuples of {width // 2} numbers, half the rotated width"
@@ -124,8 +119,8 @@ def _positions(arch: ArchitectureFields) -> Problems:
         yield "rotary_reach", f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}"
     if arch.positions == "relative" and arch.width % 2:
         yield "width", f"relative positions need an even width; got {arch.width}"
-    if arch.kernel == "linear" and arch.positions in ("relative", "bias", "alibi"):
-        sentence = f"kernel 'linear' has no scores to add {arch.positions} positions to"
+    if not kernel_of(arch.kernel).has_scores and arch.positions in ("relative", "bias", "alibi"):
+        sentence = f"kernel {arch.kernel!r} has no scores to add {arch.positions} positions to"
         yield "positions", f"{sentence}: use none, absolute or rotary"
 
 
@@ -133,19 +128,20 @@ def _scores(arch: ArchitectureFields) -> Problems:
     for name in ("score_cap", "log_gain"):
         if not 0 <= getattr(arch, name) < math.inf:
             yield name, f"{name} must be a finite number > 0, or 0 for none; got {getattr(arch, name)!r}"
-    kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else arch.kernel
-    if arch.score_cap and kernel not in CAPPED:
-        sentence = f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}"
+    kernel = kernel_of(arch.kernel)
+    if arch.score_cap and not kernel.capped:
+        capped = ", ".join(name for name, known in KERNELS.items() if known.capped)
+        sentence = f"scores can be capped under kernel {capped}; got {arch.kernel!r}"
         yield "score_cap", f"{sentence}: take the cap out, score_cap=0"
-    if arch.log_gain and kernel == "linear":
-        yield ("log_gain", "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0")
+    if arch.log_gain and not kernel.has_scores:
+        yield "log_gain", f"kernel {arch.kernel!r} has no scores to multiply by log_gain ln n: use log_gain=0"
 
 
 def _kernel_number(arch: ArchitectureFields) -> Problems:
-    name, colon, number = arch.kernel.partition(":") if isinstance(arch.kernel, str) else ("", "", "")
+    name, colon, k = arch.kernel.partition(":") if isinstance(arch.kernel, str) else ("", "", "")
     if name in ("linformer", "sinkhorn"):
         least = 1 if name == "linformer" else 0
-        if not (number.isdecimal() and int(number) >= least):
+        if not (k.isdecimal() and int(k) >= least):
             yield "kernel", f"kernel {name} must be written {name}:k with k >= {least}; got {arch.kernel!r}"
     elif colon:
         yield "kernel", f"kernel {name!r} takes no number; got {arch.kernel!r}"
@@ -165,8 +161,7 @@ def _layers(arch: ArchitectureFields) -> Problems:
             if not (isinstance(head, int) and 0 <= head < arch.heads):
                 yield "kept_heads", f"heads are numbered 0..{arch.heads - 1}; got {head!r}"
     if arch.kept_heads is not None and len(arch.kept_heads) != arch.layers:
-        sentence = f"kept_heads must have one tuple per layer ({arch.layers})"
-        yield "kept_heads", f"{sentence}; got {len(arch.kept_heads)}"
+        yield "kept_heads", f"kept_heads must have one tuple per layer ({arch.layers}); got {len(arch.kept_heads)}"
     if arch.bare_layers and (arch.norm_place == "post" or arch.shared):
         sentence = "bare_layers need norm_place 'pre' or 'sandwich' and layers that do not share weights"
         yield "bare_layers", f"{sentence}; got {arch.norm_place!r}, shared {arch.shared}"
@@ -191,7 +186,7 @@ def _experts(arch: ArchitectureFields) -> Problems:
 def _parts(arch: ArchitectureFields) -> Problems:
     names = [getattr(part, "name", None) for part in arch.parts]
     if twice := [name for name in names if name and names.count(name) > 1]:
-        yield ("parts", f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice")
+        yield "parts", f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice"
     for part in pieces(arch.parts):
         if not isinstance(part, Part):
             sentence = "parts must be objects with a name, a place and a rule named plain (rankscope.nets.parts)"
@@ -200,8 +195,7 @@ def _parts(arch: ArchitectureFields) -> Problems:
 
 
 def _cross(arch: ArchitectureFields) -> Problems:
-    """Queries of cross-attention meet keys of another network: scores by position, or norms on both, have no
-    meaning there."""
+    """Queries of cross-attention meet keys of another network, where relative positions mean nothing."""
     excluded = {
         "parallel": arch.parallel,
         "query_norm": arch.query_norm,

@@ -38,23 +38,18 @@ def check_dtype(dtype: object) -> None:
 def check_device(device: torch.device | str, dtype: torch.dtype = torch.float64) -> None:
     """Raise `ArchitectureError` unless this machine has the device, and the device has the dtype."""
     if str(device).partition(":")[0] == "mps" and dtype == torch.float64:
-        raise ArchitectureError(
-            "device must have float64, in which networks are measured; mps has none: take 'cpu', or move the "
-            "network with net.to(torch.float32, 'mps') and measure it in arithmetic='float32'",
-            subject="device",
-        )
+        sentence = "device must have float64; mps has none: take 'cpu', or net.to(torch.float32, 'mps') and float32"
+        raise ArchitectureError(sentence, subject="device")
     try:
         torch.zeros(1, device=device).item()  # a tensor on "meta" has no numbers to read
     except (AssertionError, RuntimeError, TypeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ArchitectureError(
-            f"device must be one that torch has on this machine; got {str(device)!r} ({reason}): 'cpu' is always there",
-            subject="device",
-        ) from error
+        sentence = f"device must be one that torch has on this machine, as 'cpu'; got {str(device)!r} ({reason})"
+        raise ArchitectureError(sentence, subject="device") from error
 
 
 def machine_memory() -> int:
-    """Bytes of this machine's memory; 2^63 where the system does not say."""
+    """Bytes of this machine's memory; 2^63 where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -62,7 +57,7 @@ def machine_memory() -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that are free on a device; None where the system does not say."""
+    """Bytes of memory that are free on a device; None where the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":
@@ -72,7 +67,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _meminfo() -> int | None:
-    """What Linux says is available."""
+    """The memory that Linux reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -96,12 +91,9 @@ def check_memory(arch: Architecture) -> None:
     layer = sum(math.prod(shape) for shape in layer_shapes(arch, 0).values())
     needed = (1 if arch.shared else arch.layers) * (layer * FLOAT64_BYTES + LAYER_OVERHEAD_BYTES)
     if needed > machine_memory():
-        raise ArchitectureError(
-            f"a network must fit into memory; {arch.layers} layers of width {arch.width} take "
-            f"{format_bytes(needed)} in float64 and this machine has {format_bytes(machine_memory())}: fewer "
-            "layers, or a smaller width",
-            subject="layers",
-        )
+        got = f"{arch.layers} layers of width {arch.width} take {format_bytes(needed)} in float64"
+        sentence = f"a network must fit into the memory of this machine, {format_bytes(machine_memory())}; {got}"
+        raise ArchitectureError(f"{sentence}: take fewer layers or a smaller width", subject="layers")
 
 
 def format_bytes(count: int) -> str:

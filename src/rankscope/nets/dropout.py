@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.padding import Valid
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import HeadOutputs, Plain, Square, Tokens
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
-from rankscope.shapes import Bool, Float
+from rankscope.shapes import Float
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,7 @@ class DropoutRules(Plain):
         return self.drop(super().mlp(block, X))
 
 
-def training_states(
-    net: Transformer, X: Tokens, drop: Dropout, padding: Bool[Tensor, "batch token"] | None = None
-) -> Iterator[Tokens]:
+def training_states(net: Transformer, X: Tokens, drop: Dropout, padding: Valid | None = None) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
     X, valid, order = net.prepared(X, padding)
     rules = DropoutRules(net.arch, net.settings(X, valid), drop)

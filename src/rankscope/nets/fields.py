@@ -76,8 +76,7 @@ class ArchitectureFields:
     """The angle per position of each rotated pair, by layer; given by layer they repeat, as masks do.
     Empty: `rotary_base^(-2k / rotated width)` in every layer."""
     rotary_scales: tuple[float, ...] = ()
-    """What rotated entries of queries and keys are multiplied by (yarn, longrope), by layer, repeating.
-    Empty: 1."""
+    """What rotated entries of queries and keys are multiplied by (yarn, longrope), by layer, repeating. Empty: 1."""
     rotary_reach: int = 0
     """The most tokens for which the angles are right, where they follow the length of the input (dynamic,
     longrope). 0: any number."""
@@ -85,8 +84,7 @@ class ArchitectureFields:
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
     head_gate: bool = False
-    """The output of each head is multiplied, entry by entry, by a sigmoid of the query's token
-    (Qwen3-Next)."""
+    """The output of each head is multiplied, entry by entry, by a sigmoid of the query's token (Qwen3-Next)."""
     bias_buckets: int = 32
     """Buckets of distances that the `bias` positions have (T5)."""
     bias_reach: int = 128
@@ -97,8 +95,7 @@ class ArchitectureFields:
 
     # ---- decoder --------------------
     cross_attention: bool = False
-    """Between its own attention and the MLP every block attends to a memory, the tokens of another network
-    (`pass_settings.py`)."""
+    """Between attention and MLP every block attends to a memory, tokens of another network (`pass_settings.py`)."""
 
     # ---- MLP --------------------
     mlp: MLP = "plain"
@@ -162,8 +159,8 @@ class ArchitectureFields:
         return self._kernel_number("sinkhorn")
 
     def _kernel_number(self, kernel: str) -> int | None:
-        name, _, number = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
-        return int(number) if name == kernel else None
+        name, _, k = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
+        return int(k) if name == kernel else None
 
     def rotary_scale_of(self, layer: int) -> float:
         """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""

@@ -1,10 +1,9 @@
 """A mask as a directed graph on the tokens: what can reach what, and in how many layers.
 
-The edge (j, i) says that token i attends to token j, so information runs from j to i. A **centre**
-reaches every token; the graph is **quasi-strongly connected** when a centre exists, and **strongly
-connected** when every token is one. The **radius** is, over centres, the smallest largest distance to
-any token: the number of layers after which some token has reached all. The **diameter** is the largest
-distance between any two tokens. (Wu et al. 2024, section 2.)
+The edge (j, i) means that i attends to j, so information runs from j to i. A **centre** reaches every token;
+the graph is **quasi-strongly connected** when a centre exists, and **strongly connected** when every token is one. The
+**radius** is, over centres, the smallest largest distance to any token: the number of layers after which some token has
+reached all. The **diameter** is the largest distance between any two tokens. (Wu et al. 2024, section 2.)
 """
 
 from dataclasses import dataclass
@@ -40,16 +39,9 @@ class MaskGraph:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields and properties as plain Python."""
-        return {
-            "tokens": self.tokens,
-            "edges": self.edges,
-            "self_loops": self.self_loops,
-            "strongly_connected": self.strongly_connected,
-            "quasi_strongly_connected": self.quasi_strongly_connected,
-            "centres": list(self.centres),
-            "radius": self.radius,
-            "diameter": self.diameter,
-        }
+        connected = ("strongly_connected", "quasi_strongly_connected")
+        names = ("tokens", "edges", "self_loops", *connected, "centres", "radius", "diameter")
+        return {name: getattr(self, name) for name in names} | {"centres": list(self.centres)}
 
 
 def graph(mask: MaskLike, n: int) -> MaskGraph:

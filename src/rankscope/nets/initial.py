@@ -81,7 +81,7 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
 
 
 def _tensor(name: str, shape: Shape, usual: Draw, outward: Draw, branch: float, generator: Generator) -> Tensor:
-    part, leaf = name.rpartition(".")[0], name.rpartition(".")[2]
+    part, _, leaf = name.rpartition(".")
     if leaf in ("bias", "content_bias", "position_bias"):
         return torch.zeros(shape, dtype=torch.float64)
     if leaf == "gain":
@@ -94,10 +94,6 @@ def _tensor(name: str, shape: Shape, usual: Draw, outward: Draw, branch: float, 
     outputs = math.prod(shape) // inputs
     if part.endswith(("experts.up", "experts.gate", "experts.down")):  # each expert is a map of its own
         inputs, outputs = shape[1] if part.endswith("down") else shape[0], shape[2]
-    draw = outward if part.endswith(OUTWARD) else usual
-    weight = draw(shape, inputs, outputs, generator)
-    return (
-        weight * branch
-        if part.endswith(("attention.output", "cross.output", "mlp.down", "experts.down", "shared.down"))
-        else weight
-    )
+    weight = (outward if part.endswith(OUTWARD) else usual)(shape, inputs, outputs, generator)
+    ends_branch = part.endswith(("attention.output", "cross.output", "mlp.down", "experts.down", "shared.down"))
+    return weight * branch if ends_branch else weight

@@ -13,7 +13,7 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
 P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
-tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`, made as those in `KERNELS`
+tokens are the same but for cross-attention. Your own kernel is a `Kernel`, made as those in `KERNELS`
 are; a new built-in one is added to that list.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import methodcaller
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -93,6 +93,9 @@ class Kernel:
         averages: Whether rows of P sum to one whatever the tokens are.
         deviation: Its rule in deviation arithmetic, for kernels that average: the scores whose softmax P is.
             Without one, networks with this kernel are measured in float64.
+        has_scores: Whether P is made of scores, which positions and `log_gain` can change.
+        capped: Whether scores can be capped.
+        softmax_of: The scores whose softmax a row of P is, where rows are computed as such; "" elsewhere.
         by_row: Whether a row of P needs no other row, so that long contexts are computed some rows at a time.
         deviation_by_row: Whether scores of the deviation rule are made some rows at a time as well.
     """
@@ -101,6 +104,9 @@ class Kernel:
     pattern: Callable[[Queries, Keys, KernelContext], Rows]
     averages: bool
     deviation: Callable[[ScoreOperations], Any] | None = None
+    has_scores: bool = True
+    capped: bool = False
+    softmax_of: Literal["products", "distances", ""] = ""
     by_row: bool = False
     deviation_by_row: bool = False
 
@@ -125,9 +131,7 @@ def _gained(scores: Rows, context: KernelContext) -> Rows:
     return scores if context.gain is None else scores * context.gain
 
 
-def masked_softmax(
-    scores: Float[Tensor, "batch head row token"], visible: Bool[Tensor, "#batch 1 row token"]
-) -> Float[Tensor, "batch head row token"]:
+def masked_softmax(scores: Rows, visible: Visible) -> Rows:
     """Softmax over the visible tokens; a row that sees none (padding) is zero."""
     on_cpu = visible.device.type == "cpu"  # elsewhere the answer would be waited for
     if on_cpu and bool(visible.any(-1).all()):
@@ -172,8 +176,7 @@ def _linear(q: Queries, k: Keys, context: KernelContext) -> Rows:
 
 
 def linear_logs(q: Queries, k: Keys) -> Rows:
-    """`log f(q_i) . f(k_j)`, `f = elu + 1`, but for a constant of each row: of products that floating point
-    cannot hold."""
+    """`log f(q_i) . f(k_j)`, `f = elu + 1`, up to a constant of each row: for products that underflow."""
     log_q, log_k = (torch.where(x >= 0, torch.log1p(x.clamp(min=0.0)), x) for x in (q, k))
     log_q = log_q - log_q.amax(-1, keepdim=True)
     terms = [a[..., None] + b[..., None, :] for a, b in zip(log_q.unbind(-1), log_k.unbind(-1), strict=True)]
@@ -217,12 +220,12 @@ PRODUCTS, DISTANCES, FEATURE_PRODUCTS, EQUAL = (
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
-        Kernel("softmax", _softmax, True, PRODUCTS, by_row=True, deviation_by_row=True),
-        Kernel("gaussian", _gaussian, True, DISTANCES, by_row=True, deviation_by_row=True),
-        Kernel("uniform", _uniform, True, EQUAL, by_row=True, deviation_by_row=True),
-        Kernel("sigmoid", _sigmoid, False, by_row=True),
-        Kernel("linear", _linear, True, FEATURE_PRODUCTS, by_row=True),
-        Kernel("sinkhorn", _sinkhorn, True, PRODUCTS),
+        Kernel("softmax", _softmax, True, PRODUCTS, True, True, "products", by_row=True, deviation_by_row=True),
+        Kernel("gaussian", _gaussian, True, DISTANCES, True, False, "distances", by_row=True, deviation_by_row=True),
+        Kernel("uniform", _uniform, True, EQUAL, capped=True, by_row=True, deviation_by_row=True),
+        Kernel("sigmoid", _sigmoid, False, capped=True, by_row=True),
+        Kernel("linear", _linear, True, FEATURE_PRODUCTS, has_scores=False, by_row=True),
+        Kernel("sinkhorn", _sinkhorn, True, PRODUCTS, capped=True),
         Kernel("linformer", _linformer, False),
     )
 }

@@ -17,7 +17,7 @@
 | `edges:0>1,0>2`        | the listed sources (source > target) and itself                           |
 | `matrix:n:hex`         | a fixed matrix of n tokens (made by `from_matrix`)                        |
 
-`a&b` keeps what both allow: `causal&window:4` is a causal sliding window. A mask of one's own is a `Mask`.
+`a&b` keeps what both allow: `causal&window:4` is a causal sliding window. Your own mask is a `Mask`.
 """
 
 import math
@@ -37,7 +37,7 @@ Places = Int[Tensor, " row"]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask of one's own: a name, and the boolean matrix `M[i, j]` on n tokens.
+    """A mask that you write yourself: a name, and the boolean matrix `M[i, j]` on n tokens.
 
     >>> even = Mask("even", lambda n: torch.eye(n, dtype=torch.bool) | (torch.arange(n) % 2 == 0))
     >>> matrix(even, 3).int().tolist()
@@ -63,8 +63,7 @@ class MaskRule:
 
 
 def spec_of(mask: MaskLike) -> str:
-    """The canonical string of a mask given as a string, a boolean matrix or a list of edges (j, i); of one's
-    own its name.
+    """The canonical string of a mask given as a string, a boolean matrix or edges (j, i); the name of a `Mask`.
 
     >>> spec_of([(0, 1), (0, 2)])
     'edges:0>1,0>2'
@@ -80,16 +79,13 @@ def spec_of(mask: MaskLike) -> str:
     pairs = list(mask) if isinstance(mask, Iterable) else [mask]
     for pair in pairs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-            raise MaskError(
-                f"a mask must be a string, a boolean tensor or a list of edges (source, target); got {mask!r:.60}",
-                subject="mask",
-            )
+            sentence = "a mask must be a string, a boolean tensor or a list of edges (source, target)"
+            raise MaskError(f"{sentence}; got {mask!r:.60}", subject="mask")
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
 
 
 def mask_spec(mask: MaskLike) -> "str | Mask":
-    """Return a `Mask` as it is, any other mask as one canonical string, or several joined by `;`, one per
-    layer."""
+    """Return a `Mask` as it is, any other mask as one canonical string, or several joined by `;`, one per layer."""
     if isinstance(mask, str):
         return ";".join(spec_of(part) for part in mask.split(";"))
     return mask if isinstance(mask, Mask) else spec_of(mask)
@@ -132,10 +128,8 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
             result &= rule.build(torch.arange(start, stop), n, *numbers)
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
-        raise MaskError(
-            f"every token must attend to at least one token; under mask {name[:60]} token {start + blind[0]} sees none",
-            subject="mask",
-        )
+        sentence = f"every token must attend to some token; under mask {name[:60]} token {start + blind[0]} sees none"
+        raise MaskError(sentence, subject="mask")
     return result.to(device)
 
 
@@ -150,15 +144,14 @@ def _built(mask: Mask, n: int) -> Matrix:
 def from_matrix(M: Tensor) -> str:
     """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
     if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
-        raise MaskError(
-            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}", subject="mask"
-        )
+        got = f"{M.dtype} with shape {tuple(M.shape)}"
+        raise MaskError(f"a mask matrix must be boolean and square; received {got}", subject="mask")
     bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
 
 
 def _check(part: str) -> tuple[MaskRule, list[int | str]]:
-    """The rule of one spec and its numbers, or a sentence that says what the spec should be."""
+    """The rule of one spec and its numbers, or `MaskError`."""
     name, *arguments = part.strip().split(":")
     if name not in RULES:
         raise MaskError(one_of("mask", name, RULES), subject="mask")
@@ -184,40 +177,14 @@ def _offset(i: Places, n: int) -> Int[Tensor, "row token"]:
     return i[:, None] - torch.arange(n)[None, :]
 
 
-def _complete(i: Places, n: int) -> Rows:
-    return torch.ones(len(i), n, dtype=torch.bool)
-
-
-def _causal(i: Places, n: int) -> Rows:
-    return _offset(i, n) >= 0
-
-
-def _window(i: Places, n: int, w: int) -> Rows:
-    return _offset(i, n).abs() <= w
-
-
-def _unidirectional(i: Places, n: int) -> Rows:
-    back = _offset(i, n)
-    return (back == 0) | (back == 1)
-
-
-def _dilated(i: Places, n: int, w: int, s: int) -> Rows:
-    back = _offset(i, n)
-    return (back.abs() <= w * s) & (back % s == 0)
-
-
 def _strided(i: Places, n: int, s: int | None = None) -> Rows:
     stride = s or max(1, round(math.sqrt(n)))
     back = _offset(i, n)
     return (back >= 0) & ((back < stride) | (back % stride == 0))
 
 
-def _prefix(i: Places, n: int, p: int) -> Rows:
-    return _causal(i, n) | (torch.arange(n) < p)
-
-
 def _longformer(i: Places, n: int, w: int, g: int) -> Rows:
-    return _window(i, n, w) | (i < g)[:, None] | (torch.arange(n) < g)[None, :]
+    return (_offset(i, n).abs() <= w) | (i < g)[:, None] | (torch.arange(n) < g)[None, :]
 
 
 def _bigbird(i: Places, n: int, w: int, g: int, r: int, seed: int = 0) -> Rows:
@@ -256,22 +223,22 @@ def _bits(size: str, digits: str) -> str:
     try:
         bits = f"{int(digits, 16):b}"[1:]
     except ValueError:
-        raise MaskError(
-            f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex", subject="mask"
-        ) from None
+        raise MaskError(f"mask 'matrix' must be matrix:n:hex; got {digits[:20]!r} for hex", subject="mask") from None
     if not size.isdecimal() or len(bits) != int(size) ** 2:
         raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}", subject="mask")
     return bits
 
 
 RULES: dict[str, MaskRule] = {
-    "complete": MaskRule(0, 0, _complete, "complete"),
-    "causal": MaskRule(0, 0, _causal, "causal"),
-    "window": MaskRule(1, 1, _window, "window:w"),
-    "unidirectional": MaskRule(0, 0, _unidirectional, "unidirectional"),
-    "dilated": MaskRule(2, 2, _dilated, "dilated:w:s"),
+    "complete": MaskRule(0, 0, lambda i, n: torch.ones(len(i), n, dtype=torch.bool), "complete"),
+    "causal": MaskRule(0, 0, lambda i, n: _offset(i, n) >= 0, "causal"),
+    "window": MaskRule(1, 1, lambda i, n, w: _offset(i, n).abs() <= w, "window:w"),
+    "unidirectional": MaskRule(0, 0, lambda i, n: (_offset(i, n) == 0) | (_offset(i, n) == 1), "unidirectional"),
+    "dilated": MaskRule(
+        2, 2, lambda i, n, w, s: (_offset(i, n).abs() <= w * s) & (_offset(i, n) % s == 0), "dilated:w:s"
+    ),
     "strided": MaskRule(0, 1, _strided, "strided or strided:s"),
-    "prefix": MaskRule(1, 1, _prefix, "prefix:p"),
+    "prefix": MaskRule(1, 1, lambda i, n, p: (_offset(i, n) >= 0) | (torch.arange(n) < p), "prefix:p"),
     "longformer": MaskRule(2, 2, _longformer, "longformer:w:g"),
     "bigbird": MaskRule(3, 4, _bigbird, "bigbird:w:g:r or bigbird:w:g:r:seed"),
     "edges": MaskRule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),

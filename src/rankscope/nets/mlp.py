@@ -24,6 +24,7 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.shapes import Float
 
+Tokens = Float[Tensor, "batch token width"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -65,9 +66,7 @@ class Experts:
         for name, least in (("number", 1), ("chosen", 1), ("width", 1), ("shared_width", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ArchitectureError(
-                    f"{name} of experts must be a whole number >= {least}; got {value!r}", subject=name
-                )
+                raise ArchitectureError(f"{name} must be a whole number >= {least}; got {value!r}", subject=name)
         if self.chosen > self.number:
             sentence = f"chosen must be at most the number of experts, {self.number}; got {self.chosen}"
             raise ArchitectureError(sentence, subject="chosen")
@@ -84,9 +83,8 @@ class Experts:
         try:
             return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
         except TypeError as error:
-            raise ArchitectureError(
-                f"experts have {', '.join(field.name for field in fields(cls))}; got {values!r:.80}", subject="experts"
-            ) from error
+            names = ", ".join(field.name for field in fields(cls))
+            raise ArchitectureError(f"experts have {names}; got {values!r:.80}", subject="experts") from error
 
 
 def chosen_weights(logits: Float[Tensor, "*batch expert"], experts: Experts) -> Float[Tensor, "*batch expert"]:
@@ -97,11 +95,7 @@ def chosen_weights(logits: Float[Tensor, "*batch expert"], experts: Experts) -> 
     return torch.zeros_like(logits).scatter(-1, index, top)
 
 
-def mixed(
-    X: Float[Tensor, "batch token width"],
-    p: Float[Tensor, "batch token expert"],
-    expert: Callable[[Tensor, int], Tensor],
-) -> Float[Tensor, "batch token width"]:
+def mixed(X: Tokens, p: Float[Tensor, "batch token expert"], expert: Callable[[Tensor, int], Tensor]) -> Tokens:
     """`sum_e p_e f_e`: each expert, `expert(rows, e)`, is computed on the tokens that chose it alone."""
     total = torch.zeros_like(X)
     for e in range(p.shape[-1]):

@@ -7,7 +7,7 @@
 | `scale` | `x / sqrt(|x|^2 + eps)` (Wu et al. 2024: `LN(X) = D X`)      |
 | `none`  | x                                                            |
 
-A norm of one's own is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
+Your own norm is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,7 @@ class NormOperations(Protocol):
     """What deviation arithmetic offers to the deviation rule of a norm (`deviation/norms.py`)."""
 
     def root_mean_square(self, state: Any, eps: float, *, centred: bool, averaged: bool) -> Any:
-        """Divide every token by the root of its (mean) square and eps, after taking its mean off if
-        `centred`."""
+        """Divide every token by the root of its (mean) square and eps, after taking its mean off if `centred`."""
 
 
 DeviationNorm = Callable[[Any, float, NormOperations], Any]
@@ -77,8 +76,7 @@ class Norm:
 
     @property
     def deviation_rule(self) -> DeviationNorm | None:
-        """The rule of this norm's length in deviation arithmetic; None where its length is its own and came
-        without a rule."""
+        """The rule of this norm in deviation arithmetic; None for a `length` that came without one."""
         return self.deviation if self.deviation or self.length else self._usual_deviation
 
     def _usual_deviation(self, state: Any, eps: float, operations: NormOperations) -> Any:

@@ -48,7 +48,7 @@ class Origin(Protocol):
 
 
 def weights_of(described: Mapping[str, Any]) -> str:
-    """What an origin says of the weights, in words: wherever a network is named, this stands beside.
+    """The kind of a network's weights in words, for wherever the network is named.
 
     >>> weights_of({"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
     'random weights (seed 0, init bert)'
@@ -73,30 +73,21 @@ def texts_of(inputs: object) -> list[str]:
     texts: list[Any] = [inputs] if alone else list(inputs)  # type: ignore[call-overload]
     for text in texts:
         if not isinstance(text, str):
-            raise TokensError(
-                "encode takes texts, or token ids as a tensor [batch, token] of whole numbers; got a "
-                f"{type(text).__name__} in the place of a text",
-                subject="texts",
-            )
+            sentence = "encode takes texts, or token ids as a tensor [batch, token] of whole numbers"
+            raise TokensError(f"{sentence}; got a {type(text).__name__}", subject="texts")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TokensError(
-                "a text must be whole characters; got one with half a character (a lone surrogate) at "
-                f"{error.start}: leave it out",
-                subject="texts",
-            ) from error
+            sentence = f"a text must be whole characters; got a lone surrogate at {error.start}: leave it out"
+            raise TokensError(sentence, subject="texts") from error
     return texts
 
 
 def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: Tensor | None) -> Encoded:
     """What an origin makes of checked inputs, in float64 on the CPU; options as of `Transformer.encode`."""
     if origin is None:
-        raise TokensError(
-            "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
-            "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]",
-            subject="texts",
-        )
+        sentence = "a network made of an architecture has no tokenizer and no embedding: load one, or pass tokens X"
+        raise TokensError(sentence, subject="texts")
     if tokens is None:
         tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
     if not isinstance(tokens, int) or tokens < 1:
@@ -104,23 +95,15 @@ def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: 
     if not isinstance(inputs, Tensor):
         inputs = texts_of(inputs)
         if padding is not None:
-            raise TokensError(
-                "padding comes with token ids; got some with texts, which are padded here", subject="padding"
-            )
+            raise TokensError("padding comes with token ids; texts are padded here", subject="padding")
     elif padding is not None and not isinstance(padding, Tensor):
-        raise TokensError(
-            f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}",
-            subject="padding",
-        )
+        got = type(padding).__name__
+        raise TokensError(f"padding must be a boolean tensor, True at padding; received {got}", subject="padding")
     return origin.encode(inputs, tokens, padding)
 
 
 def words_of(origin: Origin | None, texts: str | Sequence[str], tokens: int) -> list[list[str]]:
     """The tokens that an origin makes of each text, readable."""
     if origin is None:
-        raise TokensError(
-            "a network built from an architecture alone has no tokenizer; got a text to take apart: load or "
-            "fresh give networks that have one",
-            subject="texts",
-        )
+        raise TokensError("a network made of an architecture has no tokenizer: load one", subject="texts")
     return origin.words(texts_of(texts), tokens)

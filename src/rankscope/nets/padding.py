@@ -15,6 +15,9 @@ from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.shapes import Bool, Float, Int, Shaped
 
+Tokens = Float[Tensor, "batch token width"]
+Valid = Bool[Tensor, "batch token"]
+
 
 def padding_from(padding: Tensor | None, attention_mask: object, shape: tuple[int, ...] | None = None) -> Tensor | None:
     """Return the padding of a batch, from whichever of the two conventions was used.
@@ -59,14 +62,14 @@ class TokenOrder:
     back: Int[Tensor, "batch token"]
 
     @classmethod
-    def of(cls, valid: Bool[Tensor, "batch token"]) -> "TokenOrder | None":
+    def of(cls, valid: Valid) -> "TokenOrder | None":
         """Return the order with valid tokens first, otherwise as they are; None where they already are."""
         if bool((valid[:, 1:] <= valid[:, :-1]).all()):
             return None
         forth = (~valid).to(torch.int8).argsort(dim=-1, stable=True)
         return cls(forth, forth.argsort(dim=-1))
 
-    def sorted(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
+    def sorted(self, X: Tokens) -> Tokens:
         """Move the valid tokens to the front."""
         return X.gather(1, self.forth[..., None].expand_as(X))
 
@@ -87,21 +90,15 @@ class TokenOrder:
         return self.restored_rows(P).gather(3, self.back[:, None, None].expand_as(P))
 
 
-def check_tokens(
-    arch: Architecture, like: Tensor, has_memory: bool, X: Tensor, padding: Tensor | None
-) -> Bool[Tensor, "batch token"]:
-    """Return which positions of X are tokens, or raise `TokensError` if a network cannot take X; `like` is
-    one of its weights."""
+def check_tokens(arch: Architecture, like: Tensor, has_memory: bool, X: Tensor, padding: Tensor | None) -> Valid:
+    """Return which positions of X are tokens; `TokensError` if a network with weights `like` cannot take X."""
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         sentence = f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}"
         raise TokensError(sentence, subject="X")
     if X.dtype != like.dtype or X.device != like.device:
-        raise TokensError(
-            f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on "
-            f"{X.device}: use X.to or net.to",
-            subject="X",
-        )
+        sentence = f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on {X.device}"
+        raise TokensError(f"{sentence}: use X.to or net.to", subject="X")
     if arch.cross_attention and not has_memory:
         sentence = "cross-attention reads a memory; this network has none: use net.with_memory(M, padding)"
         raise TokensError(sentence, subject="memory")
@@ -110,20 +107,14 @@ def check_tokens(
         sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}"
         raise TokensError(sentence, subject="length")
     if 0 < arch.rotary_reach < X.shape[1]:
-        raise TokensError(
-            f"this network has rotary angles for up to {arch.rotary_reach} tokens; received {X.shape[1]}: "
-            "the original model has other angles for longer inputs, and watch measures it",
-            subject="rotary_reach",
-        )
+        sentence = f"this network has rotary angles for {arch.rotary_reach} tokens; received {X.shape[1]}"
+        raise TokensError(f"{sentence}: watch measures the original model on them", subject="rotary_reach")
     return valid_tokens(X.shape[:-1], padding, X.device)
 
 
 def prepare_tokens(
-    X: Float[Tensor, "batch token width"],
-    valid: Bool[Tensor, "batch token"],
-    positions: Float[Tensor, "length width"] | None,
-    padded: bool,
-) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
+    X: Tokens, valid: Valid, positions: Float[Tensor, "length width"] | None, padded: bool
+) -> tuple[Tokens, Valid, TokenOrder | None]:
     """Return (layer 0, valid, order): valid tokens first, zero at padding, absolute positions added where
     there are some; and the order that puts tokens back where they stood, None if they did not move."""
     X = X.masked_fill(~valid[..., None], 0.0)

@@ -34,11 +34,8 @@ def _without_padding(visible: Tensor, valid: Tensor, start: int = 0, stop: int |
     rows = valid[:, start:stop]
     visible = visible & valid[:, None, None, :] & rows[:, None, :, None]
     if bool((rows & ~visible[:, 0].any(-1)).any()):
-        raise MaskError(
-            "every token must attend to at least one valid token; with this padding one sees none: use a "
-            "mask in which each token attends to itself",
-            subject="mask",
-        )
+        sentence = "every token must attend to a valid token; with this padding one sees none: let each see itself"
+        raise MaskError(sentence, subject="mask")
     return visible
 
 
@@ -59,10 +56,8 @@ class Memory:
         """Check the tokens M; they are zero at padding, and of the dtype and device of `like`."""
         if not isinstance(M, Tensor) or not M.is_floating_point() or M.ndim != 3 or M.shape[-1] != width:
             got = tuple(M.shape) if isinstance(M, Tensor) else type(M).__name__
-            raise TokensError(
-                f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}",
-                subject="memory",
-            )
+            sentence = f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}"
+            raise TokensError(sentence, subject="memory")
         M = M.to(like)
         valid = valid_tokens(M.shape[:-1], padding, M.device)
         if not bool(valid.any(-1).all()):

@@ -20,6 +20,7 @@ Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
 Square = Float[Tensor, "batch head token token"]
 HeadOutputs = Float[Tensor, "batch token head head_width"]
+RowOutputs = Float[Tensor, "batch row head head_width"]
 
 
 class Plain(Arithmetic):
@@ -98,15 +99,11 @@ class Plain(Arithmetic):
         Y = self.through(X, Linear(linear.weight.flatten(1), bias))  # [batch, token, head * head_width]
         return Y.view(*Y.shape[:-1], count, width).transpose(1, 2)
 
-    def mix(
-        self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads
-    ) -> Float[Tensor, "batch row head head_width"]:
+    def mix(self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads) -> RowOutputs:
         """Return `P_h V_h` of every head; zero of one that is not active."""
         return self.only_active(block, P @ V)
 
-    def only_active(
-        self, block: Block, heads: Float[Tensor, "batch head row head_width"]
-    ) -> Float[Tensor, "batch row head head_width"]:
+    def only_active(self, block: Block, heads: Float[Tensor, "batch head row head_width"]) -> RowOutputs:
         """Return the outputs of heads, zero at those that are not active, as `[batch, row, head, width]`."""
         if len(self.active_heads(block)) < self.arch.heads:
             active = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)

@@ -19,13 +19,14 @@ from rankscope.nets.weights import AttentionWeights, Weights
 from rankscope.shapes import Float, Int
 
 Heads = Float[Tensor, "batch head token head_width"]
+Queries = Float[Tensor, "batch head row head_width"]
+Offsets = Float[Tensor, "offset width"]
 Scores = Float[Tensor, "head row token"]
 Table = Float[Tensor, "token half"]
 
 
 def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table, Table], ...]:
-    """Cosine and sine of every angle `position * frequency`, times the layer's scale, computed in float64; by
-    layer, repeating."""
+    """Cosine and sine of every angle `position * frequency`, times the layer's scale; by layer, repeating."""
     half = arch.rotary_width // 2
     usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
@@ -57,11 +58,7 @@ def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
 
 
 def by_offset(
-    q: Float[Tensor, "batch head row head_width"],
-    layer: AttentionWeights,
-    positions: Float[Tensor, "offset width"],
-    heads: slice = slice(None),
-    start: int = 0,
+    q: Queries, layer: AttentionWeights, positions: Offsets, heads: slice = slice(None), start: int = 0
 ) -> Float[Tensor, "batch head row token"]:
     """`q_i . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1). The queries
     are those of `heads`, and of rows from `start` on."""
@@ -74,7 +71,7 @@ def by_offset(
     return scores.gather(-1, column.expand(*q.shape[:-1], n))
 
 
-def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset width"]:
+def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:
     """Sines then cosines of the offsets n-1, ..., -(n-1) at wavelengths 2 pi .. 10000 * 2 pi."""
     half = arch.width // 2
     power = torch.arange(half, dtype=torch.float64, device=like.device) / half

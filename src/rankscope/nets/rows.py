@@ -57,18 +57,18 @@ class AttentionRows:
     @property
     def is_softmax(self) -> bool:
         """Whether a row is a softmax of scores."""
-        return self.arch.kernel in ("softmax", "gaussian")
+        return bool(kernel_of(self.arch.kernel).softmax_of)
 
     @property
     def fused(self) -> bool:
         """Whether torch's fused attention computes the same."""
-        plain = self.arch.kernel == "softmax" and not self.arch.score_cap
+        plain = kernel_of(self.arch.kernel).softmax_of == "products" and not self.arch.score_cap
         return plain and self.visible is None and self.added is None
 
     @cached_property
     def level(self) -> bool:
         """Whether no score is above `LEVEL`, by `|q_i . k_j| <= |q_i| |k_j|`: then m may as well be 0."""
-        if self.arch.kernel != "softmax" or self.added is not None:
+        if kernel_of(self.arch.kernel).softmax_of != "products" or self.added is not None:
             return False
         largest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (self.q, self.k) if x.numel()]
         return len(largest) == 2 and bool(largest[0] * largest[1] <= LEVEL * self.arch.divisor)
@@ -121,11 +121,11 @@ class AttentionRows:
         s = self._buffer("s", (*q.shape[:2], stop - start, seen), q)
         torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=s.flatten(0, 1))
         s = s.to(wide)
-        if arch.kernel == "gaussian":  # |q_i|^2 is constant along a row
+        if kernel_of(arch.kernel).softmax_of == "distances":  # |q_i|^2 is constant along a row
             s -= (k.square().sum(-1) / (2 * arch.divisor))[..., None, :]
         if self.added is not None:
             s += self._added(samples, heads, start, stop)
-        if arch.score_cap and arch.kernel == "softmax":
+        if arch.score_cap:
             s.div_(arch.score_cap).tanh_().mul_(arch.score_cap)
         return s
 

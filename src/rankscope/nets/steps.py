@@ -25,11 +25,10 @@ class Step(NamedTuple):
 
     def restored(self, order: TokenOrder) -> "Step":
         """Tokens back where they stood before padding was moved to the end."""
-        P = self.attention
         return Step(
             self.layer,
             order.restored(self.state),
-            None if P is None else order.restored_square(P),
+            None if self.attention is None else order.restored_square(self.attention),
             None if self.heads is None else order.restored(self.heads),
             None if self.routing is None else order.restored(self.routing),
             None if self.cross is None else order.restored_rows(self.cross),
@@ -52,12 +51,8 @@ class ForwardPass:
     @classmethod
     def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "ForwardPass":
         """What is kept of steps, with their attention if so asked; `finish` makes the output of the last."""
-        kept = [
-            step._replace(heads=None, routing=None)
-            if attention
-            else step._replace(attention=None, heads=None, routing=None, cross=None)
-            for step in steps
-        ]
+        dropped = ("heads", "routing") if attention else ("attention", "heads", "routing", "cross")
+        kept = [step._replace(**dict.fromkeys(dropped)) for step in steps]
         return cls(
             states=tuple(step.state for step in kept),
             attention=tuple(step.attention for step in kept if step.attention is not None),

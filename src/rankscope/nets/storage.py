@@ -56,10 +56,8 @@ def read_tensors(path: Path, same: dict[str, str]) -> dict[str, Tensor]:
         tensors = load_file(path)
         return {**tensors, **{name: tensors[kept_name] for name, kept_name in same.items()}}
     except (OSError, SafetensorError, KeyError) as error:
-        raise FileError(
-            f"{path} must hold the tensors of a saved network; it cannot be read ({error}): save it again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path} must hold the tensors of a saved network; it cannot be read ({error}): save it again"
+        raise FileError(sentence, subject=str(path)) from error
 
 
 def write(folder: str | Path, arch: Architecture, state: dict[str, Tensor], about: dict[str, Any]) -> Path:
@@ -73,26 +71,21 @@ def write(folder: str | Path, arch: Architecture, state: dict[str, Tensor], abou
 
 
 def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str, Any]]:
-    """(architecture, tensors, all that `rankscope.json` says)."""
+    """(architecture, tensors, all fields of `rankscope.json`)."""
     path = Path(folder)
     try:
         fields = json.loads((path / ABOUT).read_text(encoding="utf-8"))
         known = fields["format"]
         if known != FORMAT:
-            raise FileError(
-                f"{path} must be a network saved in format {FORMAT}; it is of format {known!r}: load it "
-                "with the version that wrote it",
-                subject=str(path),
-            )
+            sentence = f"{path} must be a network saved in format {FORMAT}; it is of format {known!r}"
+            raise FileError(f"{sentence}: load it with the version that wrote it", subject=str(path))
         arch = Architecture.from_dict(fields["architecture"])
         same = dict(fields["same"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, FileError | ArchitectureError):
             raise
-        raise FileError(
-            f"{path / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it again",
-            subject=str(path),
-        ) from error
+        sentence = f"{path / ABOUT} must describe a network that was saved; it cannot be read ({error})"
+        raise FileError(sentence, subject=str(path)) from error
     return arch, read_tensors(path / TENSORS, same), fields
 
 

@@ -7,6 +7,7 @@ computes the outputs of heads.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +40,12 @@ class AttentionRequest:
     Args:
         by_row: (rows of P `[batch, head, row, token]`, valid tokens `[batch, 1, token]`) to a number per row.
         by_head: P, whose rows are computed as often as they are read, to a number per head.
+        block_bytes: The bytes of a block of rows; None takes `AT_ONCE`.
     """
 
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     by_head: Mapping[str, Callable[[PatternRows], Tensor]] = field(default_factory=dict)
+    block_bytes: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.by_row or self.by_head)
@@ -82,13 +85,9 @@ class StreamedPlain(Plain):
         q, k, added = self.scored(block, X)
         mask = self.arch.mask_of(block.index)
         simple = self.all_valid and mask in ("complete", "causal")
-        rows = AttentionRows(
-            self.arch, q, k,
-            visible=None if simple else partial(self.settings.rows, mask),
-            behind="causal" in spec_of(mask).split("&"),
-            added=self._rows_added(block, added),
-        )  # fmt: skip
-        return PatternNumbers(rows)
+        visible = None if simple else partial(self.settings.rows, mask)
+        behind = "causal" in spec_of(mask).split("&")
+        return PatternNumbers(AttentionRows(self.arch, q, k, visible, behind, self._rows_added(block, added)))
 
     def added(self, block: Block, q: Heads) -> Tensor | None:
         """Return the queries that meet relative positions (Transformer-XL); what they add is made by rows."""
@@ -106,13 +105,8 @@ class StreamedPlain(Plain):
         if arch.positions not in ("bias", "alibi"):
             return None
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
-
-        def bias(heads: slice, start: int, stop: int) -> Tensor:
-            numbers = score_bias(arch, self.net.weights, n, like, start, stop)
-            assert numbers is not None
-            return numbers[heads]
-
-        return bias
+        bias = partial(score_bias, arch, self.net.weights, n, like)
+        return lambda heads, start, stop: cast(Tensor, bias(start, stop))[heads]
 
     def mix(self, block: Block, P: PatternNumbers, V: Heads) -> HeadOutputs:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""
@@ -128,13 +122,10 @@ class StreamedPlain(Plain):
         cross_block, M = block.cross_block, self.settings.memory
         assert M is not None
         w = cross_block.weights.attention
-        rows = AttentionRows(
-            self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
-            visible=None if self.all_valid and bool(M.valid.all())
-            else lambda start, stop: M.visible(self.settings.valid[:, start:stop]),
-            behind=False,
-        )  # fmt: skip
-        heads = self._outputs(rows, self.values(cross_block, M.tokens), None)
+        q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
+        all_seen = self.all_valid and bool(M.valid.all())
+        visible = None if all_seen else lambda start, stop: M.visible(self.settings.valid[:, start:stop])
+        heads = self._outputs(AttentionRows(self.arch, q, k, visible, False), self.values(cross_block, M.tokens), None)
         return self.output(cross_block, self.only_active(cross_block, heads))
 
     def _outputs(
@@ -148,7 +139,7 @@ class StreamedPlain(Plain):
             return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
         together = 1 if q.device.type == "cpu" else heads
-        memory = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        memory = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
         step = max(1, memory // max(1, batch * together * V.shape[2] * q.element_size()))
         outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}

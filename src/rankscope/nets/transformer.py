@@ -19,7 +19,7 @@ from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
-from rankscope.nets.padding import TokenOrder, check_tokens, padding_from, prepare_tokens
+from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
 from rankscope.nets.pass_settings import Memory, PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.steps import ForwardPass, Step
@@ -29,7 +29,6 @@ from rankscope.nets.variants import HeadChoice, chosen_layers, named_changes, wi
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies.base import Remedy
 from rankscope.remedies.catalogue import remedy as named_remedy
-from rankscope.shapes import Bool, Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,10 +173,17 @@ class Transformer:
         kept = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.valid}
         return storage.fingerprint(self.arch, self.weights, kept)
 
-    def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        inputs: Inputs,
+        tokens: int | None = None,
+        padding: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Encoded:
         """Return (X, padding) of texts: tokenised as the model does, cut to `tokens` (128), embedded, padded.
-        Token ids `[batch, token]`, with their padding, and images are not cut unless `tokens` is given."""
-        X, padding = encoded(self.origin, inputs, tokens, padding)
+        Token ids `[batch, token]` and images are not cut unless `tokens` is given; with token ids comes their
+        padding, as `padding` or as `attention_mask` (those of `steps`)."""
+        X, padding = encoded(self.origin, inputs, tokens, padding_from(padding, attention_mask))
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
     def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
@@ -214,12 +220,12 @@ class Transformer:
 
     def prepared(
         self, X: Tensor, padding: Tensor | None, positions: bool = True
-    ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
+    ) -> tuple[Tokens, Valid, TokenOrder | None]:
         """Check tokens and prepare them (`prepare_tokens`); absolute positions are added if `positions`."""
         valid = check_tokens(self.arch, self.weights.like, self.memory is not None, X, padding)
         return prepare_tokens(X, valid, self.weights.positions if positions else None, padding is not None)
 
-    def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
+    def finish(self, X: Tokens) -> Tokens:
         """The last state through the final norm, where there is one."""
         if not self.arch.final_norm:
             return X
@@ -246,11 +252,10 @@ class Transformer:
         """
         chosen_remedy = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
         if not isinstance(chosen_remedy, Remedy) or (numbers and chosen_remedy is remedy):
-            raise ArchitectureError(
-                "a remedy must be a name and numbers, as with_remedy('attnscale', w=0.5), or an object with "
-                f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}",
-                subject="remedy",
+            sentence = (
+                "a remedy must be a name and numbers, as ('attnscale', w=0.5), or an object with name and applied(arch)"
             )
+            raise ArchitectureError(f"{sentence}; got {remedy!r}{' and numbers' * bool(numbers)}", subject="remedy")
         arch = chosen_remedy.applied(self.arch)
         state = with_parts(arch, self.state(), self.weights.like)
         changed = getattr(chosen_remedy, "tensors", lambda arch, state: state)(arch, state)
@@ -298,11 +303,9 @@ class Transformer:
         >>> net.variant("san", layers=6)
         Transformer(6 layers, width 8, 2 heads, no skip, no MLP, no norm, torch.float64 on cpu)
         """
-        changes: dict[str, Any] = {
-            "skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip, "mask": mask,
-            "divisor": divisor, "score_cap": score_cap, "kernel": kernel, "activation": activation,
-            "heads": heads,
-        }  # fmt: skip
+        skips = {"skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip}
+        scores = {"mask": mask, "divisor": divisor, "score_cap": score_cap, "kernel": kernel}
+        changes: dict[str, Any] = {**skips, **scores, "activation": activation, "heads": heads}
         if name is not None:
             base = self.variant(**named_changes(self.arch, name)) if name != "transformer" else self
             unchanged = mlp and norm and layers is None and all(value is None for value in changes.values())

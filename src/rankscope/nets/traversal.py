@@ -15,7 +15,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Branching, Half, active_heads, order
 from rankscope.nets.parts import Part, Place, pieces
-from rankscope.nets.weights import Layer, MLPWeights, StreamedLayers, Weights
+from rankscope.nets.weights import Layer, Layers, MLPWeights, Weights
 
 State = TypeVar("State")
 ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
@@ -28,20 +28,14 @@ class Block:
 
     arch: Architecture
     index: int
-    layers: tuple[Layer, ...] | StreamedLayers[Layer]
+    layers: Layers
     position: int
     halves: tuple[Half, ...]
 
     @classmethod
-    def of(
-        cls,
-        arch: Architecture,
-        index: int,
-        layers: tuple[Layer, ...] | StreamedLayers[Layer],
-        position: int | None = None,
-    ) -> "Block":
+    def of(cls, arch: Architecture, index: int, layers: Layers, position: int) -> "Block":
         """Layer `index` of a network of this architecture, its tensors at that position among `layers`."""
-        return cls(arch, index, layers, index if position is None else position, order(arch, index))
+        return cls(arch, index, layers, position, order(arch, index))
 
     @property
     def weights(self) -> Layer:
@@ -75,13 +69,12 @@ class Block:
 
 def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
     """Every layer of a network."""
-    return tuple(Block.of(arch, index, weights.layers) for index in range(len(weights.layers)))
+    return tuple(Block.of(arch, index, weights.layers, index) for index in range(len(weights.layers)))
 
 
 @runtime_checkable
 class Rules(Protocol[State]):
-    """What each part of a block does to a state. `Any` is what an arithmetic has for values, patterns and
-    outputs of heads."""
+    """What each part of a block does to a state; values, patterns and head outputs are of any type."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Whether a branch is computed at all."""
@@ -93,7 +86,7 @@ class Rules(Protocol[State]):
         """The values V that heads mix."""
 
     def pattern(self, block: Block, state: State) -> Any:
-        """P, the attention pattern."""
+        """The attention pattern P of every head."""
 
     def mix(self, block: Block, pattern: Any, values: Any) -> Any:
         """P V, the output of each head."""

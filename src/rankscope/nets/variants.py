@@ -40,11 +40,10 @@ def named_changes(arch: Architecture, name: str) -> dict[str, Any]:
     removes = isinstance(name, str) and name.startswith("transformer")
     base, *parts = str(name).split("-" if removes else "+")
     if base not in ("transformer", "san"):
-        raise ArchitectureError(
-            "a variant must be 'transformer', or 'san' and parts, as in san+skip+norm, or the network less "
-            f"parts, as in transformer-norm; got {name!r}",
-            subject="variant",
+        sentence = (
+            "a variant must be 'transformer', or 'san' and parts, as san+skip+norm, or transformer-norm and its like"
         )
+        raise ArchitectureError(f"{sentence}; got {name!r}", subject="variant")
     for part in parts:
         if part not in VARIANT_PARTS:
             raise ArchitectureError(one_of("variant part", part, VARIANT_PARTS), subject="variant")
@@ -80,7 +79,7 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
 
 
 def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
-    """The architecture of the chosen layers; what it says by layer follows them."""
+    """The architecture of the chosen layers, with their fields that are given by layer."""
     changes: dict[str, Any] = {"layers": len(chosen)}
     if isinstance(arch.mask, str) and ";" in arch.mask:
         changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)
@@ -97,8 +96,7 @@ def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
 
 
 def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> Architecture:
-    """Return the architecture with those options of `Transformer.variant` changed that are not None (or
-    False, of mlp and norm)."""
+    """Return the architecture with the options of `Transformer.variant` that are given: not None, or False."""
     given = {name: value for name, value in options.items() if value is not None}
     changes: dict[str, Any] = {name: given[name] for name in ("attention_skip", "mlp_skip") if name in given}
     for name in ("attention_skip", "mlp_skip") if "skip" in given else ():
@@ -121,20 +119,16 @@ def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> A
         changes["kept_heads"] = kept_heads(arch, given["heads"])
     changed = arch.replace(**changes)
     if changed.linformer_rank != arch.linformer_rank:
-        raise ArchitectureError(
-            f"only linformer has weights that mix tokens: from {arch.kernel!r} to {changed.kernel!r} is "
-            "another network, Transformer.random(arch.replace(kernel=...))",
-            subject="kernel",
-        )
+        sentence = f"a variant from kernel {arch.kernel!r} to {changed.kernel!r} needs other weights"
+        raise ArchitectureError(f"{sentence}: use Transformer.random(arch.replace(kernel=...))", subject="kernel")
     return changed
 
 
 def kept_heads(arch: Architecture, heads: HeadChoice) -> tuple[tuple[int, ...], ...]:
     """The active heads of each layer, from a list for all layers or lists by layer."""
     if not isinstance(heads, Mapping | Sequence) or isinstance(heads, str):
-        raise ArchitectureError(
-            f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}", subject="heads"
-        )
+        sentence = f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}"
+        raise ArchitectureError(sentence, subject="heads")
     if not isinstance(heads, Mapping):
         return (tuple(heads),) * arch.layers
     for layer in heads:

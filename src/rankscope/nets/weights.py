@@ -53,7 +53,7 @@ class AttentionWeights:
     query_latent: Latent | None = None
     key_latent: Latent | None = None
     gate: Linear | None = None  # [width, head, value_width]
-    """Of what heads say (architecture's `head_gate`)."""
+    """The gate on the outputs of heads (architecture's `head_gate`)."""
     query_norm: NormWeights = UNWEIGHTED
     """Of each query, before positions (architecture's `query_norm`)."""
     key_norm: NormWeights = UNWEIGHTED
@@ -139,14 +139,14 @@ class LayerSource(Generic[Item]):
         self._held: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._moved: WeakValueDictionary[Hashable, LayerSource[Item]] = WeakValueDictionary()
 
-    def __call__(self, number: int) -> Item:
+    def __call__(self, index: int) -> Item:
         """Return a layer, read anew where nobody holds it."""
-        held: Item | None = self._held.get(number)
+        held: Item | None = self._held.get(index)
         if held is not None:
             return held
-        layer = self._held[number] = self._read(number)
-        if self.note is not None and number not in self.noted:
-            self.noted[number] = self.note(layer)
+        layer = self._held[index] = self._read(index)
+        if self.note is not None and index not in self.noted:
+            self.noted[index] = self.note(layer)
         return layer
 
     def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "LayerSource[Item]":
@@ -154,7 +154,7 @@ class LayerSource(Generic[Item]):
         same name gives the same source."""
         source = self._moved.get(how)
         if source is None:
-            source = self._moved[how] = LayerSource(lambda number: move(self(number)), like)
+            source = self._moved[how] = LayerSource(lambda index: move(self(index)), like)
         return source
 
 
@@ -173,10 +173,10 @@ class StreamedLayers(Generic[Item]):
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Item:
-        number = self.numbers[index]
-        if self._last is None or self._last[0] != number:
+        index_in_source = self.numbers[index]
+        if self._last is None or self._last[0] != index_in_source:
             self._last = None  # before the next is read
-            self._last = number, self.source(number)
+            self._last = index_in_source, self.source(index_in_source)
         return self._last[1]
 
     def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "StreamedLayers[Item]":
@@ -185,16 +185,19 @@ class StreamedLayers(Generic[Item]):
 
     def in_memory(self) -> tuple[Item, ...]:
         """Return all layers, read; one that comes several times, once."""
-        layers = {number: self.source(number) for number in dict.fromkeys(self.numbers)}
-        return tuple(layers[number] for number in self.numbers)
+        layers = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
+        return tuple(layers[index] for index in self.numbers)
+
+
+Layers = tuple[Layer, ...] | StreamedLayers[Layer]
+"""The layers of a network: in memory, or read one at a time."""
 
 
 @dataclass(frozen=True, repr=False)
 class Weights:
     """All tensors of a network."""
 
-    layers: tuple[Layer, ...] | StreamedLayers[Layer]
-    """A tuple, or layers that are read one at a time (`StreamedLayers`)."""
+    layers: Layers
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
     bias_table: Float[Tensor, "bucket head"] | None = None
@@ -253,7 +256,7 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
 
 
 def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
-    """The form of a structure as nested tuples, with what `of` says of each tensor in its place."""
+    """The form of a structure as nested tuples, with `of(tensor)` in the place of each tensor."""
     if isinstance(structure, Tensor):
         return of(structure)
     if isinstance(structure, tuple | dict) or (is_dataclass(structure) and not isinstance(structure, type)):
@@ -269,16 +272,14 @@ def _members(value: object) -> list[tuple[str, Any]]:
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]
 
 
-def picked(
-    layers: tuple[Item, ...] | StreamedLayers[Item], indices: Sequence[int]
-) -> tuple[Item, ...] | StreamedLayers[Item]:
+def picked(layers: Layers, indices: Sequence[int]) -> Layers:
     """Return some of the layers, in that order; none is read for it."""
     if isinstance(layers, StreamedLayers):
         return StreamedLayers(layers.source, [layers.numbers[index] for index in indices])
     return tuple(layers[index] for index in indices)
 
 
-def release(layers: tuple[Any, ...] | StreamedLayers[Any]) -> None:
+def release(layers: Layers) -> None:
     """Let go of the last layer that was read, at the end of a pass."""
     if isinstance(layers, StreamedLayers):
         layers._last = None

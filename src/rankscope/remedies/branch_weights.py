@@ -66,25 +66,15 @@ class TrainedWeight(BranchWeight):
 
 
 @dataclass(frozen=True)
-class DepthPower(BranchWeight):
-    """The number is a power of the depth of the network as it is: a deeper variant has another."""
+class PowerWeight(BranchWeight):
+    """The number is a power of the depth of the network as it is, or of the layer, counted from 1."""
 
     power: float
+    of_layer: bool
 
     def factor(self, block: Any) -> float:
-        """Return `L^-power`, L the depth of the network."""
-        return float(block.arch.layers**-self.power)
-
-
-@dataclass(frozen=True)
-class LayerPower(BranchWeight):
-    """The number is a power of the layer, counted from 1."""
-
-    power: float
-
-    def factor(self, block: Any) -> float:
-        """Return `l^-power`, l the layer from 1."""
-        return float((block.index + 1) ** -self.power)
+        """Return `L^-power`, L the depth, or `l^-power`, l the layer."""
+        return float((block.index + 1 if self.of_layer else block.arch.layers) ** -self.power)
 
 
 class _BranchRemedy(BuiltInRemedy):
@@ -99,11 +89,8 @@ class _BranchRemedy(BuiltInRemedy):
         if not self.norms:
             return super().applied(arch.replace(norm="none"))
         if arch.norm_place == "sandwich" and arch.norm != "none":
-            raise ArchitectureError(
-                f"{self.name} weighs what a branch adds, which in this network goes through a norm of its "
-                "own (norm_place 'sandwich') that takes any weight back: take norms out, variant(norm=False)",
-                subject="norm_place",
-            )
+            sentence = f"{self.name} weighs what branches add, and the second norm of a sandwich takes any weight back"
+            raise ArchitectureError(f"{sentence}: take norms out, variant(norm=False)", subject="norm_place")
         return super().applied(arch)
 
 
@@ -132,19 +119,16 @@ class ReZero(_BranchRemedy):
     @property
     def pieces(self) -> tuple[TrainedWeight, ...]:
         """One part on each branch, with one number."""
-        return tuple(TrainedWeight(self.name, place, "weight") for place in BRANCHES)
+        return tuple(TrainedWeight(self.name, branch, "weight") for branch in BRANCHES)
 
 
 @dataclass(frozen=True)
-class SkipInit(_BranchRemedy):
+class SkipInit(ReZero):
     """SkipInit (De & Smith 2020): as ReZero, with a number of each branch."""
 
-    weight: float = 0.0
-    norms: int = 0
     name: ClassVar[str] = "skipinit"
     formula: ClassVar[str] = "each branch times a number of its own, trained from 0; no norms"
     citation: ClassVar[str] = "De & Smith 2020"
-    zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1.0}
     theory = TheoryNote(None, "As ReZero, with a number for each branch: the identity at the start.", "De & Smith 2020")
     claims = (
         Claim("deep networks learn without norms", "De & Smith 2020 (residual networks)", "learns", ("pre", "post")),
@@ -153,12 +137,12 @@ class SkipInit(_BranchRemedy):
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Start with a number for each branch that the architecture has."""
         exists = {"attention": True, "cross": arch.cross_attention, "mlp": arch.mlp != "none"}
-        return {place: _scalar(self.weight) for place in BRANCHES if exists[place]}
+        return {branch: _scalar(self.weight) for branch in BRANCHES if exists[branch]}
 
     @property
     def pieces(self) -> tuple[TrainedWeight, ...]:
         """A number of its own on each branch."""
-        return tuple(TrainedWeight(self.name, place, place) for place in BRANCHES)
+        return tuple(TrainedWeight(self.name, branch, branch) for branch in BRANCHES)
 
 
 @dataclass(frozen=True)
@@ -199,9 +183,9 @@ class SqrtDepth(_BranchRemedy):
     )
 
     @property
-    def pieces(self) -> tuple[DepthPower, ...]:
+    def pieces(self) -> tuple[PowerWeight, ...]:
         """One part on each branch, with one power."""
-        return tuple(DepthPower(self.name, place, self.power) for place in BRANCHES)
+        return tuple(PowerWeight(self.name, branch, self.power, of_layer=False) for branch in BRANCHES)
 
 
 @dataclass(frozen=True)
@@ -227,17 +211,16 @@ class LayerNormScaling(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with it, if its branches read through a norm."""
         if arch.norm_place == "post":
-            raise ArchitectureError(
-                f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or "
-                f"'sandwich'; got {arch.norm_place!r}",
-                subject="norm_place",
+            sentence = (
+                f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or 'sandwich'"
             )
+            raise ArchitectureError(f"{sentence}; got {arch.norm_place!r}", subject="norm_place")
         return super().applied(arch)
 
     @property
-    def pieces(self) -> tuple[LayerPower, ...]:
+    def pieces(self) -> tuple[PowerWeight, ...]:
         """On what every branch reads."""
-        return (LayerPower(self.name, "read", self.power),)
+        return (PowerWeight(self.name, "read", self.power, of_layer=True),)
 
 
 def _scalar(number: float) -> Tensor:

@@ -12,12 +12,9 @@ from rankscope.remedies.names import REMEDY_FILES
 
 
 def _class_of(name: str) -> type[BuiltInRemedy]:
-    module = import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")
-    return next(
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, BuiltInRemedy) and getattr(kind, "name", "") == name
-    )
+    members = vars(import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")).values()
+    kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, BuiltInRemedy)]
+    return next(kind for kind in kinds if getattr(kind, "name", "") == name)
 
 
 REMEDIES: dict[str, type[BuiltInRemedy]] = {name: _class_of(name) for name in REMEDY_FILES}
@@ -40,10 +37,8 @@ def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
     for pair in filter(None, written.split(",")):
         key, equals, value = pair.partition("=")
         if not equals or not _is_number(value):
-            raise ArchitectureError(
-                f"the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5; got {pair!r} in {spec!r}",
-                subject=name,
-            )
+            sentence = "the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5"
+            raise ArchitectureError(f"{sentence}; got {pair!r} in {spec!r}", subject=name)
         values[key] = float(value)
     for key, value in values.items():
         if key not in known:

@@ -85,8 +85,7 @@ class TokenContrast:
         return X + self.s * (X - S @ X)
 
     def deviation(self, state: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """S is attention of one head whose queries and keys are the tokens at length one, and whose values
-        are the tokens."""
+        """S is attention of one head: queries and keys are the tokens at length one, values the tokens."""
         if not self.applies(block):
             return state
         averaged = rules.attend_tokens(rules.unit_tokens(state), state, block)

@@ -2,11 +2,10 @@
 
     X <- norm(a X + branch(X)),    a = (2L)^(1/4),    L the depth
 
-and weights and biases of values, outputs and the MLP divided by `(8L)^(1/4)`, once, when it is put on. Of a
-gated MLP the matrix that goes through the activation is divided and the one beside it is not, as in the
-published code. A decoder that reads an encoder has `(3L)^(1/4)` and `(12L)^(1/4)`; the encoder that it reads,
-which is published with numbers of both depths, knows its own alone and is taken as one without decoder.
-Nothing of it is trained: it is its skip weight.
+and weights and biases of values, outputs and the MLP divided by `(8L)^(1/4)`, once, when it is put on. Of a gated MLP
+the matrix that goes through the activation is divided and the one beside it is not, as in the published code. A decoder
+that reads an encoder has `(3L)^(1/4)` and `(12L)^(1/4)`; the encoder that it reads, which is published with numbers of
+both depths, knows its own alone and is taken as one without decoder. Nothing of it is trained: it is its skip weight.
 """
 
 from dataclasses import dataclass
@@ -48,31 +47,20 @@ class DeepNorm(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with both skips set."""
         if arch.norm_place != "post" or arch.norm == "none":
-            raise ArchitectureError(
-                f"{self.name} weighs skips under a norm: norm_place must be 'post', with a norm; got "
-                f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}",
-                subject="norm_place",
-            )
+            got = f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}"
+            raise ArchitectureError(f"{self.name} needs norm_place 'post' and a norm; got {got}", subject="norm_place")
         weight = ((3 if arch.cross_attention else 2) * arch.layers) ** 0.25
         if arch.attention_skip == weight:
-            raise ArchitectureError(
-                f"{self.name} is put on once, for it divides weights; it is on already", subject="remedy"
-            )
+            raise ArchitectureError(f"{self.name} divides weights and goes on once; it is on", subject="remedy")
         return arch.replace(attention_skip=weight, mlp_skip=1.0 if arch.parallel else weight)
 
     def tensors(self, arch: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors with values, outputs and the MLP divided; those that layers share stay
-        shared."""
+        """Return the tensors with values, outputs and the MLP divided; those that layers share stay shared."""
         divisor, quotients = ((12 if arch.cross_attention else 8) * arch.layers) ** 0.25, dict[int, Tensor]()
-
-        def concerns(name: str) -> bool:
-            first = "gate" if f"{name.rsplit('.', 2)[0]}.gate.weight" in state else "up"
-            part = name.rsplit(".", 2)[-2]
-            return part in ("value", "output", "down") or (part == first and ".attention." not in name)
-
+        tensors = dict(state)
         for name, tensor in state.items():
-            if "." in name and concerns(name) and id(tensor) not in quotients:
-                quotients[id(tensor)] = tensor / divisor
-        return {
-            name: quotients[id(tensor)] if "." in name and concerns(name) else tensor for name, tensor in state.items()
-        }
+            module, _, part = name.rpartition(".")[0].rpartition(".")
+            first = "gate" if f"{module}.gate.weight" in state else "up"
+            if part in ("value", "output", "down") or (part == first and not module.endswith(".attention")):
+                tensors[name] = quotients.setdefault(id(tensor), tensor / divisor)
+        return tensors

@@ -18,6 +18,8 @@ from torch import Generator, Tensor
 from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 from rankscope.shapes import Float
 
+HeadOutputs = Float[Tensor, "batch token head head_width"]
+Pattern = Float[Tensor, "batch head token token"]
 VECTORS = ("query_1", "key_1", "query_2", "key_2")
 """a_1, b_1, a_2, b_2, as `lambda_` and these."""
 
@@ -40,9 +42,7 @@ class HeadNorm(BuiltInRemedy):
         """Return `1 - lambda_0` of layer `index`."""
         return 1 - start(self.peak, self.drop, index)
 
-    def plain(
-        self, x: Float[Tensor, "batch token head head_width"], block: Any, rules: Any, inside: Any
-    ) -> Float[Tensor, "batch token head head_width"]:
+    def plain(self, x: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
         """Normalise the outputs of heads."""
         normed = x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
         return normed * block.weights.parts[self.name]["gain"] * self.factor(block.index)
@@ -83,46 +83,34 @@ class Differential(BuiltInRemedy):
         return arch.replace(parts=(*arch.parts, *both))
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
-        """Draw queries and keys as torch starts a linear layer, uniform within `1 / sqrt(inputs)`; biases are
-        zero."""
+        """Draw queries and keys as torch starts a linear layer, uniform within `1 / sqrt(inputs)`; biases are zero."""
         tensors = {}
-        for name, inputs, heads, latent in (
-            ("query", arch.query_latent or arch.width, arch.heads, arch.query_latent),
-            ("key", arch.latent_width if arch.key_latent else arch.width, arch.key_heads, arch.key_latent),
-        ):
+        query = ("query", arch.query_latent or arch.width, arch.heads, arch.query_latent)
+        key = ("key", arch.latent_width if arch.key_latent else arch.width, arch.key_heads, arch.key_latent)
+        for name, inputs, heads, latent in (query, key):
             tensors[name] = _linear(inputs, generator, heads, arch.head_width)
             if arch.has_bias(name) and not latent:
                 tensors[f"{name}_bias"] = torch.zeros(heads, arch.head_width, dtype=torch.float64)
         for name in VECTORS:
-            drawn = torch.randn(arch.head_width, generator=generator, dtype=torch.float64)
-            tensors[f"lambda_{name}"] = self.spread * drawn
+            vector = torch.randn(arch.head_width, generator=generator, dtype=torch.float64)
+            tensors[f"lambda_{name}"] = self.spread * vector
         return tensors
 
     def weight(self, block: Any) -> Tensor:
         """Return lambda of a layer."""
         w = block.weights.parts[self.name]
         a, b, c, d = (w[f"lambda_{name}"] for name in VECTORS)
-        found: Tensor = torch.exp((a * b).sum()) - torch.exp((c * d).sum())
-        return found + start(self.peak, self.drop, block.index)
+        trained: Tensor = torch.exp((a * b).sum()) - torch.exp((c * d).sum())
+        return trained + start(self.peak, self.drop, block.index)
 
-    def second(self, block: Any) -> Any:
-        """Return the layer with the second queries and keys in the place of its own."""
-        w, attention = block.weights.parts[self.name], block.weights.attention
-        query, key = (
-            replace(getattr(attention, name), weight=w[name], bias=w.get(f"{name}_bias")) for name in ("query", "key")
-        )
-        return block.with_weights(replace(block.weights, attention=replace(attention, query=query, key=key)))
-
-    def plain(
-        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
-    ) -> Float[Tensor, "batch head token token"]:
+    def plain(self, P: Pattern, block: Any, rules: Any, inside: Any) -> Pattern:
         """Return `P - lambda P_2`, P_2 of the second queries and keys."""
-        second: Tensor = rules.pattern(self.second(block), inside)
+        second: Tensor = rules.pattern(second_block(block, self.name), inside)
         return P - self.weight(block) * second
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `P - lambda P_2` of split patterns."""
-        return rules.subtract_pattern(P, rules.pattern(self.second(block), inside), self.weight(block))
+        return rules.subtract_pattern(P, rules.pattern(second_block(block, self.name), inside), self.weight(block))
 
 
 @dataclass(frozen=True)
@@ -135,9 +123,7 @@ class Differential2(BuiltInRemedy):
     weight: float = 1.0
     name: ClassVar[str] = "differential2"
     place: ClassVar[str] = "pattern"
-    formula: ClassVar[str] = (
-        "attention becomes P_1 - lambda P_2, lambda = weight times a sigmoid of the token that asks"
-    )
+    formula: ClassVar = "attention becomes P_1 - lambda P_2, lambda = weight times a sigmoid of the token that asks"
     citation: ClassVar[str] = "Ye et al. 2026"
     family: ClassVar[Any] = "scores"
     zero: ClassVar[dict[str, float]] = {"weight": 0.0}
@@ -154,35 +140,33 @@ class Differential2(BuiltInRemedy):
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Draw queries and the sigmoid's matrix as torch starts a linear layer; biases of queries zero."""
         inputs = arch.query_latent or arch.width
-        found = {
-            "query": _linear(inputs, generator, arch.heads, arch.head_width),
-            "share": _linear(arch.width, generator, arch.heads),
-        }
+        query = _linear(inputs, generator, arch.heads, arch.head_width)
+        tensors = {"query": query, "share": _linear(arch.width, generator, arch.heads)}
         if arch.has_bias("query") and not arch.query_latent:
-            found["query_bias"] = torch.zeros(arch.heads, arch.head_width, dtype=torch.float64)
-        return found
+            tensors["query_bias"] = torch.zeros(arch.heads, arch.head_width, dtype=torch.float64)
+        return tensors
 
-    def second(self, block: Any) -> Any:
-        """Return the layer with the second queries in the place of its own."""
-        w, attention = block.weights.parts[self.name], block.weights.attention
-        query = replace(attention.query, weight=w["query"], bias=w.get("query_bias"))
-        return block.with_weights(replace(block.weights, attention=replace(attention, query=query)))
-
-    def plain(
-        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
-    ) -> Float[Tensor, "batch head token token"]:
+    def plain(self, P: Pattern, block: Any, rules: Any, inside: Any) -> Pattern:
         """Return `P - lambda_i P_2`, P_2 of the second queries."""
-        second: Tensor = rules.pattern(self.second(block), inside)
+        second: Tensor = rules.pattern(second_block(block, self.name), inside)
         share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
         return P - self.weight * share.mT[..., None] * second
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `P - lambda_i P_2` of split patterns: with `lambda_i = l + d_i`, l that of the common
         token, rows sum to `total - l`, and each to `-d_i` beside."""
-        second = rules.pattern(self.second(block), inside)
-        common, own = rules.sigmoid_of(inside, block.weights.parts[self.name]["share"])
-        own = own.mapped(lambda t: t * -self.weight).normalised()  # [batch, head, token, 1]
-        return rules.subtract_pattern(P, second, self.weight * common.explicit(), own)
+        second = rules.pattern(second_block(block, self.name), inside)
+        common, apart = rules.sigmoid_of(inside, block.weights.parts[self.name]["share"])
+        apart = apart.mapped(lambda t: t * -self.weight).normalised()  # [batch, head, token, 1]
+        return rules.subtract_pattern(P, second, self.weight * common.explicit(), apart)
+
+
+def second_block(block: Any, name: str) -> Any:
+    """Return the layer with the second queries, and keys if there are some, in the place of the first."""
+    w, attention = block.weights.parts[name], block.weights.attention
+    linears = [kind for kind in ("query", "key") if kind in w]
+    changed = {kind: replace(getattr(attention, kind), weight=w[kind], bias=w.get(f"{kind}_bias")) for kind in linears}
+    return block.with_weights(replace(block.weights, attention=replace(attention, **changed)))
 
 
 def _linear(inputs: int, generator: Generator, *outputs: int) -> Tensor:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import BuiltInRemedy, TheoryNote
+from rankscope.remedies.shaping import AttnScale
 from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "*part batch token width"]
@@ -20,8 +21,7 @@ Tokens = Float[Tensor, "*part batch token width"]
 
 @dataclass(frozen=True)
 class FeatScale(BuiltInRemedy):
-    """`A + s * m + t * (A - m)`, A what attention adds and m its mean; s and t of each channel, trained from
-    0."""
+    """`A + s * m + t * (A - m)`, A what attention adds and m its mean; s and t of each channel, trained from 0."""
 
     s: float = 0.0
     t: float = 0.0
@@ -37,16 +37,7 @@ class FeatScale(BuiltInRemedy):
         "It weighs what attention adds by a constant; at its start, s = t = 0, it changes nothing.",
         "Wang et al. 2022; derived here",
     )
-    claims = (
-        Claim("better in training", "Wang et al. 2022: up to +1.1% on ImageNet", "higher", ("pre",), "accuracy"),
-        Claim(
-            "tokens differ more after training",
-            "Wang et al. 2022: high frequencies kept",
-            "higher",
-            ("pre",),
-            "relative_residual",
-        ),
-    )
+    claims = AttnScale.claims  # published together
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Start every channel with the same s and t."""

@@ -31,11 +31,8 @@ def first_values(block: Any, rules: Any, V: Any) -> Any:
     if block.index == 0:
         rules.memory[FIRST] = V
     if FIRST not in rules.memory:
-        raise ArchitectureError(
-            "a layer that uses the values of the first one must be run after it; this pass began at layer "
-            f"{block.index + 1}: begin at layer 1",
-            subject="layers",
-        )
+        sentence = f"values of the first layer are used after it; this pass began at layer {block.index + 1}"
+        raise ArchitectureError(f"{sentence}: begin at layer 1", subject="layers")
     return rules.memory[FIRST]
 
 
@@ -162,14 +159,13 @@ class FirstValuePull:
 
 def active(block: Any, rules: Any) -> Tensor:
     """Return `[head]`, True at heads that are active in this layer."""
-    found = torch.zeros(block.arch.heads, dtype=torch.bool)
-    found[list(rules.active_heads(block))] = True
-    return found
+    heads = torch.zeros(block.arch.heads, dtype=torch.bool)
+    heads[list(rules.active_heads(block))] = True
+    return heads
 
 
 def _combined(one: Any, other: Any, a: Tensor, b: Tensor) -> Any:
-    """`a one + b other` of scaled tensors, numbers of all heads or one of each; zeros do not set the
-    scale."""
+    """`a one + b other` of scaled tensors, numbers of all heads or one of each; zeros do not set the scale."""
 
     def weighed(part: Any, number: Tensor) -> Any:
         shaped = number.reshape(-1, *[1] * (part.value.ndim - 2))

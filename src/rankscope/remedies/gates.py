@@ -1,5 +1,4 @@
-"""Gates on the outputs of heads (Qiu et al. 2025): `W_O (sigmoid(X W_G + b_G) * P V)`, X what attention
-reads.
+"""Gates on the outputs of heads (Qiu et al. 2025): `W_O (sigmoid(X W_G + b_G) * P V)`, X what attention reads.
 
 | remedy     | a gate                                                                |
 |------------|-----------------------------------------------------------------------|
@@ -20,6 +19,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 from rankscope.shapes import Float
 
+HeadOutputs = Float[Tensor, "batch token head head_width"]
 STANDARD_DEVIATION = 0.02
 
 
@@ -44,9 +44,7 @@ class Gate(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `head_gate` set."""
         if arch.head_gate:
-            raise ArchitectureError(
-                "gates go on heads that have none; the heads of this network have gates", subject="head_gate"
-            )
+            raise ArchitectureError("gates go on heads that have none; these have gates", subject="head_gate")
         return arch.replace(head_gate=True)
 
     def tensors(self, arch: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -86,9 +84,7 @@ class HeadGate(BuiltInRemedy):
         bias = {"bias": torch.zeros(arch.heads, dtype=torch.float64)}
         return weight | bias if arch.has_bias("query") else weight
 
-    def plain(
-        self, outputs: Float[Tensor, "batch token head head_width"], block: Any, rules: Any, inside: Any
-    ) -> Float[Tensor, "batch token head head_width"]:
+    def plain(self, outputs: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
         """Multiply by the gates of each token."""
         w = block.weights.parts[self.name]
         return outputs * (inside @ w["weight"] + w.get("bias", 0.0)).sigmoid()[..., None]

@@ -8,8 +8,7 @@ from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 
 @dataclass(frozen=True)
 class LambdaSkip(BuiltInRemedy):
-    """The skip around attention has a weight. What could be read of the publication names no number: 2 is
-    ours."""
+    """The skip around attention has a weight. What could be read of the publication names no number: 2 is ours."""
 
     weight: float = 2.0
     name: ClassVar[str] = "lambda"

@@ -1,5 +1,4 @@
-"""Shaped attention, AttnScale and centred attention: `alpha I + beta P - gamma C`, C the uniform average of
-what each token sees.
+"""Shaped attention, AttnScale and centred attention: `alpha I + beta P - gamma C`, C averages what a token sees.
 
 | remedy      | alpha | beta    | gamma | C           |
 |-------------|-------|---------|-------|-------------|
@@ -21,6 +20,8 @@ from torch import Generator, Tensor
 from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 from rankscope.shapes import Float
 
+Pattern = Float[Tensor, "batch head token token"]
+
 
 class PatternShaping(BuiltInRemedy):
     """What the three have in common: the pattern becomes `alpha I + beta P - gamma C`."""
@@ -34,21 +35,18 @@ class PatternShaping(BuiltInRemedy):
 
     def of_heads(self, block: Any, like: Tensor) -> tuple[Tensor, ...]:
         """Return the three of a layer, `[head]` or one for all."""
-        return tuple(each.to(like) for each in self.coefficients(block.weights.parts.get(self.name, {})))
+        return tuple(weight.to(like) for weight in self.coefficients(block.weights.parts.get(self.name, {})))
 
-    def plain(
-        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
-    ) -> Float[Tensor, "batch head token token"]:
+    def plain(self, P: Pattern, block: Any, rules: Any, inside: Any) -> Pattern:
         """`alpha I + beta P - gamma C`; rows of padding stay zero."""
         C = rules.settings.averages(rules.arch.mask_of(block.index))
-        alpha, beta, gamma = (each[:, None, None] for each in self.of_heads(block, P))
+        alpha, beta, gamma = (weight[:, None, None] for weight in self.of_heads(block, P))
         identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
         identity = identity * rules.settings.valid[:, None, :, None]
         return alpha * identity + beta * P - gamma * C.to(P.dtype)
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """Return `alpha I + beta P - gamma C` of a split pattern, without subtracting C from a P that is
-        near it."""
+        """Return `alpha I + beta P - gamma C` of a split pattern, without subtracting C from a P that is near it."""
         return rules.shape_pattern(P, *self.of_heads(block, P.p), inside)
 
 

@@ -37,9 +37,6 @@ class Sinkhorn(BuiltInRemedy):
     def applied(self, arch: Any) -> Any:
         """Return the architecture with the kernel `sinkhorn:rounds`."""
         if arch.kernel != "softmax" and arch.sinkhorn_rounds is None:
-            raise ArchitectureError(
-                f"sinkhorn goes onto softmax attention; got kernel {arch.kernel!r}: take "
-                "net.variant(kernel='softmax') first",
-                subject="kernel",
-            )
+            sentence = f"sinkhorn goes onto softmax attention; got kernel {arch.kernel!r}"
+            raise ArchitectureError(f"{sentence}: take net.variant(kernel='softmax') first", subject="kernel")
         return arch.replace(kernel=f"sinkhorn:{self.rounds}")

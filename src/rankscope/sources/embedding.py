@@ -65,13 +65,12 @@ class TextEmbedding:
             padding = torch.zeros_like(ids, dtype=torch.bool)
         if padding.shape != ids.shape or padding.dtype != torch.bool:
             expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"
-            received = f"{padding.dtype} {tuple(padding.shape)}"
-            raise TokensError(f"{expected}; received {received}", subject="padding")
+            raise TokensError(f"{expected}; received {padding.dtype} {tuple(padding.shape)}", subject="padding")
         padding = padding.to(device)
         ids = ids.to(device).masked_fill(padding, 0)
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
-            ends = f"0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
-            raise TokensError(f"token ids must lie in {ends}", subject="input_ids")
+            message = f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
+            raise TokensError(message, subject="input_ids")
         X = self.words[ids].double() * self.scale  # a table may be kept in its file's dtype
         X = X if self.before is None else affine(X, self.before)
         if self.positions is not None:
@@ -168,11 +167,8 @@ class SoundEmbedding:
 def _check_whole(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
     """Refuse images or sound of another shape or dtype, and padding, which they do not have."""
     if tuple(inputs.shape[1:]) != shape or not inputs.is_floating_point():
-        raise TokensError(
-            f"{kind} must be a floating tensor [batch, {', '.join(map(str, shape))}], as the model's "
-            f"processor makes it; received {inputs.dtype} {tuple(inputs.shape)}",
-            subject=kind,
-        )
+        expected = f"{kind} must be a floating tensor [batch, {', '.join(map(str, shape))}], as a processor makes it"
+        raise TokensError(f"{expected}; received {inputs.dtype} {tuple(inputs.shape)}", subject=kind)
     if padding is not None:
         raise TokensError(f"{kind} can have no padding; received some: leave it out", subject="padding")
 
@@ -185,8 +181,8 @@ KINDS: dict[str, Any] = {
 
 def write_embedding(folder: Path, embedding: Embedding) -> dict[str, Any]:
     """Write the tensors of an embedding into a file of the folder, and return the rest as plain Python."""
-    described = _described(embedding, "")
-    return {"same": write_tensors(folder / TENSORS, tensors_of(embedding)), "made_of": described}
+    made_of = _described(embedding, "")
+    return {"same": write_tensors(folder / TENSORS, tensors_of(embedding)), "made_of": made_of}
 
 
 def read_embedding(folder: Path, description: dict[str, Any]) -> Embedding:

@@ -69,8 +69,8 @@ def inputs_of(
     if texts or isinstance(X, Encoded):
         if padding is not None or attention_mask is not None:
             kind = "texts" if texts else "what encode gave"
-            message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves"
-            raise TokensError(f"{message}: leave it out", subject="padding")
+            message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out"
+            raise TokensError(message, subject="padding")
         return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
     if not isinstance(X, Tensor):
         raise TokensError(_not_tokens(X), subject="X")
@@ -78,22 +78,16 @@ def inputs_of(
     if not X.is_floating_point():
         if X.ndim == 2 and net.origin is not None:
             return NetworkInputs(net, *net.encode(X, padding=padding))
-        raise TokensError(
-            f"tokens must be a floating tensor [batch, token, width]; received {X.dtype} of shape "
-            f"{tuple(X.shape)}: token ids [batch, token] go with a network that load or fresh gave, which "
-            "has an embedding",
-            subject="X",
-        )
+        message = f"tokens must be a floating tensor [batch, token, width]; received {X.dtype} {tuple(X.shape)}"
+        raise TokensError(f"{message}: token ids go with a network that load or fresh gave", subject="X")
     return NetworkInputs(net, X, padding)
 
 
 def _not_tokens(X: object) -> str:
     """What to do with something that is not a tensor."""
     if (isinstance(X, Mapping) and "input_ids" in X) or hasattr(X, "input_ids"):
-        return (
-            f"tokens must be a tensor; received a {type(X).__name__} of a tokenizer: give its ids, as in "
-            "measure(net, batch['input_ids'], attention_mask=batch['attention_mask'])"
-        )
+        advice = "give its ids, as in measure(net, batch['input_ids'], attention_mask=batch['attention_mask'])"
+        return f"tokens must be a tensor; received a {type(X).__name__} of a tokenizer: {advice}"
     advice = ": convert it with torch.from_numpy" if type(X).__module__ == "numpy" else ""
     expected = "tokens must be a floating tensor [batch, token, width], texts or token ids"
     return f"{expected}; received {type(X).__name__}{advice}"

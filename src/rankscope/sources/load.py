@@ -6,11 +6,11 @@ or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from rankscope.nets.origin import Origin
 from rankscope.nets.storage import is_saved, read
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
-from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate
+from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
 from rankscope.sources.families import FAMILIES, Family, family_of
@@ -101,13 +101,12 @@ def load(
         details: dict[str, Any] = {}
 
         def find() -> Any:
-            message = f"{name} was loaded from memory, without a tokenizer"
-            advice = "load(model, tokenizer=) takes one, and encode takes token ids"
-            raise SourceError(f"{message}: {advice}", subject="tokenizer")
+            message = f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one"
+            raise SourceError(message, subject="tokenizer")
 
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
-        options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
-                   "token": token, "trust_remote_code": trust_remote_code}  # fmt: skip
+        options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
+        options |= {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         location = locate(str(source), {key: value for key, value in options.items() if value is not None})
         adapter, name = is_adapter(location), location.name
         if adapter:
@@ -204,11 +203,8 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     config = getattr(model, "config", None)
     own_family = isinstance(family, Family)  # says itself how to read the model, whatever that is
     if not own_family and (config is None or not hasattr(config, "model_type")):
-        raise SourceError(
-            f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
-            "module as it is, and a family of your own maps it (docs/extending.md)",
-            subject="source",
-        )
+        message = f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures it as it"
+        raise SourceError(f"{message} is, and a family of your own maps it (docs/extending.md)", subject="source")
     from transformers import PreTrainedModel
 
     if not own_family and not isinstance(model, PreTrainedModel):
@@ -255,3 +251,44 @@ def built_as(family: Family, name: str) -> Iterator[None]:
             raise
         reason = f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)})"
         raise SourceError(f"{reason}: watch measures it as it is", subject="family") from error
+
+
+class FamilyParity(NamedTuple):
+    """The parity measured for one config of one family."""
+
+    family: str
+    config: str
+    """What sets it apart within the family."""
+    types: tuple[str, ...]
+    parity: Parity
+
+
+def survey(progress: Callable[[int, int], None] | None = None) -> list[FamilyParity]:
+    """Load a small random model of every config of every family, and return the parities."""
+    with quiet():  # configs may warn of themselves
+        cases = [(family, label) for family in FAMILIES.values() for label in family.tiny_configs()]
+    parities = []
+    for done, (family, label) in enumerate(cases, 1):
+        with quiet():
+            # Encoders are the default where a model has both sides.
+            named = family.name if family.side == "decoder" else None
+            net: Any = load(random_model(family.name, label), family=named)
+        parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
+        if progress is not None:
+            progress(done, len(cases))
+    return parities
+
+
+def random_model(name: str, label: str, seed: int = 0) -> Any:
+    """A small random model of a family, by the label of its config."""
+    return built(FAMILIES[name], FAMILIES[name].tiny_configs()[label], seed)
+
+
+def built(family: Family, config: Any, seed: int = 0) -> Any:
+    """A random model of a config in float64, with every parameter moved off its initial zero or one."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = family.random_model(config)
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model

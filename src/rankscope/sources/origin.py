@@ -72,9 +72,7 @@ class CheckpointOrigin:
             raise TokensError(message, subject="texts")
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
-            raise TokensError(
-                f"at least one text must hold a token; received {len(lists)} texts without any", subject="texts"
-            )
+            raise TokensError(f"at least one text must hold a token; none of {len(lists)} does", subject="texts")
         longest = max(map(len, lists))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])
         lengths = torch.tensor([len(row) for row in lists])
@@ -86,8 +84,8 @@ class CheckpointOrigin:
             return []
         token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
         if any(len(ids) > length for ids in token_ids):  # tokenizers then cut nothing at all
-            message = f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds"
-            raise TokensError(f"{message}; got {length}", subject="tokens")
+            message = f"tokens must leave room for the special tokens of {self.name}'s tokenizer; got {length}"
+            raise TokensError(message, subject="tokens")
         return token_ids
 
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
@@ -99,11 +97,9 @@ class CheckpointOrigin:
         with suppress(AttributeError, RankscopeError):  # none came along: `encode` takes token ids
             self.tokenizer.save_pretrained(folder / TOKENIZER)
         fields = {name: getattr(self, name) for name in ("name", "family", "weights", "details")}
-        return {
-            "kind": "loaded", **fields, "parity": self.parity.described(),
-            "embedding": write_embedding(folder, self.embedding),
-            "config": None if self.config is None else json.loads(self.config.to_json_string(use_diff=False)),
-        }  # fmt: skip
+        config = None if self.config is None else json.loads(self.config.to_json_string(use_diff=False))
+        embedding = write_embedding(folder, self.embedding)
+        return {"kind": "loaded", **fields, "parity": self.parity.described(), "embedding": embedding, "config": config}
 
     def to_hf(self, net: Transformer, config: Any = None) -> Any:
         """A model of transformers that computes the same as the network (`to_hf.py`)."""

@@ -166,10 +166,9 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     )
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
         weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
+        message = f"the canonical network must agree with the original within {TOLERANCE:g}; {name} ({family.name})"
         raise ParityError(
-            f"the canonical network must agree with the original within {TOLERANCE:g}; {name} "
-            f"({family.name}) is off by {parity.states:.1e} in its states{weights}: {UNMAPPED}",
-            subject="states",
+            f"{message} is off by {parity.states:.1e} in its states{weights}: {UNMAPPED}", subject="states"
         )
     table = getattr(embedding, "positions", None)
     most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
@@ -272,10 +271,9 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
         angles_agree = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
         if not angles_agree or not torch.equal(visible_to_original, visible[mask]):
             what = "sees other tokens" if angles_agree else "turns positions by other angles"
+            message = f"the canonical network must be the original at every length its config names; at {n} tokens"
             raise ParityError(
-                f"the canonical network must be the original at every length its config names; at {n} tokens "
-                f"layer {layer + 1} of {name} ({family.name}) {what}: {UNMAPPED}",
-                subject="masks",
+                f"{message} layer {layer + 1} of {name} ({family.name}) {what}: {UNMAPPED}", subject="masks"
             )
     return True
 

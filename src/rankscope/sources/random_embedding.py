@@ -1,10 +1,9 @@
 """Text as the tokens of a network that has not learnt anything yet.
 
-A freshly initialised BERT gives each word of its vocabulary a random vector and adds a random vector for
-the position and one for the segment, the same for all tokens, then normalises. What text contributes is
-its shape: which words repeat, and where. `word_tokens` does just this, with words as the vocabulary. The
-vocabulary has no end, so a word's vector is drawn from the word itself and the seed: it is the same in every
-text and every call.
+A freshly initialised BERT gives each word of its vocabulary a random vector and adds a random vector for the position
+and one for the segment, the same for all tokens, then normalises. What text contributes is its shape: which words
+repeat, and where. `word_tokens` does just this, with words as the vocabulary. The vocabulary has no end, so a word's
+vector is drawn from the word itself and the seed: it is the same in every text and every call.
 """
 
 import re

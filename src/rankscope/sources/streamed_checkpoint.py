@@ -155,8 +155,8 @@ class StreamedCheckpoint:
     def _refuse_changed(self) -> None:
         for path, stamp in self._stamps.items():
             if _stamp(path) != stamp:
-                reason = f"the files of {self.name} must stay as they are while its layers are read from them"
-                raise FileError(f"{reason}; {path} is gone or was changed: load it again", subject="files")
+                message = f"the files of {self.name} must stay as they are; {path} is gone or changed: load it again"
+                raise FileError(message, subject="files")
 
     def _fill_around(self) -> nn.Embedding | None:
         """Fill all that is in no block; the table of words, if there is one, in its own dtype."""
@@ -210,11 +210,8 @@ class StreamedCheckpoint:
         block.requires_grad_(False)
         for name, weight in block.named_parameters():
             if weight.is_meta:
-                raise SourceError(
-                    f"layers that are read one at a time must each have their own weights; {name} of "
-                    f"{self.name} belongs to another part of the model: stream=False reads it whole",
-                    subject="stream",
-                )
+                message = f"streamed layers must each have their own weights; {name} of {self.name} belongs to another"
+                raise SourceError(f"{message} part of the model: stream=False reads it whole", subject="stream")
 
     def empty(self, block: nn.Module, dtype: torch.dtype = torch.float64) -> None:
         """Drop the numbers of a block; `dtype` is the one that it will be filled with next."""
@@ -269,8 +266,7 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def _in_this_thread() -> Iterator[None]:
-    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be
-    used again."""
+    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be used again."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -54,8 +54,7 @@ class Excerpts(Iterator[str]):
     def _excerpts(self) -> Iterator[str]:
         any_text = False
         if self.path == "-" and sys.stdin is None:
-            message = "stdin must be open where --text is -; it is closed: name a file"
-            raise FileError(message, subject="stdin")
+            raise FileError("stdin must be open where --text is -; it is closed: name a file", subject="stdin")
         for name in self._names():
             stdin = nullcontext(sys.stdin.buffer) if name == "-" else None
             with _readable(name, "file"), stdin or Path(name).open("rb") as file:
@@ -122,11 +121,8 @@ class Excerpts(Iterator[str]):
             raise FileError(f"{expected} {_kind(record)}", subject="JSON line")
         if self.field not in record:
             fields = ", ".join(map(repr, list(record)[:12])) or "none"
-            raise FileError(
-                f"{where}: the JSON object must have the field {self.field!r}; it has {fields}: name the one "
-                "that holds the text with --field",
-                subject="field",
-            )
+            message = f"{where}: the JSON object must have the field {self.field!r}; it has {fields}: name another"
+            raise FileError(f"{message} with --field", subject="field")
         if not isinstance(record[self.field], str):
             message = f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
             raise FileError(message, subject="field")

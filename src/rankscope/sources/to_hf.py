@@ -36,12 +36,12 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
 
     Parts that the network does not have (a pooler) are drawn from seed 0."""
     if family_name not in FAMILIES:
-        reason = f"a family of one's own, {family_name!r}, has no model of transformers to write"
-        raise SourceError(f"{reason}: {SAVE}", subject="family")
+        message = f"a family of one's own, {family_name!r}, has no model of transformers to write: {SAVE}"
+        raise SourceError(message, subject="family")
     family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
     if family.side:
-        reason = f"an encoder-decoder is not written from one of its sides; got its {family.side}"
-        raise SourceError(f"{reason}: {SAVE}", subject="family")
+        message = f"an encoder-decoder is not written from one of its sides; got its {family.side}: {SAVE}"
+        raise SourceError(message, subject="family")
     config = _fitting(config, family, wide.arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -56,8 +56,7 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
 def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     """The config, for as many layers; refused where the family has none for this architecture."""
     if config is None:
-        message = "the config of the model to write is not known: pass one, net.to_hf(config)"
-        raise SourceError(message, subject="config")
+        raise SourceError("the config of the model to write is not known: net.to_hf(config)", subject="config")
     config = copy.deepcopy(config)
     if getattr(config, "model_type", None) not in family.types:
         kind = getattr(config, "model_type", type(config).__name__)
@@ -72,9 +71,8 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     if unlike:
         name = unlike[0]
         has, says = (reprlib.repr(getattr(described, name)) for described in (arch, theirs))
-        reason = f"{config.model_type} must be able to express the network; this one has {name} {has}"
-        advice = f"{SAVE}, or pass another config"
-        raise SourceError(f"{reason}, and the config says {says}: {advice}", subject=name)
+        message = f"{config.model_type} must be able to express the network; this one has {name} {has}, and the"
+        raise SourceError(f"{message} config says {says}: {SAVE}, or pass another config", subject=name)
     return config
 
 

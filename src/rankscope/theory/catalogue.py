@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.theory.dong2021 import GAMMA_ONE, SEVERAL, SINGLE, WITH_MLP, WITH_SKIP
-from rankscope.theory.factors import ATTENTION, DOBRUSHIN, EXACT, OSCILLATION
-from rankscope.theory.lower_bounds import ALIGNED, ELEMENTARY, LAMBDA_SKIP, NEUTRAL, UNTOUCHED
-from rankscope.theory.masked_attention import MASKED
-from rankscope.theory.sphere import COSINES, FULL_RANK, HEMISPHERE
+from rankscope.theory.dong2021 import PURE, with_mlp, with_skip
+from rankscope.theory.factors import attention, dobrushin, exact, oscillation
+from rankscope.theory.lower_bounds import aligned_skip, elementary_skip, lambda_skip, norm_rank, untouched
+from rankscope.theory.masked_attention import masked
+from rankscope.theory.sphere import cosines, full_rank, in_hemisphere
 from rankscope.theory.theorem import Theorem
 
 Chosen = str | Theorem | Sequence[str | Theorem] | None
@@ -15,10 +15,8 @@ Chosen = str | Theorem | Sequence[str | Theorem] | None
 THEOREMS: dict[str, Theorem] = {
     theorem.name: theorem
     for theorem in (
-        SINGLE, SEVERAL, GAMMA_ONE, WITH_MLP, WITH_SKIP,
-        OSCILLATION, ATTENTION, EXACT, DOBRUSHIN,
-        MASKED, FULL_RANK, COSINES, HEMISPHERE,
-        ELEMENTARY, ALIGNED, UNTOUCHED, LAMBDA_SKIP, NEUTRAL,
+        *PURE, with_mlp, with_skip, oscillation, attention, exact, dobrushin, masked, full_rank, cosines, in_hemisphere,
+        elementary_skip, aligned_skip, untouched, lambda_skip, norm_rank,
     )
 }  # fmt: skip
 

@@ -56,6 +56,10 @@ SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 
 
+SAYS = pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")
+"""Rows that are a guarantee."""
+
+
 class Certificates(SavedTable):
     """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
@@ -89,7 +93,7 @@ class Certificates(SavedTable):
 
     def guarantees(self) -> pl.DataFrame:
         """Rows that say something: hypotheses met, not vacuous, and the measured side above its floor."""
-        return self.table.filter(pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor"))
+        return self.table.filter(SAYS)
 
     def broken(self) -> pl.DataFrame:
         """Guarantees that the measurement contradicts. There should be none: bounds have been moved outward
@@ -102,15 +106,13 @@ class Certificates(SavedTable):
         rows = []
         for name in self.theorems:
             part = self.of(name)
-            layers = part.group_by("layer", maintain_order=True).agg(
-                pl.col("met").all(), (pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")).all().alias("says")
-            )
+            layers = part.group_by("layer", maintain_order=True).agg(pl.col("met").all(), SAYS.all().alias("says"))
             held = leading(layers["met"].to_list())
             says = [layer for layer, yes in layers.select("layer", "says").iter_rows() if yes]
             last = part.filter(layer=says[-1] if says else max(held, 1))
             bad = part.filter(pl.col("why").is_not_null())
             numbers = last.select("log10_bound", "log10_measured", "log10_size", "slack")
-            slacks = [-1.0 if slack is None else slack for slack in numbers["slack"]]
+            slacks = numbers["slack"].fill_null(-1.0).to_list()
             worst = numbers.row(slacks.index(max(slacks)), named=True)
             rows.append({
                 "theorem": name, "kind": part["kind"][0], "quantity": part["quantity"][0], "met_to": held,
@@ -165,9 +167,8 @@ def certify(
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear
-            programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean
-            may lose.
+        centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for
+            small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
         variant: The name of the network in the manifest.
         progress: Called as `progress(done, total)` after each sample.
         device: Where to run; the CPU if left out: small matrices and linear programmes gain little elsewhere.
@@ -190,8 +191,8 @@ def certify(
     original_net, X, padding = inputs_of("certify", net, X, padding, attention_mask)
     chosen = theorems_named(theorems)
     if reason := outside(original_net.arch):
-        sentence = f"no theorem covers this network, which has {reason}: measure it instead"
-        raise TheoremError(sentence, subject="architecture")
+        message = f"no theorem covers this network, which has {reason}: measure it instead"
+        raise TheoremError(message, subject="architecture")
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
     net = original_net.to(torch.float64, "cpu" if device is None else device)
@@ -216,10 +217,8 @@ def certify(
     table = pl.DataFrame(rows, schema=SCHEMA)
     table = table.sort(pl.col("theorem").cast(pl.Enum(names)), "sample", "layer")
     description = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    checks = {
-        "centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist(),
-        "network_device": str(original_net.device),
-    }  # fmt: skip
+    checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
+    checks["network_device"] = str(original_net.device)
     manifest = manifest_of(description, str(net.device), variant, copies[0].arithmetic, names, checks)
     return Certificates(table, manifest)
 
@@ -228,21 +227,18 @@ def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sam
     rows, upper = [], theorem.kind == "upper"
     for layer, layer_bound in enumerate(layer_bounds(theorem, copies, marked), 1):
         unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
-        bound, measured = layer_bound.bound / TEN, layer_bound.measured / TEN
+        met, bound, measured = not unmet, layer_bound.bound / TEN, layer_bound.measured / TEN
         size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
-        met = not unmet
         # Two zeros, or two infinities, are equal.
         slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
         rows.append({
             "theorem": theorem.name, "sample": sample, "layer": layer, "quantity": theorem.quantity,
-            "kind": theorem.kind, "met": met,
-            "vacuous": met and (bound >= size if upper else bound == -math.inf),
-            "log10_bound": bound if met else None,
-            "log10_measured": None if math.isnan(measured) else measured,
+            "kind": theorem.kind, "met": met, "vacuous": met and (bound >= size if upper else bound == -math.inf),
+            "log10_bound": bound if met else None, "log10_measured": None if math.isnan(measured) else measured,
             "log10_size": size, "slack": slack if met else None, "below_floor": layer_bound.noise,
-            "why": "; ".join(unmet) if unmet else None,
+            "why": "; ".join(unmet) or None,
             "hypotheses": [
-                {name: getattr(hypothesis, name) for name in ("says", "number", "limit", "met")}
+                {"says": hypothesis.says, "number": hypothesis.number, "limit": hypothesis.limit, "met": hypothesis.met}
                 for hypothesis in layer_bound.hypotheses
             ],
         })  # fmt: skip

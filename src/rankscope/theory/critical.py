@@ -39,6 +39,7 @@ from rankscope.nets.masks import matrix
 from rankscope.nets.order import active_heads
 from rankscope.profiles import measure
 from rankscope.theory.hypotheses import outside
+from rankscope.theory.logs import TEN
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
 from rankscope.theory.weight_norms import value_matrix
 
@@ -151,20 +152,18 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise ArchitectureError(f"tolerance must be finite and > 0; got {tolerance}", subject="tolerance")
     if reason := outside(net.arch):
-        raise ArchitectureError(
-            f"no critical skip is defined with {reason}: measure variants instead", subject="architecture"
-        )
+        message = f"no critical skip is defined with {reason}: measure variants instead"
+        raise ArchitectureError(message, subject="architecture")
     if not applies(net):
-        raise ArchitectureError(
-            f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)", subject="architecture"
-        )
+        message = f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)"
+        raise ArchitectureError(message, subject="architecture")
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
 
 
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
-    rate = float(slope(profile.curve(metric, "log10") * math.log(10)).mean())
+    rate = float(slope(profile.curve(metric, "log10") * TEN).mean())
     if math.isnan(rate):
         raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
     return rate
@@ -214,13 +213,13 @@ def _theory(
         pairs = zip(means, numbers.tolist(), strict=True)
         return [exponent(varied, x, modes[n], relative=metric == "relative_mu") for x, n in pairs]
 
-    outcome = crossing(lambda weight: fmean(item.rate for item in exponents(weight)))
+    outcome = crossing(lambda weight: fmean(at_token.rate for at_token in exponents(weight)))
     arch = net.arch
     scores_bounded = bool(arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform")
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if outcome.weight is None or scores_bounded or rows_alike:
         return outcome
-    common = fmean(item.common for item in exponents(outcome.weight))
+    common = fmean(at_token.common for at_token in exponents(outcome.weight))
     if common <= 0:
         return outcome
     why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
@@ -237,8 +236,7 @@ def _bracket(net: Transformer, X: Tensor, padding: Tensor | None, weight: float 
             after = step.state.centred()[1]
             if before is not None and step.layer > net.arch.layers // 2:
                 share = (log_length(after + before * -weight) - log_length(before)).exp()
-                share = share.nan_to_num(nan=0.0)  # nothing is no share of nothing
-                largest = max(largest, float(share.max()))
+                largest = max(largest, float(share.nan_to_num(nan=0.0).max()))  # nothing is no share of nothing
             before = after
     return 1 - largest, 1 + largest
 
@@ -257,7 +255,7 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
             factor = max(_spread_kept(visible[:n, :n].double()) for n in real)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
-            size = math.sqrt(max(real) / 2) * sum(_spectral(item) for item in W)
+            size = math.sqrt(max(real) / 2) * sum(map(_spectral, W))
         largest = max(largest, size)
     return 1 - largest, 1 + largest
 

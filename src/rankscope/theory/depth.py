@@ -133,5 +133,5 @@ def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
 
 
 def _first(part: pl.DataFrame, condition: pl.Expr) -> int | None:
-    depths = part.filter(condition)["layer"].min()
-    return depths if isinstance(depths, int) else None
+    layers = part.filter(condition)["layer"]
+    return None if layers.is_empty() else int(layers.min())  # type: ignore[arg-type]

@@ -44,24 +44,16 @@ An upper bound only: the skip keeps tokens apart, and lower bounds are in `lower
 """
 
 import math
+from itertools import accumulate
 
 import numpy as np
 
 from rankscope.deviation.scaled import LOWEST
+from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts, LayerFacts
-from rankscope.theory.hypotheses import (
-    Hypothesis,
-    above,
-    at_least,
-    at_most,
-    equal,
-    no_mlp,
-    no_norm,
-    no_skip,
-    token_scores,
-)
-from rankscope.theory.logs import log, log_expm1, plus, running_maximum, times
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.logs import log, log_expm1, plus, times
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, theorem
 from rankscope.theory.weight_norms import EPS
 
 ROOT = 1.2564
@@ -91,7 +83,7 @@ def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
 
 def cubed(bases: list[float], start: float) -> list[float]:
     """log of `base_l^((3^l - 1)/2) start^(3^l)` for l = 1.., base_l the largest of the first l."""
-    largest = np.array(running_maximum(bases))
+    largest = np.array(list(accumulate(bases, lambda largest, base: max(base, largest))))
     logs = np.full(len(largest), start)
     with np.errstate(over="ignore", invalid="ignore"):
         for layer in range(len(largest)):
@@ -101,7 +93,7 @@ def cubed(bases: list[float], start: float) -> list[float]:
             finite = logs > -np.inf
             logs = np.where(finite, np.clip(logs, LOWEST, None), logs)
             logs = np.where(logs > -LOWEST, np.inf, logs)
-    return [float(item) for item in logs]
+    return [float(log_bound) for log_bound in logs]
 
 
 def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
@@ -111,40 +103,38 @@ def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
     """What the cubing needs of attention, whatever stands beside it."""
-    return [*token_scores(facts.arch), equal("different sets of tokens that tokens see", facts.distinct_views, 1)]
+    views = needs.equal("different sets of tokens that tokens see", facts.distinct_views, 1)
+    return [*needs.token_scores(facts.arch), views]
 
 
 def _pure(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:
-    arch = facts.arch
     bases = [log_base(facts, layer, 0.0 if gamma_is_one else log_gamma(layer)) for layer in facts.layers]
-    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *attention_hypotheses(facts)]
+    fixed = [*needs.pure_attention(facts.arch), *attention_hypotheses(facts)]
     if heads is not None:
-        fixed.append(equal("heads", max((len(item.heads.scores) for item in facts.layers), default=0), heads))
+        most = max((len(layer.heads.scores) for layer in facts.layers), default=0)
+        fixed.append(needs.equal("heads", most, heads))
 
     def moving(upto: int) -> list[Hypothesis]:
         hypotheses = averaging(facts, upto)
         if gamma_is_one:
             logs = [layer.log_oscillation for layer in facts.layers[:upto]]
             size = math.nan if any(map(math.isnan, logs)) else math.exp(min(max(logs), 700.0))
-            hypotheses.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True))
+            hypotheses.append(needs.at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True))
         return hypotheses
 
     return Evaluation(cubed(bases, facts.sizes[0].residual), by_layer(facts, fixed, moving))
 
 
 SAYS = "||res|| <= (4 gamma beta H / sqrt d)^((3^L - 1)/2) ||res X||^(3^L)"
-SINGLE = Theorem(
-    "dong2021-2.2", "Dong et al. 2021, Thm 2.2", f"{SAYS}, one head, gamma measured", "residual", "upper",
-    lambda facts: _pure(facts, gamma_is_one=False, heads=1),
-)  # fmt: skip
-SEVERAL = Theorem(
-    "dong2021-2.3", "Dong et al. 2021, Thm 2.3", f"{SAYS}, gamma measured", "residual", "upper",
-    lambda facts: _pure(facts, gamma_is_one=False, heads=None),
-)  # fmt: skip
-GAMMA_ONE = Theorem(
-    "dong2021-2.3-gamma1", "Dong et al. 2021, Thm 2.3 with gamma = 1", f"{SAYS}, gamma = 1", "residual",
-    "upper", lambda facts: _pure(facts, gamma_is_one=True, heads=None),
-)  # fmt: skip
+PURE = [
+    Theorem(name, f"Dong et al. 2021, {source}", f"{SAYS}, {case}", "residual", "upper", evaluate)
+    for name, source, case, evaluate in (
+        ("dong2021-2.2", "Thm 2.2", "one head, gamma measured", lambda facts: _pure(facts, False, heads=1)),
+        ("dong2021-2.3", "Thm 2.3", "gamma measured", lambda facts: _pure(facts, False, heads=None)),
+        ("dong2021-2.3-gamma1", "Thm 2.3 with gamma = 1", "gamma = 1", lambda facts: _pure(facts, True, heads=None)),
+    )
+]
+"""Of pure attention: Thm 2.2, Thm 2.3, and Thm 2.3 with gamma = 1."""
 
 
 def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
@@ -153,33 +143,24 @@ def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
     return 0.5 * (log(m + layer.mlp.columns) + log(m + layer.mlp.rows))
 
 
-def _with_mlp(facts: Facts) -> Evaluation:
+@theorem("dong2021-3.2", "Dong et al. 2021, Cor 3.2", "residual", "upper")
+def with_mlp(facts: Facts) -> Evaluation:
+    """||res|| <= (4 gamma beta H lambda / sqrt d)^((3^L - 1)/2) ||res X||^(3^L), lambda of the MLPs"""
     arch = facts.arch
     gated = arch.mlp in ("gated", "experts")
-    plain = Hypothesis("MLPs that are gated", float(gated), "= 0", not gated)
     fixed = [
-        no_skip(arch),
-        no_norm(arch),
-        at_least("MLPs in a layer", arch.mlp != "none", 1),
-        plain,
-        equal("branches that run in parallel", arch.parallel, 0),
+        needs.no_skip(arch),
+        needs.no_norm(arch),
+        needs.at_least("MLPs in a layer", arch.mlp != "none", 1),
+        needs.equal("MLPs that are gated", gated, 0),
+        needs.equal("branches that run in parallel", arch.parallel, 0),
         *attention_hypotheses(facts),
     ]
     bases = [math.inf] * facts.depth
-    if plain.met:
-        bases = [
-            times(log_base(facts, layer_facts, log_gamma(layer_facts)), log_lipschitz(facts, layer_facts))
-            for layer_facts in facts.layers
-        ]
-    bounds = cubed(bases, facts.sizes[0].residual)
-    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
-
-
-WITH_MLP = Theorem(
-    "dong2021-3.2", "Dong et al. 2021, Cor 3.2",
-    "||res|| <= (4 gamma beta H lambda / sqrt d)^((3^L - 1)/2) ||res X||^(3^L), lambda of the MLPs",
-    "residual", "upper", _with_mlp,
-)  # fmt: skip
+    if not gated:
+        layers = facts.layers
+        bases = [times(log_base(facts, layer, log_gamma(layer)), log_lipschitz(facts, layer)) for layer in layers]
+    return averaging_bound(facts, cubed(bases, facts.sizes[0].residual), fixed)
 
 
 def log_cubic(facts: Facts, layer: LayerFacts) -> float:
@@ -191,23 +172,14 @@ def log_cubic(facts: Facts, layer: LayerFacts) -> float:
     return times(fixed, facts.inflation, log_gamma(layer), float(wide.max()))
 
 
-def _with_skip(facts: Facts) -> Evaluation:
+@theorem("dong2021-skip", "after Dong et al. 2021, section 3", "residual", "upper")
+def with_skip(facts: Facts) -> Evaluation:
+    """||res|| <= |w| r + (4 gamma beta H / sqrt d) r^3 at every layer, r the bound before"""
     arch, r = facts.arch, facts.sizes[0].residual
     bounds = []
     for layer in facts.layers:
         r = plus(times(log(abs(arch.attention_skip)), r), times(log_cubic(facts, layer), times(r, r, r)))
         bounds.append(r)
-    fixed = [
-        above("|weight of the skip around attention|", abs(arch.attention_skip), 0),
-        no_mlp(arch),
-        no_norm(arch),
-        *attention_hypotheses(facts),
-    ]
-    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
-
-
-WITH_SKIP = Theorem(
-    "dong2021-skip", "after Dong et al. 2021, section 3",
-    "||res|| <= |w| r + (4 gamma beta H / sqrt d) r^3 at every layer, r the bound before",
-    "residual", "upper", _with_skip,
-)  # fmt: skip
+    skip = needs.above("|weight of the skip around attention|", abs(arch.attention_skip), 0)
+    fixed = [skip, needs.no_mlp(arch), needs.no_norm(arch), *attention_hypotheses(facts)]
+    return averaging_bound(facts, bounds, fixed)

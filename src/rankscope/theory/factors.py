@@ -27,17 +27,15 @@ Bounds of weights by their norms make it loose: for trained transformers it is v
 """
 
 import math
-from collections.abc import Callable
 
 from rankscope.theory.dong2021 import attention_hypotheses
-from rankscope.theory.facts import Facts, LayerFacts
-from rankscope.theory.hypotheses import Hypothesis, averages, no_mlp, no_norm, no_skip, softmax
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import Hypothesis, averages, pure_attention, softmax
 from rankscope.theory.logs import times
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.theorem import Evaluation, averaging_bound, theorem
 
 CENTRED = {"mean": 0.0, "argmin": 2e-5}
-"""What a residual may be above the smallest, which linear programmes find to 1e-5: a quotient is off by as
-much."""
+"""What a residual may be above the smallest, which linear programmes find to 1e-5: a quotient is off by as much."""
 
 
 def product(start: float, factors: list[float]) -> list[float]:
@@ -49,32 +47,29 @@ def product(start: float, factors: list[float]) -> list[float]:
     return products
 
 
-def _by_factors(facts: Facts, factor: Callable[[LayerFacts], float], of_attention: list[Hypothesis]) -> Evaluation:
-    arch = facts.arch
-    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *of_attention]
-    bounds = product(facts.sizes[0].residual, [factor(layer) for layer in facts.layers])
-    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
+def _by_factors(facts: Facts, factors: list[float], of_attention: list[Hypothesis]) -> Evaluation:
+    bounds = product(facts.sizes[0].residual, factors)
+    return averaging_bound(facts, bounds, [*pure_attention(facts.arch), *of_attention])
 
 
-OSCILLATION = Theorem(
-    "oscillation", "this project", "||res|| <= product of sqrt(sum ||p (e^osc - 1)|| ||W_h||), always",
-    "residual", "upper",
-    lambda facts: _by_factors(
-        facts, lambda layer: times(layer.log_oscillation_factor, facts.inflation), attention_hypotheses(facts)
-    ),
-)  # fmt: skip
-ATTENTION = Theorem(
-    "attention-factors", "this project", "||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)",
-    "residual", "upper",
-    lambda facts: _by_factors(facts, lambda layer: layer.log_attention_factor, [averages(facts.arch)]),
-)  # fmt: skip
-EXACT = Theorem(
-    "exact-factors", "this project", "||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||",
-    "residual", "upper",
-    lambda facts: _by_factors(
-        facts, lambda layer: layer.log_exact_factor + CENTRED[facts.centre], [softmax(facts.arch)]
-    ),
-)  # fmt: skip
+@theorem("oscillation", "this project", "residual", "upper")
+def oscillation(facts: Facts) -> Evaluation:
+    """||res|| <= product of sqrt(sum ||p (e^osc - 1)|| ||W_h||), always"""
+    factors = [times(layer.log_oscillation_factor, facts.inflation) for layer in facts.layers]
+    return _by_factors(facts, factors, attention_hypotheses(facts))
+
+
+@theorem("attention-factors", "this project", "residual", "upper")
+def attention(facts: Facts) -> Evaluation:
+    """||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)"""
+    return _by_factors(facts, [layer.log_attention_factor for layer in facts.layers], [averages(facts.arch)])
+
+
+@theorem("exact-factors", "this project", "residual", "upper")
+def exact(facts: Facts) -> Evaluation:
+    """||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||"""
+    factors = [layer.log_exact_factor + CENTRED[facts.centre] for layer in facts.layers]
+    return _by_factors(facts, factors, [softmax(facts.arch)])
 
 
 def branches_recorded(facts: Facts) -> list[Hypothesis]:
@@ -83,15 +78,10 @@ def branches_recorded(facts: Facts) -> list[Hypothesis]:
     return [] if arch.norm == "none" and arch.mlp == "none" else [softmax(arch)]
 
 
-def _dobrushin(facts: Facts) -> Evaluation:
+@theorem("dobrushin", "Dobrushin 1956, extended to blocks by this project", "diameter", "upper")
+def dobrushin(facts: Facts) -> Evaluation:
+    """largest distance <= product of (|w| + sum tau_h ||W_h||_2), max|gain| / min sd, Lip(MLP)"""
     factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
     factors = [math.inf if math.isnan(factor) else factor for factor in factors]
-    fixed, bounds = ([averages(facts.arch), *branches_recorded(facts)], product(facts.sizes[0].diameter, factors))
-    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
-
-
-DOBRUSHIN = Theorem(
-    "dobrushin", "Dobrushin 1956, extended to blocks by this project",
-    "largest distance <= product of (|w| + sum tau_h ||W_h||_2), max|gain| / min sd, Lip(MLP)",
-    "diameter", "upper", _dobrushin,
-)  # fmt: skip
+    bounds = product(facts.sizes[0].diameter, factors)
+    return averaging_bound(facts, bounds, [averages(facts.arch), *branches_recorded(facts)])

@@ -151,14 +151,6 @@ class Facts:
         matrices = (mask_matrix(name, self.token_count) for name in self.mask_names)
         return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in matrices)
 
-    def logs(self, quantity: str) -> list[float]:
-        """The natural log of a quantity at every layer, 0 the input."""
-        return [sizes.of(quantity) for sizes in self.sizes]
-
-    def defect(self, upto: int) -> float:
-        """The largest |row sum - 1| of attention in the first layers."""
-        return max((layer.row_sum_defect for layer in self.layers[:upto]), default=0.0)
-
     @property
     def inflation(self) -> float:
         """log of kappa: the mean-centred residual is at most `2 (1 - 1/n)` times the smallest."""

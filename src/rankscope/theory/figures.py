@@ -56,11 +56,8 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
         words = quantity(name)
         heading = fig.Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
         panels.append(fig.Panel(fig.Axis("layer", last=depth), fig.Axis(powers=fig.Powers(logs)), lines, heading))
-    return fig.Chart(
-        panels, table.select(COLUMNS).to_dict(as_series=False),
-        "Bounds and measurement by layer, of " + ", ".join(quantity(name).words for name in shown) + ".",
-        size=(5.8, 4.4),
-    )  # fmt: skip
+    says = f"Bounds and measurement by layer, of {', '.join(quantity(name).words for name in shown)}."
+    return fig.Chart(panels, table.select(COLUMNS).to_dict(as_series=False), says, size=(5.8, 4.4))
 
 
 def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: object) -> fig.Line:
@@ -71,7 +68,7 @@ def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: objec
         for layer, k, empty in zip(rows["layer"], logs.tolist(), vacuous, strict=True)  # type: ignore[call-overload]
     ]
     logs = np.where(np.isfinite(logs), np.maximum(logs, LOWEST), np.nan)
-    group = "" if "number" in look else name
+    group = "" if "index" in look else name
     return fig.Line(rows["layer"].to_list(), logs, colour, name, group, hover=hover, **look)  # type: ignore[arg-type]
 
 
@@ -80,7 +77,7 @@ def _bound(rows: pl.DataFrame, theorem: str, index: int) -> fig.Line:
     says = not rows.filter("met")["vacuous"].all()
     name = f"{theorem} {'≤' if upper else '≥'}" if says else f"{theorem} (vacuous)"
     return _line(
-        rows, "log10_bound", name, fig.line_colour(index % 6), number=index, marker="number",
+        rows, "log10_bound", name, fig.line_colour(index % 6), index=index, marker="index",
         dash="solid" if upper else "dash", width=1.5, hollow=rows["vacuous"].to_numpy(),
     )  # fmt: skip
 
@@ -122,26 +119,19 @@ def depth_chart(depth: DepthView) -> fig.Chart:
     ]
     names = {float(row): name for row, (name, _, _) in enumerate(proved)}
     y = fig.Axis(labels=names, range=(max(below, 0.5), -0.5), grid=False)
-    return fig.Chart(
-        [fig.Panel(fig.Axis("layer", last=end, range=(0.0, float(end))), y, marks)],
-        {"theorem": [name for name, *_ in proved], "kind": [kind for _, kind, _ in proved],
-         "layer": [layer for *_, layer in proved]},
-        "Where each theorem proves tokens uniform or apart.",
-        shared=True, size=(6.4, 1.3 + 0.32 * max(len(proved), 1)),
-    )  # fmt: skip
-
-
-HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+    columns = {name: [row[k] for row in proved] for k, name in enumerate(("theorem", "kind", "layer"))}
+    panel = fig.Panel(fig.Axis("layer", last=end, range=(0.0, float(end))), y, marks)
+    says, size = "Where each theorem proves tokens uniform or apart.", (6.4, 1.3 + 0.32 * max(len(proved), 1))
+    return fig.Chart([panel], columns, says, shared=True, size=size)
 
 
 def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
     """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
-    rows = [
-        [view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}",
-         f"{view.measured}{', ' if view.state == 'vacuous' else f' {view.sign} '}{view.proved}"]
-        for view in bounds
-        if view.met_to
-    ]  # fmt: skip
+    rows = []
+    for view in filter(lambda view: view.met_to, bounds):
+        sign = ", " if view.state == "vacuous" else f" {view.sign} "
+        says = f"{view.measured}{sign}{view.proved}"
+        rows.append([view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}", says])
     return lines(_title(bounds, samples), rows)
 
 
@@ -162,11 +152,11 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
     if broken:
         notes.append("A measurement contradicts a theorem: please report this network.")
     title = _title(bounds, table["sample"].n_unique())
-    return card(title, None if drawable.is_empty() else draw, HEADINGS, rows, notes)
+    headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+    return card(title, None if drawable.is_empty() else draw, headings, rows, notes)
 
 
 def _title(bounds: Sequence[BoundView], samples: int) -> str:
-    """How much was asked and how much of it applies."""
     met = sum(view.met_to > 0 for view in bounds)
     return f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, {counted(samples, 'sample')}"
 

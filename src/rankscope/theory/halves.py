@@ -39,12 +39,15 @@ def half_facts(arch: Architecture, layer: Layer, half: HalfRecord, averaging: fl
     ranks: list[tuple[int, int, int]] = []
     clear, vanished = True, half.torn
 
-    def ranked(before: State, after: State, loss: int) -> None:
+    def normed(weights: NormWeights, before: State, after: State) -> float:
+        """Note the ranks around a norm, and give its stretch."""
         nonlocal clear, vanished
         known = singular_values(after)
-        ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
-        clear = clear and _counted(known, CLEAR) == _counted(known, EPS)
+        rank, plain_rank = int((known > EPS).sum()), int((known > CLEAR).sum())
+        ranks.append((int((singular_values(before) > CLEAR).sum()), rank, rank_loss(arch, weights)))
+        clear = clear and plain_rank == rank
         vanished = vanished or _vanishes(arch, before)
+        return norm_stretch(arch, weights, before)
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
@@ -53,25 +56,22 @@ def half_facts(arch: Architecture, layer: Layer, half: HalfRecord, averaging: fl
         after = layer.attention_after if branch.kind == "attention" else layer.mlp_after
         stretch = averaging if branch.kind == "attention" else _mlp_stretch(arch, layer, branch.inside, mlp)
         if branch.inside is not half.before:
-            stretch = times(stretch, norm_stretch(arch, own_norm, half.before))
-            ranked(half.before, branch.inside, rank_loss(arch, own_norm))
+            stretch = times(stretch, normed(own_norm, half.before, branch.inside))
         if branch.out is not branch.raw:
             raw = branch.raw.tidy()
-            stretch = times(stretch, norm_stretch(arch, after, raw))
-            ranked(raw, branch.out, rank_loss(arch, after))
+            stretch = times(stretch, normed(after, raw, branch.out))
             if branch.kind == "attention":
                 w = layer.attention
                 most = w.value.weight.norm() * w.output.weight.norm() * branch.inside.scaled_tokens[0].norm()
                 vanished = vanished or _vanishes(arch, raw, log(float(most)) + float(branch.inside.log[0]))
         stretches.append(stretch)
-    stretch, normed = plus(*stretches), 0.0
+    stretch, log_norm = plus(*stretches), 0.0
     if half.after is not half.summed:
-        normed = _ratio(half.after, half.summed)
+        log_norm = _ratio(half.after, half.summed)
         own_norm = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
-        stretch = times(stretch, norm_stretch(arch, own_norm, half.summed))
-        ranked(half.summed, half.after, rank_loss(arch, own_norm))
+        stretch = times(stretch, normed(own_norm, half.summed, half.after))
     return HalfFacts(
-        half.weight, _ratio(half.total, half.before), alignment, normed,
+        half.weight, _ratio(half.total, half.before), alignment, log_norm,
         log_of(longest, all_tokens.log[0] + half.total.log[0]), F, stretch,
         tuple(ranks), clear, vanished,
     )  # fmt: skip
@@ -91,8 +91,8 @@ def _vanishes(arch: Architecture, state: State, beside: float | None = None) -> 
 
 def _ratio(state: State, other: State) -> float:
     """log of `mu(state) / mu(other)`; zero over zero is zero."""
-    parts = [sized(item.centred()[1]) for item in (state, other)]
-    above, below = (log_of(part.value.norm(), part.log[0]) for part in parts)
+    residuals = [sized(tokens.centred()[1]) for tokens in (state, other)]
+    above, below = (log_of(R.value.norm(), R.log[0]) for R in residuals)
     return -math.inf if above == -math.inf else above - below
 
 
@@ -113,9 +113,9 @@ def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> floa
     if norm.length is not None:
         return math.inf  # nothing is known of a length of one's own
     Y = norm.centre(state.scaled_tokens[0])
-    count = Y.shape[-1] if norm.averaged else 1
+    entries = Y.shape[-1] if norm.averaged else 1
     least = float(torch.linalg.vector_norm(Y, dim=-1).min())
-    sd = plus(2 * (log(least) + float(state.log[0])) - log(count), log(arch.norm_eps)) / 2
+    sd = plus(2 * (log(least) + float(state.log[0])) - log(entries), log(arch.norm_eps)) / 2
     gain = 1.0 if weights.gain is None else float(weights.gain.abs().max())
     return math.inf if sd == -math.inf else log(gain) - sd
 
@@ -151,7 +151,3 @@ def singular_values(state: State) -> Float[Tensor, " rank"]:
     s = torch.linalg.svdvals(R)[: max(len(R) - 1, 0)]  # the last is zero, since rows sum to zero
     largest = s.max().clamp(min=TINY) if len(s) else s.new_ones(())
     return s / largest / max(R.shape)
-
-
-def _counted(s: Float[Tensor, " rank"], unit: float) -> int:
-    return int((s > unit).sum())

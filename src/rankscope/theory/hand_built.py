@@ -46,27 +46,21 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
 from rankscope.shapes import Float
 
-TOP = 0.8
-"""p_0."""
-SHARPNESS = 20.0
-"""y: e^a / d."""
-
 
 def counterexample(d: int) -> tuple[Transformer, Float[Tensor, "1 token width"]]:
     """(network, tokens): one layer of one head and `2 d + 1` tokens of width `d + 1`, every |E_ij| <= a."""
-    width = d + 1
-    a = math.log(SHARPNESS * d)
+    width, p_0 = d + 1, 0.8
+    a = math.log(20.0 * d)
     arch = Architecture(
-        layers=1, width=width, heads=1, mlp="none", norm="none", attention_skip=0.0, biases=("query",),
-        divisor=1.0,
-    )  # fmt: skip
+        layers=1, width=width, heads=1, mlp="none", norm="none", attention_skip=0.0, biases=("query",), divisor=1.0
+    )
     eye = torch.eye(width, dtype=torch.float64)
     active = torch.ones(width, dtype=torch.float64)
     active[0] = 0.0
     # The centre's scores: token 0 has p_0, the active ones share the rest, the idle (score 0) get nothing.
     shown = 60.0
-    bias = torch.full((width,), shown + math.log((1 - TOP) / d), dtype=torch.float64)
-    bias[0] = shown + math.log(TOP)
+    bias = torch.full((width,), shown + math.log((1 - p_0) / d), dtype=torch.float64)
+    bias[0] = shown + math.log(p_0)
     net = Transformer.from_weights(
         arch,
         {
@@ -80,16 +74,6 @@ def counterexample(d: int) -> tuple[Transformer, Float[Tensor, "1 token width"]]
     return net, torch.cat([eye, torch.zeros(d, width, dtype=torch.float64)])[None]
 
 
-def smallest_residual(X: Float[Tensor, "token width"]) -> float:
-    """A lower bound of `min_x ||X - 1 x^T||_{1,inf}`, without a linear programme: no centre has a smaller
-    column sum than the medians', nor a smaller row sum than half the largest L1 distance of two tokens (of
-    two hundred that are tried)."""
-    columns = (X - X.median(0).values).abs().sum(0).max()
-    some = X[torch.linspace(0, len(X) - 1, min(200, len(X))).long()]
-    rows = torch.cdist(some, some, p=1.0).max() / 2
-    return float((columns * rows).sqrt())
-
-
 def non_collapsing_network(width: int, heads: int, layers: int, scale: float, seed: int = 0) -> Transformer:
     """A network of attention and skips that keeps the residual of every input of `non_collapsing_tokens`.
 
@@ -100,9 +84,7 @@ def non_collapsing_network(width: int, heads: int, layers: int, scale: float, se
     """
     if width % 2:
         raise ArchitectureError(f"width must be even, to read and to write; got {width}", subject="width")
-    arch = Architecture(
-        layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False,
-    )  # fmt: skip
+    arch = Architecture(layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False)
     tensors = Transformer.random(arch, seed, init="xavier").state()
     for name, tensor in tensors.items():
         if name.endswith("value.weight"):

@@ -57,6 +57,11 @@ def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
 # Conditions on the architecture that several theorems share.
 
 
+def pure_attention(arch: Architecture) -> list[Hypothesis]:
+    """The hypotheses that layers have no skip around attention, no MLP and no norm."""
+    return [no_skip(arch), no_mlp(arch), no_norm(arch)]
+
+
 def no_skip(arch: Architecture) -> Hypothesis:
     """The hypothesis that there is no skip around attention."""
     return equal("weight of the skip around attention", arch.attention_skip, 0)
@@ -70,11 +75,6 @@ def no_mlp(arch: Architecture) -> Hypothesis:
 def no_norm(arch: Architecture) -> Hypothesis:
     """The hypothesis that layers have no norm."""
     return equal("norms in a layer (0: norm 'none')", arch.norm != "none", 0)
-
-
-def no_norm_after(arch: Architecture) -> Hypothesis:
-    """The hypothesis that no norm follows the sum of skip and branch."""
-    return equal("norms after a skip's sum", normed_sums(arch), 0)
 
 
 def normed_sums(arch: Architecture) -> bool:
@@ -99,8 +99,7 @@ def outside(arch: Architecture) -> str:
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """The hypothesis that there are no custom parts, experts or head gates, which no theorem here covers; an
-    empty list where there are none."""
+    """The hypothesis that no custom parts, experts or head gates are there; an empty list where there are none."""
     names = [part.name for part in arch.parts]
     names += ["a mixture of experts"] if arch.mlp == "experts" else []
     names += ["gates on heads"] if arch.head_gate else []
@@ -111,13 +110,10 @@ def no_parts(arch: Architecture) -> list[Hypothesis]:
 def token_scores(arch: Architecture) -> list[Hypothesis]:
     """Scores are a bilinear form of tokens: a softmax over `X W_QK X^T` and what is constant along a row or
     down a column."""
+    relative = arch.positions not in ("none", "absolute")
     return [
         softmax(arch),
-        equal(
-            "scores that depend on where tokens stand (relative, rotary, bias, alibi)",
-            arch.positions not in ("none", "absolute"),
-            0,
-        ),
+        equal("scores that depend on where tokens stand (relative, rotary, bias, alibi)", relative, 0),
         equal("norms of queries and keys", arch.query_norm, 0),
         equal("the cap on scores (0: none)", arch.score_cap, 0),
     ]
@@ -131,13 +127,5 @@ def softmax(arch: Architecture) -> Hypothesis:
 def averages(arch: Architecture) -> Hypothesis:
     """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10
     times a large common token is more than what is left of small differences."""
-    return equal(
-        f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one",
-        not kernels.kernel_of(arch.kernel).averages,
-        0,
-    )
-
-
-def rows_sum_to_one(defect: float) -> Hypothesis:
-    """The hypothesis that rows of attention sum to one, to 1e-9."""
-    return at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)
+    says = f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one"
+    return equal(says, not kernels.kernel_of(arch.kernel).averages, 0)

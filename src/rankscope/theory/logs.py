@@ -5,7 +5,6 @@ since a smaller number would claim more than is proved.
 """
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -69,14 +68,6 @@ def log_expm1(value: float) -> float:
         return value  # e^x - 1 is x
     x = math.exp(value) if value < 700 else math.inf
     return x if x > 40 else math.log(math.expm1(x))
-
-
-def running_maximum(values: Iterable[float]) -> list[float]:
-    """The running maximum of the values."""
-    maxima: list[float] = []
-    for value in values:
-        maxima.append(max(value, maxima[-1]) if maxima else value)
-    return maxima
 
 
 def log_of(value: Tensor, scale: Tensor) -> float:

@@ -58,27 +58,18 @@ from torch import Tensor
 
 from rankscope.deviation import Scaled
 from rankscope.nets.order import active_heads, order
+from rankscope.theory import hypotheses as needs
 from rankscope.theory.factors import branches_recorded, product
 from rankscope.theory.facts import Facts, HalfFacts
-from rankscope.theory.hypotheses import (
-    Hypothesis,
-    above,
-    at_least,
-    at_most,
-    equal,
-    no_mlp,
-    no_norm_after,
-    skips,
-    softmax,
-)
+from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.sphere import of_one_length, one_length
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, by_layer, theorem
 from rankscope.theory.weight_norms import lost
 
 
 def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
-    fixed = [above("|weight| of the skips", min(skips(facts.arch)), 0), *branches_recorded(facts)]
+    fixed = [needs.above("|weight| of the skips", min(needs.skips(facts.arch)), 0), *branches_recorded(facts)]
     factors = [
         times(*(log_factor for half in layer.halves for log_factor in (factor(half), half.log_norm)))
         for layer in facts.layers
@@ -86,16 +77,16 @@ def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
     return Evaluation(product(facts.sizes[0].mu, factors), by_layer(facts, fixed))
 
 
-ELEMENTARY = Theorem(
-    "elementary-skip", "this project", "mu >= product of (|w| - c) n, c and n measured",
-    "mu", "lower",
-    lambda facts: _skips(facts, lambda half: minus(log(abs(half.weight)), half.log_gain)),
-)  # fmt: skip
-ALIGNED = Theorem(
-    "aligned-skip", "this project", "mu >= product of |w + a| n, a and n measured",
-    "mu", "lower",
-    lambda facts: _skips(facts, lambda half: log(abs(half.weight + half.alignment))),
-)  # fmt: skip
+@theorem("elementary-skip", "this project", "mu", "lower")
+def elementary_skip(facts: Facts) -> Evaluation:
+    """mu >= product of (|w| - c) n, c and n measured"""
+    return _skips(facts, lambda half: minus(log(abs(half.weight)), half.log_gain))
+
+
+@theorem("aligned-skip", "this project", "mu", "lower")
+def aligned_skip(facts: Facts) -> Evaluation:
+    """mu >= product of |w + a| n, a and n measured"""
+    return _skips(facts, lambda half: log(abs(half.weight + half.alignment)))
 
 
 UNREACHED = 1e-14
@@ -103,8 +94,7 @@ UNREACHED = 1e-14
 
 
 def _written(facts: Facts, index: int) -> Tensor:
-    """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are
-    small."""
+    """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are small."""
     layer = facts.net.weights.layers[index]
     parts = [layer.attention.output.weight[list(active_heads(facts.arch, index))].flatten(0, 1)]
     if facts.arch.mlp != "none":
@@ -124,14 +114,16 @@ def _basis(rows: Tensor) -> Tensor:
     return Vh[s > UNREACHED * s.max().clamp(min=1.0)] if len(s) else Vh
 
 
-def _untouched(facts: Facts) -> Evaluation:
+@theorem("untouched", "this project, after Dong et al. 2021, section 3", "mu", "lower")
+def untouched(facts: Facts) -> Evaluation:
+    """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
     arch, width = facts.arch, facts.arch.width
-    weight = math.prod(skips(arch))
+    weight = math.prod(needs.skips(arch))
     sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
-        above("|weight| of the skips", weight, 0),
-        no_norm_after(arch),
-        equal("norms after a branch", sandwich, 0),
+        needs.above("|weight| of the skips", weight, 0),
+        needs.equal("norms after a skip's sum", needs.normed_sums(arch), 0),
+        needs.equal("norms after a branch", sandwich, 0),
         *branches_recorded(facts),
     ]
     if not all(hypothesis.met for hypothesis in fixed):
@@ -142,7 +134,7 @@ def _untouched(facts: Facts) -> Evaluation:
             basis = _basis(torch.cat([basis, _written(facts, index)]))
         left.append(width - len(basis))
         bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
-    moving = [above("directions that no branch writes to", float(directions), 0) for directions in left]
+    moving = [needs.above("directions that no branch writes to", float(directions), 0) for directions in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
 
@@ -163,12 +155,6 @@ def _log_size(R: Scaled, Q: Tensor, side: int) -> float:
     return times(log(size), float(R.log[0]))
 
 
-UNTOUCHED = Theorem(
-    "untouched", "this project, after Dong et al. 2021, section 3",
-    "mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write", "mu", "lower", _untouched,
-)  # fmt: skip
-
-
 def log_factor(w: float, s: float, c: float) -> float:
     """log of the factor of mu; -inf where it says nothing.
 
@@ -182,51 +168,43 @@ def log_factor(w: float, s: float, c: float) -> float:
     return 0.5 * log(square) - math.log(w + s)
 
 
-def _lambda_skip(facts: Facts) -> Evaluation:
-    arch = facts.arch
+@theorem("lambda-skip", "this project, in the setting of Joseph et al. 2025", "mu", "lower")
+def lambda_skip(facts: Facts) -> Evaluation:
+    """mu' >= sqrt((w-c)^2 - ((w s + (w+s) c)/(w-s))^2) / (w+s) mu under a norm"""
+    arch, r = facts.arch, facts.sizes[1].mu
     w = abs(arch.attention_skip)
-    r = facts.sizes[1].mu
     bounds: list[float] = []
     largest: list[float] = []
     for index, layer in enumerate(facts.layers):
-        length = facts.sizes[index].longest
-        half = layer.halves[0]
+        length, half = facts.sizes[index].longest, layer.halves[0]
         s = math.exp(min(half.log_longest - length, 700.0)) if index else 0.0
         if index:  # layer 1 is where tokens first are of one length
             grown = facts.sizes[index + 1].longest - length if length > -math.inf else -math.inf
             r = times(r, grown, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
         bounds.append(r)
         largest.append(max(s, largest[-1] if largest else 0.0))
-    fixed = [softmax(arch), no_mlp(arch), above("|weight of the skip|", w, 0)]
-    fixed += one_length(facts, centring=True)
+    fixed = [
+        needs.softmax(arch),
+        needs.no_mlp(arch),
+        needs.above("|weight of the skip|", w, 0),
+        *one_length(facts, centring=True),
+    ]
 
     def moving(upto: int) -> list[Hypothesis]:
-        return [
-            at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w, measured=True),
-            of_one_length(facts, upto),
-        ]
+        says = "longest token of a branch, in lengths of a token"
+        return [needs.at_most(says, largest[upto - 1], w, measured=True), of_one_length(facts, upto)]
 
     return Evaluation(bounds, by_layer(facts, fixed, moving))
 
 
-LAMBDA_SKIP = Theorem(
-    "lambda-skip", "this project, in the setting of Joseph et al. 2025",
-    "mu' >= sqrt((w-c)^2 - ((w s + (w+s) c)/(w-s))^2) / (w+s) mu under a norm", "mu", "lower", _lambda_skip,
-)  # fmt: skip
-
-
-def _norm_ranks(facts: Facts) -> Evaluation:
+@theorem("norm-rank", "this project", "affine_rank", "lower")
+def norm_rank(facts: Facts) -> Evaluation:
+    """affine rank after a norm >= before - 1 (LayerNorm - 2) - zero gains"""
     bounds, measured = [], []
     for layer in facts.layers:
         norms = [norm for half in layer.halves for norm in half.ranks]
         before, after, loss = min(norms, key=lambda norm: norm[1] - norm[0] + norm[2], default=(0, 0, 0))
         bounds.append(log(max(0, before - loss)))
         measured.append(log(after) if norms else math.nan)
-    fixed = [softmax(facts.arch), at_least("norms in a layer", facts.arch.norm != "none", 1)]
+    fixed = [needs.softmax(facts.arch), needs.at_least("norms in a layer", facts.arch.norm != "none", 1)]
     return Evaluation(bounds, by_layer(facts, fixed), measured)
-
-
-NEUTRAL = Theorem(
-    "norm-rank", "this project", "affine rank after a norm >= before - 1 (LayerNorm - 2) - zero gains",
-    "affine_rank", "lower", _norm_ranks,
-)  # fmt: skip

@@ -18,9 +18,9 @@ import torch
 from rankscope.deviation import Scaled
 from rankscope.nets.order import active_heads
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
+from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, pure_attention
 from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -35,12 +35,8 @@ def _log_values(facts: Facts) -> list[float]:
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     if all(len(active) == 1 for active in heads):
         # The product as it is computed, and how far from it the true one may be: products can all but cancel.
-        product, off, scale, g = (
-            torch.eye(arch.width, dtype=torch.float64, device=facts.X.device),
-            0.0,
-            0.0,
-            lost(arch.width),
-        )
+        product, g = torch.eye(arch.width, dtype=torch.float64, device=facts.X.device), lost(arch.width)
+        off = scale = 0.0
         for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
             value, output = value_parts(arch, layer, head)
             W = value @ output
@@ -85,7 +81,9 @@ def log_shrink(log_share: float) -> float:
     return -math.inf if share >= 1 else math.log1p(-share)
 
 
-def _evaluate(facts: Facts) -> Evaluation:
+@theorem("wu2024-1", "Wu et al. 2024, Thm 1, explicit", "mu", "upper")
+def masked(facts: Facts) -> Evaluation:
+    """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
     arch, radius = facts.arch, facts.graph.radius
     spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
     start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.token_count) - math.log(2)
@@ -97,12 +95,6 @@ def _evaluate(facts: Facts) -> Evaluation:
         rounds = layer // radius
         shrink = log_shrink(radius * log_smallest(facts, layer))
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), averages(arch), *connected(facts)]
+    fixed = [*pure_attention(arch), averages(arch), *connected(facts)]
     hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
     return Evaluation(bounds, hypotheses)
-
-
-MASKED = Theorem(
-    "wu2024-1", "Wu et al. 2024, Thm 1, explicit",
-    "mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)", "mu", "upper", _evaluate,
-)  # fmt: skip

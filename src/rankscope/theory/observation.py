@@ -58,10 +58,9 @@ def observe(
     float64 resolves the residual.
     """
     net = net.to(torch.float64)
-    sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
-    deviates = applies(net)
+    norms, deviates = WeightNorms() if norms is None else norms, applies(net)
     first, settings = starting_state(net, X[None], seed)
-    sizes.append(_sizes(first, centre, deviates))
+    sizes, layers = [_sizes(first, centre, deviates)], []
     float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
     records = dissect(net, X[None], seed) if deviates else float64_records(net, first, settings, seed)
     for index, record in enumerate(records):
@@ -71,8 +70,8 @@ def observe(
             size = replace(size, float64_difference=difference)
         sizes.append(size)
         layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
-    arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
+    arithmetic = "deviation" if deviates else "float64"
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
 
 
@@ -80,9 +79,9 @@ RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
 
 
 def _read(name: str, state: State) -> Reading:
-    record = read(metric(name), DeviationStep(0, state, None))
-    assert record is not None
-    return record
+    reading = read(metric(name), DeviationStep(0, state, None))
+    assert reading is not None
+    return reading
 
 
 def _log(name: str, state: State) -> float:
@@ -117,15 +116,15 @@ def _layer(
     centre: Centre,
 ) -> LayerFacts:
     arch, layer = net.arch, net.weights.layers[index]
-    active = list(active_heads(arch, index))
-    before = record.halves[0].before
+    active, before = list(active_heads(arch, index)), record.halves[0].before
     visible = settings.visible[arch.mask_of(index)][0, 0]
     Delta = Scaled(record.attention.Delta.value[:, active], record.attention.Delta.log)
     P = _matrix(net.blocks[index], record, settings)[active]
-    tau = [log_of(item, Delta.log[0]) for item in _dobrushin(Delta.value)]
+    tau = [log_of(coefficient, Delta.log[0]) for coefficient in _dobrushin(Delta.value)]
     averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
     oscillation, factor = math.nan, math.nan
-    if _scores_of_tokens(arch):
+    bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
+    if bilinear and arch.positions in ("none", "absolute"):
         oscillation, factor = _oscillation(arch, index, layer, before, visible, norms[0], centre)
     pure = arch.norm == "none" and arch.mlp == "none"
     return LayerFacts(
@@ -160,11 +159,6 @@ def _matrix(block: Block, record: BlockRecord, settings: PassSettings) -> Float[
     return P[0] if bool(P.isfinite().all()) else record.attention.matrix()[0]
 
 
-def _scores_of_tokens(arch: Architecture) -> bool:
-    bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
-    return bilinear and arch.positions in ("none", "absolute")
-
-
 def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
     """(the centre, the deviation about it with its largest entry one)."""
     mean, R = state.centred()
@@ -191,10 +185,8 @@ def _oscillation(
     size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
     size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
     grown = _log_expm1(size)
-    top = _log_most(arch, layer, x, dk, visible)[active]
-    columns = grown.logsumexp(-1) + top
-    rows = grown.amax(-1)
-    return float(size.max()), _combined(columns, rows, norms)
+    columns = grown.logsumexp(-1) + _log_most(arch, layer, x, dk, visible)[active]
+    return float(size.max()), _combined(columns, grown.amax(-1), norms)
 
 
 def _log_most(arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, " head"]:
@@ -241,7 +233,7 @@ def _exact_factor(
     head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
     out = head_outputs @ layer.attention.output.weight[active].flatten(0, 1)
     valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
-    added, before = (_log(RESIDUAL[centre], State.of(item, valid)) for item in (out, R.value))
+    added, before = (_log(RESIDUAL[centre], State.of(deviation, valid)) for deviation in (out, R.value))
     return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
 
 

@@ -57,16 +57,19 @@ def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[boo
     size, float64_difference, rows = 1.0, 0.0, []
     for layer in range(1, copies[0].depth + 1):
         hypotheses = _hypotheses(evaluations, layer)
-        bounds = [item.bounds[layer - 1] for item in evaluations]
+        bounds = [evaluation.bounds[layer - 1] for evaluation in evaluations]
         float64_difference = max(float64_difference, copies[0].sizes[layer].float64_difference)
         if float64_difference > SEEN:
             sentence = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
             hypotheses.append(Hypothesis(sentence, float64_difference, f"<= {SEEN:g}", False))
         size = max([size, *(1 + abs(bound) for bound in bounds if math.isfinite(bound))])
         bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
-        if refusal is not None and all(item.met for item in hypotheses):
+        if refusal is not None and all(hypothesis.met for hypothesis in hypotheses):
             hypotheses.append(refusal)
-        values = [_measured(theorem, facts, item, layer) for facts, item in zip(copies, evaluations, strict=True)]
+        values = [
+            facts.sizes[layer].of(theorem.quantity) if evaluation.measured is None else evaluation.measured[layer - 1]
+            for facts, evaluation in zip(copies, evaluations, strict=True)
+        ]
         noise = marked[layer] or not _alike(values, copies[0].centre)
         noise = noise or (values[0] == -math.inf and theorem.quantity != "affine_rank"
                           and not _exactly_zero(copies[0], layer))  # fmt: skip
@@ -76,34 +79,24 @@ def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[boo
     return rows
 
 
-def _measured(theorem: Theorem, facts: Facts, evaluations: Evaluation, layer: int) -> float:
-    if evaluations.measured is not None:
-        return evaluations.measured[layer - 1]
-    return facts.sizes[layer].of(theorem.quantity)
-
-
 def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     """True for each layer, from 0 on, whose tokens are rounding noise."""
-    first, *other_copies = copies
-    evaluations, gone = [], False
+    first, *perturbed = copies
+    noisy, gone = [], False
     for layer, sizes in enumerate(first.sizes):
-        difference = max(
-            (float(state_distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies), default=0.0
-        )
-        blind = any(item.sizes[layer].noise for item in copies)
+        differences = [float(state_distance(sizes.state, facts.sizes[layer].state)[0]) for facts in perturbed]
+        difference = max(differences, default=0.0)
+        blind = any(facts.sizes[layer].noise for facts in copies)
         if layer > 0:
-            first_layer, other_patterns = (
-                first.layers[layer - 1],
-                [item.layers[layer - 1].attention for item in other_copies],
-            )
-            gone = gone or any(half.vanished for item in copies for half in item.layers[layer - 1].halves)
+            pattern, *other_patterns = (facts.layers[layer - 1].attention for facts in copies)
+            gone = gone or any(half.vanished for facts in copies for half in facts.layers[layer - 1].halves)
             gone = gone or bool(tokens_lost(first.sizes[layer - 1].state, sizes.state))
-            gone = gone or any(bool(undecided(first_layer.attention, P)) for P in other_patterns)
-            if difference <= AGREED and bool(steep_scores(first_layer.attention)):
+            gone = gone or any(bool(undecided(pattern, P)) for P in other_patterns)
+            if difference <= AGREED and bool(steep_scores(pattern)):
                 # Other tokens are looked at, and it does not show.
-                gone = gone or any(bool(attends_elsewhere(first_layer.attention, P.matrix())) for P in other_patterns)
-        evaluations.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
-    return evaluations
+                gone = gone or any(bool(attends_elsewhere(pattern, P.matrix())) for P in other_patterns)
+        noisy.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
+    return noisy
 
 
 def _alike(logs: Sequence[float], centre: str) -> bool:
@@ -117,12 +110,12 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
 def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
     """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
     decided = []
-    for same in zip(*(item.hypotheses[layer - 1] for item in evaluations), strict=True):
-        numbers = [item.number for item in same]
+    for same in zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True):
+        numbers, rooms = [hypothesis.number for hypothesis in same], [hypothesis.room for hypothesis in same]
         off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
-        clear = all(item.room == math.inf or item.room > off for item in same)
-        worst = min(same, key=lambda item: item.room)
-        decided.append(replace(worst, met=all(item.met for item in same) and clear))
+        clear = all(room == math.inf or room > off for room in rooms)
+        worst = min(same, key=lambda hypothesis: hypothesis.room)
+        decided.append(replace(worst, met=all(hypothesis.met for hypothesis in same) and clear))
     return decided
 
 
@@ -140,14 +133,14 @@ def _outward(
     if low == high == zero:
         if upper and _exactly_zero(facts, layer):
             return zero, None
-        sentence = f"{ROUNDING}: factors of exactly zero that rounding may have made"
-        return math.nan, Hypothesis(sentence, 1.0, "= 0", False)
+        says = f"{ROUNDING}: factors of exactly zero that rounding may have made"
+        return math.nan, Hypothesis(says, 1.0, "= 0", False)
     difference = high - low
     counted = theorem.quantity == "affine_rank"
     agreed = 0.0 if counted else LOOSE if facts.centre == "argmin" else AGREED
     if not difference <= agreed * size:
-        sentence = f"{ROUNDING}: difference of the bound's log between passes that round otherwise, as a share"
-        return math.nan, Hypothesis(sentence, difference / size, f"<= {agreed:g}", False)
+        says = f"{ROUNDING}: difference of the bound's log between passes that round otherwise, as a share"
+        return math.nan, Hypothesis(says, difference / size, f"<= {agreed:g}", False)
     if counted:
         return low, None
     moved = TIMES * (difference + float64_difference) + ARITHMETIC * size
@@ -162,8 +155,6 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:
         return False
     alike = facts.distinct_views == 1 and arch.positions in ("none", "absolute") and arch.kernel in SOFTMAX
-    for item in facts.layers[:layer]:
-        same = alike and not bool(item.heads.scores.any())  # attention that sees no token's content
-        if same or not bool(item.heads.columns.any()):
-            return True
-    return False
+    heads = [layer_facts.heads for layer_facts in facts.layers[:layer]]
+    blind = alike and any(not bool(norms.scores.any()) for norms in heads)  # attention that sees no token's content
+    return blind or any(not bool(norms.columns.any()) for norms in heads)

@@ -38,21 +38,12 @@ from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads
 from rankscope.shapes import Bool, Float
+from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import (
-    Hypothesis,
-    above,
-    at_least,
-    at_most,
-    equal,
-    no_mlp,
-    no_skip,
-    normed_sums,
-    softmax,
-)
+from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
 from rankscope.theory.weight_norms import lost, value_parts
 
 ORTHOGONAL = 1e-9
@@ -70,27 +61,22 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     norms = [layer.attention_norm for layer in facts.net.weights.layers]
     gains = [float(norm.gain.max() - norm.gain.min()) for norm in norms if norm.gain is not None]
     biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
+    normed = arch.norm in kinds and needs.normed_sums(arch)
     return [
-        equal(f"layers without a norm after attention ({', '.join(kinds)})",
-              not (arch.norm in kinds and normed_sums(arch)), 0),
-        _zero("norm's eps", arch.norm_eps),
-        _zero("spread of the norms' gains", max(gains, default=0.0)),
-        _zero("largest bias of the norms", max(biases, default=0.0)),
-        above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
-    ]  # fmt: skip
+        needs.equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
+        # Exactly zero: with anything else lengths differ, and a bound below that is false.
+        needs.equal("norm's eps", arch.norm_eps, 0),
+        needs.equal("spread of the norms' gains", max(gains, default=0.0), 0),
+        needs.equal("largest bias of the norms", max(biases, default=0.0), 0),
+        needs.above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
+    ]
 
 
 def of_one_length(facts: Facts, upto: int) -> Hypothesis:
     """No norm met a token of length zero, which it leaves at zero."""
     log_ratios = [sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf]
     ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
-    says = "shortest token, in lengths of the longest"
-    return Hypothesis(says, ratio, "= 1", ratio > 1 - 1e-9)
-
-
-def _zero(says: str, value: float) -> Hypothesis:
-    """Exactly zero: with anything else lengths differ, and a bound below that is false."""
-    return Hypothesis(says, value, "= 0", value == 0)
+    return Hypothesis("shortest token, in lengths of the longest", ratio, "= 1", ratio > 1 - 1e-9)
 
 
 def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
@@ -99,7 +85,7 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     head_counts = [len(active) for active in heads]
-    hypotheses = [equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
+    hypotheses = [needs.equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
     if not hypotheses[0].met:
         return hypotheses, math.inf
     defect = bias = 0.0
@@ -113,8 +99,8 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    hypotheses += [at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
-    return hypotheses, defect
+    hypotheses.append(needs.at_most("|W W^T - 1| of the values", defect, ORTHOGONAL))
+    return [*hypotheses, needs.equal("bias of values", bias, 0)], defect
 
 
 def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
@@ -131,11 +117,15 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
     arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
-    return [softmax(arch), no_skip(arch), no_mlp(arch), *one_length(facts), *orthogonal, *connected(facts)], delta
+    of_parts = [needs.softmax(arch), needs.no_skip(arch), needs.no_mlp(arch)]
+    return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
-def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
-    return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
+def _evaluation(facts: Facts, bounds: list[float], fixed: list[Hypothesis]) -> Evaluation:
+    def measured(upto: int) -> list[Hypothesis]:
+        return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
+
+    return Evaluation(bounds, by_layer(facts, fixed, measured))
 
 
 def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
@@ -164,39 +154,37 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
 
 
 def _least_cosine(X: Float[Tensor, "token width"]) -> float:
-    """The smallest cosine of two tokens, less what rounding may have added: not below zero where no product
-    of entries is."""
+    """The smallest cosine of two tokens, less what rounding may have added."""
     Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
     Y = torch.nn.functional.normalize(Y, dim=-1)
-    cosines = Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)
-    return float(cosines.min())
+    return float((Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)).min())
 
 
-def _corollary(facts: Facts) -> Evaluation:
+@theorem("wu2024-cor1", "Wu et al. 2024, Cor 1, explicit", "mu", "upper")
+def cosines(facts: Facts) -> Evaluation:
+    """mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative"""
     fixed, delta = _on_sphere(facts)
-    fixed.append(at_least("smallest cosine at layer 0", _least_cosine(facts.X), 0))
-    return Evaluation(_cosines(facts, 1, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+    fixed.append(needs.at_least("smallest cosine at layer 0", _least_cosine(facts.X), 0))
+    return _evaluation(facts, _cosines(facts, 1, delta), fixed)
 
 
-def _theorem(facts: Facts) -> Evaluation:
+@theorem("wu2024-2", "Wu et al. 2024, Thm 2, prefactor corrected", "mu", "upper")
+def full_rank(facts: Facts) -> Evaluation:
+    """mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor((t-t0)/r)/2), from the layer t0 with m >= 0"""
     layers = range(1, facts.depth + 1)
     start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
-    common, delta = _on_sphere(facts)
-    N, d = facts.token_count, facts.arch.width
-    fixed = [
-        *common,
-        equal("tokens that are no centre", N - len(facts.graph.centres), 0),
-        at_most("tokens, against the width", N, d),
-        equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
+    (fixed, delta), N = _on_sphere(facts), facts.token_count
+    fixed += [
+        needs.equal("tokens that are no centre", N - len(facts.graph.centres), 0),
+        needs.at_most("tokens, against the width", N, facts.arch.width),
+        needs.equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
     ]
-    return Evaluation(_cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+    return _evaluation(facts, _cosines(facts, start, delta), fixed)
 
 
 def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
-    """(w, alpha): the direction whose smallest cosine with the unit tokens is largest, and that cosine, less
-    what rounding may have added.
-
-    It points to the point of their convex hull nearest to zero: a non-negative least squares problem."""
+    """(w, alpha): the direction whose smallest cosine with the unit tokens is largest, and that cosine, less what
+    rounding may have added. w points to the point of their convex hull nearest to zero: non-negative least squares."""
     from scipy.optimize import nnls
 
     A = np.vstack([Y.cpu().numpy().T, np.ones(len(Y))])
@@ -210,10 +198,9 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
 
 
 def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, " token"]) -> float:
-    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, no nearly equal points are
-    subtracted in
+    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, no nearly equal points are subtracted in
 
-        p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
+    p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
     """
     directions = normalise(facts.first, "scale", NormWeights(), 0.0)
     c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
@@ -226,13 +213,13 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
     return log(float(largest)) + log_unit
 
 
-def _hemisphere(facts: Facts) -> Evaluation:
+@theorem("hemisphere", "this project", "mu", "upper")
+def in_hemisphere(facts: Facts) -> Evaluation:
+    """mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)"""
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
-    smallest = float(lengths.min())
-    fixed, delta = _on_sphere(facts)
+    (fixed, delta), alpha = _on_sphere(facts), 0.0
     radius, N, bounds = facts.graph.radius, facts.token_count, [math.inf] * facts.depth
-    alpha = 0.0
-    if smallest > 0 and radius is not None:
+    if float(lengths.min()) > 0 and radius is not None:
         Y = facts.X / lengths[:, None]
         w, alpha = hemisphere(Y)
         if alpha > 0 and N > 1:
@@ -244,27 +231,9 @@ def _hemisphere(facts: Facts) -> Evaluation:
             for layer in range(1, facts.depth + 1):
                 rounds = layer // radius
                 shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))
-                bounds[layer - 1] = times(
-                    facts.sizes[layer].longest, start, rounds * shrink if rounds else 0.0,
-                    8 * (1 + radius) * layer * delta,
-                )  # fmt: skip
+                bent, shrunk = 8 * (1 + radius) * layer * delta, rounds * shrink if rounds else 0.0
+                bounds[layer - 1] = times(facts.sizes[layer].longest, start, shrunk, bent)
         elif N == 1:
             bounds = [-math.inf] * facts.depth
-    fixed.append(above("smallest cosine of a token with one direction", alpha, 0))
-    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
-
-
-FULL_RANK = Theorem(
-    "wu2024-2", "Wu et al. 2024, Thm 2, prefactor corrected",
-    "mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor((t-t0)/r)/2), from the layer t0 with m >= 0",
-    "mu", "upper", _theorem,
-)  # fmt: skip
-COSINES = Theorem(
-    "wu2024-cor1", "Wu et al. 2024, Cor 1, explicit",
-    "mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative",
-    "mu", "upper", _corollary,
-)  # fmt: skip
-HEMISPHERE = Theorem(
-    "hemisphere", "this project", "mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)",
-    "mu", "upper", _hemisphere,
-)  # fmt: skip
+    fixed.append(needs.above("smallest cosine of a token with one direction", alpha, 0))
+    return _evaluation(facts, bounds, fixed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, no_parts, rows_sum_to_one
+from rankscope.theory.hypotheses import Hypothesis, at_most, no_parts
 
 Kind = Literal["upper", "lower"]
 
@@ -35,6 +35,11 @@ class Theorem:
     evaluate: Callable[[Facts], Evaluation]
 
 
+def theorem(name: str, source: str, quantity: str, kind: Kind) -> Callable[[Callable[[Facts], Evaluation]], Theorem]:
+    """A decorator that makes a `Theorem` of the function that evaluates it, whose docstring is what it says."""
+    return lambda evaluate: Theorem(name, source, evaluate.__doc__ or "", quantity, kind, evaluate)
+
+
 def by_layer(
     facts: Facts, fixed: Sequence[Hypothesis], moving: Callable[[int], Sequence[Hypothesis]] = lambda _: ()
 ) -> list[list[Hypothesis]]:
@@ -44,5 +49,11 @@ def by_layer(
 
 
 def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
-    """The hypothesis that rows of attention sum to one in layers 1..upto."""
-    return [rows_sum_to_one(facts.defect(upto))]
+    """The hypothesis that rows of attention sum to one, to 1e-9, in layers 1..upto."""
+    defect = max((layer.row_sum_defect for layer in facts.layers[:upto]), default=0.0)
+    return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)]
+
+
+def averaging_bound(facts: Facts, bounds: Sequence[float], fixed: Sequence[Hypothesis]) -> Evaluation:
+    """Bounds that hold wherever these hypotheses do and rows of attention sum to one."""
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))

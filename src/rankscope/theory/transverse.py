@@ -90,9 +90,8 @@ def transverse_exponent(net: Transformer, x: Tensor, tokens: int, *, relative: b
 
 
 def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -> Modes:
-    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first.
-
-    `real` of the tokens, the first ones, are not padding; all, if left out.
+    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first. `real` of the tokens,
+    the first ones, are not padding; all, if left out.
 
     >>> transverse_modes(Architecture(layers=1, width=8, heads=2, mask="causal"), 4).real
     tensor([0.5000, 0.3333, 0.2500], dtype=torch.float64)
@@ -104,9 +103,8 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
     if any(not torch.equal(mask, seen[0]) for mask in seen):
-        raise ArchitectureError(
-            f"layers must share one mask; got {arch.mask!r:.40}: use net.variant(mask=...)", subject="mask"
-        )
+        message = f"layers must share one mask; got {arch.mask!r:.40}: use net.variant(mask=...)"
+        raise ArchitectureError(message, subject="mask")
     return _spectrum(seen[0])
 
 
@@ -134,9 +132,9 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
     part = logs[..., (logs.shape[-1] - 1) // 2 :]
     layer = torch.arange(part.shape[-1], dtype=logs.dtype, device=logs.device)
     layer = layer - layer.mean()
-    value = (part.nan_to_num(neginf=0.0) * layer).sum(-1) / layer.square().sum()
-    value = value.masked_fill(part.isnan().any(-1), torch.nan)
-    return value.masked_fill((part == -torch.inf).any(-1), -torch.inf)
+    rate = (part.nan_to_num(neginf=0.0) * layer).sum(-1) / layer.square().sum()
+    rate = rate.masked_fill(part.isnan().any(-1), torch.nan)
+    return rate.masked_fill((part == -torch.inf).any(-1), -torch.inf)
 
 
 def _refuse(arch: Architecture) -> None:
@@ -146,13 +144,11 @@ def _refuse(arch: Architecture) -> None:
         raise ArchitectureError(f"no exponent is known with {reason}: measure instead", subject="architecture")
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
-        raise ArchitectureError(
-            f"kernel {arch.kernel!r} has no exponent, {KERNELS[kernel]}: measure instead", subject="kernel"
-        )
+        message = f"kernel {arch.kernel!r} has no exponent, {KERNELS[kernel]}: measure instead"
+        raise ArchitectureError(message, subject="kernel")
     if arch.positions not in ("none", "absolute") and kernel != "uniform":
-        raise ArchitectureError(
-            f"positions must be none or absolute; got {arch.positions!r}: measure instead", subject="positions"
-        )
+        message = f"positions must be none or absolute; got {arch.positions!r}: measure instead"
+        raise ArchitectureError(message, subject="positions")
 
 
 def _spectrum(visible: Bool[Tensor, "token token"]) -> Modes:
@@ -192,8 +188,8 @@ def _growth(
     arch = net.arch.replace(kernel="uniform", positions="none", mask="complete")
     common = Scaled.plain(x.to(device=device, dtype=torch.float64)[None]).normalised()
     nu = (modes if bool((modes.imag != 0).any()) else modes.real).to(device)[:, None, None]
-    drawn = torch.randn(width, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    probes = torch.linalg.qr(drawn).Q[: min(width, PROBES)]
+    directions = torch.randn(width, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    probes = torch.linalg.qr(directions).Q[: min(width, PROBES)]
     M = probes.to(device).to(nu.dtype).expand(len(modes), -1, -1)  # [mode, probe, width]
     size = torch.zeros(len(modes), dtype=torch.float64, device=device)
     sizes, lengths = [size], [log_length(common)]
@@ -223,11 +219,7 @@ def _images(arch: Architecture, index: int, layer: Layer, x: Scaled, M: Tensor) 
         basis = torch.eye(arch.width, dtype=flat.dtype, device=flat.device)
         after, images, log = _derivatives(arch, index, layer, x, basis)
         images = flat @ images
-    parts = [image.reshape(rows.shape) for image in images]
-    if M.is_complex():
-        still, total = (torch.complex(part[0], part[1]) for part in parts)
-    else:
-        still, total = (part[0] for part in parts)
+    still, total = (torch.complex(*part) if M.is_complex() else part[0] for part in images.view(2, *rows.shape))
     return after, still, total, log
 
 
@@ -247,11 +239,8 @@ def _derivatives(
     itself = torch.eye(2, dtype=torch.bool, device=R.device).expand_as(both)
     visible: dict[str | Mask, Tensor] = {"complete": torch.cat([both, itself])}
     settings = PassSettings(visible, rotary=(), sinusoids=None, bias=None, valid=valid.mask)
-    state = State(
-        Scaled(x.value.expand(2 * row_count, -1), x.log.expand(2 * row_count)),
-        Scaled(R, low.expand(2 * row_count)),
-        valid,
-    )
+    common = Scaled(x.value.expand(2 * row_count, -1), x.log.expand(2 * row_count))
+    state = State(common, Scaled(R, low.expand(2 * row_count)), valid)
     after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, settings), state).state
     log = after.R.log - low
     top = log.amax()

@@ -25,16 +25,13 @@ class Quantity:
 
 
 QUANTITIES = {
-    "residual": Quantity(
-        "‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"
-    ),
+    "residual": Quantity("‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"),
     "mu": Quantity("‖res X‖F", "µ", "µ, the residual in Frobenius norm", r"$\mu(X) = \|\mathrm{res}\,X\|_F$"),
     "diameter": Quantity(
-        "largest distance", "D", "largest distance of two tokens",
-        r"largest distance of two tokens, $\max |x_i - x_j|$",
+        "largest distance", "D", "largest distance of two tokens", r"largest distance of two tokens, $\max |x_i - x_j|$"
     ),
     RANK: Quantity("rank res X", "rank", "affine rank", r"$\mathrm{rank\,res}\,X$"),
-}  # fmt: skip
+}
 
 
 def quantity(name: str) -> Quantity:
@@ -47,7 +44,7 @@ def plotted_quantities(table: pl.DataFrame) -> list[str]:
     known = [*QUANTITIES, *table["quantity"].unique(maintain_order=True)]
     sizes = table.filter(pl.col("quantity") != RANK)
     met, every = (set(rows["quantity"]) for rows in (sizes.filter("met"), sizes))
-    return [name for name in dict.fromkeys(known) if name in met] or [n for n in known if n in every][:1]
+    return [name for name in dict.fromkeys(known) if name in met] or [name for name in known if name in every][:1]
 
 
 @dataclass(frozen=True)
@@ -145,10 +142,8 @@ def bounds_sentence(bounds: Sequence[BoundView], where: str = "here") -> str:
     says, holds = states.count("says"), len(states) - states.count("refused")
     if not holds:
         return f"None of {len(states)} theorems holds {where}."
-    return (
-        f"Of {len(states)} theorems {holds} {'holds' if holds == 1 else 'hold'} {where}, and {says} "
-        f"{'says' if says == 1 else 'say'} more than is trivial."
-    )
+    hold, say = "holds" if holds == 1 else "hold", "says" if says == 1 else "say"
+    return f"Of {len(states)} theorems {holds} {hold} {where}, and {says} {say} more than is trivial."
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,6 @@ class FailedHypothesis:
     number: str
     limit: str
     theorems: list[str]
-    """The theorems that it rules out."""
 
 
 def failed_hypotheses(table: pl.DataFrame) -> list[FailedHypothesis]:
@@ -168,9 +162,8 @@ def failed_hypotheses(table: pl.DataFrame) -> list[FailedHypothesis]:
     for theorem, hypotheses in table.select("theorem", "hypotheses").iter_rows():
         for hypothesis in hypotheses:
             if not hypothesis["met"]:
-                failures.setdefault((hypothesis["says"], hypothesis["limit"]), {}).setdefault(
-                    theorem, hypothesis["number"]
-                )
+                numbers = failures.setdefault((hypothesis["says"], hypothesis["limit"]), {})
+                numbers.setdefault(theorem, hypothesis["number"])
     return [
         FailedHypothesis(says, f"{next(iter(numbers.values())):.4g}", limit, list(numbers))
         for (says, limit), numbers in failures.items()
@@ -191,24 +184,25 @@ class DepthView:
     @property
     def uniform(self) -> str:
         """Where tokens were measured to be uniform, in words."""
-        layers_found = [layer for layer in self.measured if layer is not None]
+        layers = [layer for layer in self.measured if layer is not None]
         samples = "1 sample" if len(self.measured) == 1 else f"{len(self.measured)} samples"
         if not self.measured:
             return "ranks alone were measured, which say nothing of how far apart tokens are"
-        if not layers_found:
+        if not layers:
             return f"no sample of {len(self.measured)} is uniform at any layer"
-        if len(layers_found) < len(self.measured):
-            return f"{len(layers_found)} of {samples} uniform by layer {max(layers_found)}"
-        return f"uniform by layer {max(layers_found)}, in {samples}"
+        if len(layers) < len(self.measured):
+            return f"{len(layers)} of {samples} uniform by layer {max(layers)}"
+        return f"uniform by layer {max(layers)}, in {samples}"
 
     @property
     def said(self) -> str:
         """What was measured of uniformity, and what is proved, in a sentence or two."""
         share = f"{self.threshold:g} of the tokens' size"
         sentence = f"Measured to {share}: {self.uniform}."
-        other_bounds = [bound for bound in self.proved if bound[0] != EXACT]
-        upper = sorted((layer, name) for name, kind, layer in other_bounds if kind == "upper")
-        lower = sorted((layer, name) for name, kind, layer in other_bounds if kind == "lower")
+        upper, lower = (
+            sorted((layer, name) for name, kind, layer in self.proved if kind == side and name != EXACT)
+            for side in ("upper", "lower")
+        )
         if upper:
             sentence += f" Proved by layer {upper[0][0]} ({upper[0][1]})."
         if lower:

@@ -165,27 +165,26 @@ def once(key: Hashable, compute: Callable[[], Result]) -> Result:
     cached = _cache.get(key)
     if cached is not None:
         return cast(Result, cached)
-    result = compute()
+    computed = compute()
     with _lock:
-        _cache[key] = result
+        _cache[key] = computed
         if len(_cache) > CACHE_SIZE:
             del _cache[next(iter(_cache))]
-    return result
+    return computed
 
 
 def digest(layer: Layer) -> bytes:
     """SHA-256 over the matrices of a layer's attention and MLP, their shapes and dtypes."""
-    w, result = layer.attention, hashlib.sha256()
+    w, sha = layer.attention, hashlib.sha256()
     linears: list[Linear | None] = [w.query, w.key, w.value, w.output]
     linears += [] if layer.mlp is None else [layer.mlp.up, layer.mlp.gate, layer.mlp.down]
-    for linear in linears:
-        if linear is None:
-            result.update(b"none")
-            continue
-        weight = linear.weight.detach()
-        result.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
-        result.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return result.digest()
+    for weight in (None if linear is None else linear.weight.detach() for linear in linears):
+        if weight is None:
+            sha.update(b"none")
+        else:
+            sha.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
+            sha.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return sha.digest()
 
 
 class WeightNorms:

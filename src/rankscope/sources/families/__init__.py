@@ -42,21 +42,12 @@ FAMILIES: dict[str, Family] = {
 __all__ = ["FAMILIES", "Family", "family_of"]
 RECURRENT = ("mamba", "rwkv", "xlstm")
 """How the model types of recurrent models without attention begin or end."""
-DISENTANGLED = (
-    ", whose scores add products of queries with a table of relative positions and of that table with keys "
-    "(disentangled attention): no positions here do the second"
-)
-CHUNKED = (
-    ", whose layers take turns in rotating, attend within chunks, and choose experts by sigmoids that scale "
-    "what an expert reads"
-)
-REASONS = {
-    "llama4": CHUNKED,
-    "llama4_text": CHUNKED,
+DISENTANGLED = ", whose scores add products of a table of relative positions with keys (disentangled attention)"
+CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
+REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | dict.fromkeys(("deberta", "deberta-v2"), DISENTANGLED)
+REASONS |= {
     "gpt_oss": ", whose attention has sinks: its rows do not sum to one",
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
-    "deberta": DISENTANGLED,
-    "deberta-v2": DISENTANGLED,
 }
 """Why no family maps a model type, where that is one part of it."""
 CLOSE = 0.8
@@ -76,11 +67,8 @@ def family_of(model_type: str | None, requested: str | Family | None = None) -> 
     if requested not in FAMILIES:
         raise SourceError(one_of("family", requested, FAMILIES, CLOSE), subject="family")
     if matching is not None and model_type not in FAMILIES[requested].types:
-        raise SourceError(
-            f"family is for a config that does not say its model type; this one says {model_type!r}, and "
-            f"{requested!r} was asked for: leave family out",
-            subject="family",
-        )
+        message = f"family {requested!r} must map the model type; the config says {model_type!r}: leave family out"
+        raise SourceError(message, subject="family")
     return FAMILIES[requested]
 
 
@@ -88,10 +76,9 @@ def _unknown(model_type: str) -> str:
     """The sentence for a model type of no family. One that transformers knows is no slip of another."""
     from transformers import CONFIG_MAPPING
 
-    towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
+    towers = [repr(name) for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
     if towers:
-        either = " or ".join(map(repr, towers))
-        return f"a {model_type} model has two towers; name the one to load, family={either}"
+        return f"a {model_type} model has two towers; name the one to load, family={' or '.join(towers)}"
     known = list(dict.fromkeys(kind for family in FAMILIES.values() for kind in family.types))
     theirs = model_type in CONFIG_MAPPING
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)

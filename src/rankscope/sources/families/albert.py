@@ -5,9 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import SMALL_TEXT, Family, architecture_from, linear_weights, projections
-
-SIZES = SMALL_TEXT | {"embedding_size": 8, "num_hidden_layers": 4, "intermediate_size": 24}
+from rankscope.sources.families.family import Family, architecture_from, linear_weights, projections
 
 
 class Albert(Family):
@@ -22,10 +20,6 @@ class Albert(Family):
         "mlp_norm": "full_layer_layer_norm",
     }
     embedding_parts = Bert.embedding_parts
-    tiny_fields: ClassVar = {
-        "shared": ("AlbertConfig", SIZES),
-        "groups": ("AlbertConfig", SIZES | {"num_hidden_groups": 2, "inner_group_num": 2}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm; shared where there is but one layer to share."""

@@ -11,10 +11,6 @@ CROSS: ModulePaths = {
     **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
     "cross_norm": "encoder_attn_layer_norm",
 }
-SIZES: dict[str, Any] = {
-    "vocab_size": 60, "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20,
-}  # fmt: skip
 
 
 class Bart(Family):
@@ -32,10 +28,6 @@ class Bart(Family):
         "mlp_norm": "final_layer_norm",
     }
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
-    tiny_fields: ClassVar = {
-        "plain": ("BartConfig", SIZES | {"max_position_embeddings": 32}),
-        "words scaled": ("BartConfig", SIZES | {"max_position_embeddings": 32, "scale_embedding": True}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm, with the eps of torch's LayerNorm."""

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, architecture_from, projections, require
+from rankscope.sources.families.family import Family, architecture_from, projections, require
 
 
 class Bert(Family):
@@ -24,10 +24,6 @@ class Bert(Family):
         "positions": "embeddings.position_embeddings",
         "segment": "embeddings.token_type_embeddings",
         "norm": "embeddings.LayerNorm",
-    }
-    tiny_fields: ClassVar = {
-        "encoder": ("BertConfig", SMALL_TEXT | {"intermediate_size": 24}),
-        "decoder": ("BertConfig", SMALL_TEXT | {"intermediate_size": 24, "is_decoder": True}),
     }
 
     def architecture(self, config: Any) -> Architecture:

@@ -5,18 +5,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import (
-    SMALL,
-    SMALL_TEXT,
-    Family,
-    architecture_from,
-    image_embedding,
-    norm_weights,
-    projections,
-)
-
-TEXT = SMALL_TEXT | {"intermediate_size": 24, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-IMAGE = SMALL | {"intermediate_size": 24, "image_size": 12, "patch_size": 4}
+from rankscope.sources.families.family import Family, architecture_from, image_embedding, norm_weights, projections
 
 
 class Tower(Family):
@@ -35,9 +24,8 @@ class Tower(Family):
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm; a last norm where the tower's output has one."""
         return architecture_from(
-            config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask,
-            final_norm=bool(self.final_norm),
-        )  # fmt: skip
+            config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask, final_norm=bool(self.final_norm)
+        )
 
 
 class ClipText(Tower):
@@ -46,7 +34,6 @@ class ClipText(Tower):
     name, types = "clip_text", ("clip_text_model",)
     inside, final_norm, mask = "text_model", "final_layer_norm", "causal"
     embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
-    tiny_fields: ClassVar = {"text": ("CLIPTextConfig", TEXT)}
 
 
 class ClipVision(Tower):
@@ -54,7 +41,6 @@ class ClipVision(Tower):
 
     name, types = "clip_vision", ("clip_vision_model",)
     inside, continuous_inputs = "vision_model", True
-    tiny_fields: ClassVar = {"image": ("CLIPVisionConfig", IMAGE)}
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions, through a norm."""
@@ -68,7 +54,6 @@ class SiglipText(ClipText):
     name, mask = "siglip_text", "complete"
     types = ("siglip_text_model",)
     loader = "SiglipTextModel"
-    tiny_fields: ClassVar = {"text": ("SiglipTextConfig", TEXT)}
 
 
 class SiglipVision(Tower):
@@ -76,7 +61,6 @@ class SiglipVision(Tower):
 
     name, types = "siglip_vision", ("siglip_vision_model",)
     inside, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
-    tiny_fields: ClassVar = {"image": ("SiglipVisionConfig", IMAGE)}
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """The sum of patches and positions."""

@@ -10,25 +10,8 @@ from torch import Tensor
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import Tensors, architecture_from, dense, norm, require
-from rankscope.sources.families.llama import SMALL_GROUPED
-from rankscope.sources.families.mixtral import SHARED, Mixtral
+from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.rotary import rotary
-
-SHARED_EXPERTS = {
-    name: path.replace("shared_expert.", "shared_experts.")
-    for name, path in SHARED.items()
-    if name != "experts.shared_gate"
-}
-SIZES = SMALL_GROUPED | {
-    "moe_intermediate_size": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2,
-    "kv_lora_rank": 5, "q_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 3,
-    "num_key_value_heads": 4,
-}  # fmt: skip
-DENSE_LAYERS, GROUPS = SIZES | {"first_k_dense_replace": 3}, {"n_group": 2, "topk_group": 1}
-YARN = {
-    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5,
-    "original_max_position_embeddings": 8,
-}  # fmt: skip
 
 
 class DeepSeek(Mixtral):
@@ -38,21 +21,8 @@ class DeepSeek(Mixtral):
 
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
-    parts: ClassVar = {
-        name: path
-        for name, path in Mixtral.parts.items()
-        if name not in ("attention.query", "attention.key", "attention.value")
-    }
-    shared: ClassVar = SHARED_EXPERTS
-    tiny_fields: ClassVar = {
-        "v2": ("DeepseekV2Config", SIZES | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}),
-        "v2 plain queries": (
-            "DeepseekV2Config",
-            DENSE_LAYERS | {"q_lora_rank": None, "rope_parameters": YARN, "mlp_bias": True},
-        ),
-        "v3": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_parameters": YARN, "attention_bias": True}),
-        "v3 halves": ("DeepseekV3Config", DENSE_LAYERS | GROUPS | {"rope_interleave": False, "rms_norm_eps": 0.02}),
-    }
+    parts: ClassVar = Mixtral.without("attention.query", "attention.key", "attention.value")
+    shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -75,16 +45,14 @@ class DeepSeek(Mixtral):
         way = "sigmoids of scores, in groups" if config.model_type == "deepseek_v3" else config.topk_method
         if way != "greedy" or config.mlp_bias:
             what = "experts with biases" if way == "greedy" else f"experts chosen by {way}"
-            raise SourceError(
-                f"{config.model_type} is mapped with dense layers, or with experts without biases that are "
-                f"chosen by a softmax over all of them; this config has {what}: watch measures it as it is",
-                subject="experts",
+            message = (
+                f"{config.model_type} is mapped without experts, or with experts chosen by a softmax, without biases"
             )
+            raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
+        width = config.moe_intermediate_size
         return Experts(
-            number=config.n_routed_experts, chosen=config.num_experts_per_tok,
-            width=config.moe_intermediate_size,
-            shared_width=config.moe_intermediate_size * config.n_shared_experts,
-            dense_layers=tuple(range(first)),
+            number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,
+            shared_width=width * config.n_shared_experts, dense_layers=tuple(range(first)),
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
@@ -101,14 +69,14 @@ class DeepSeek(Mixtral):
         tensors |= norm("attention.key_latent.norm", attention.kv_a_layernorm)
         turned = arch.rotary_width
         plain = arch.head_width - turned
-        asked = _by_head(query.weight, arch.heads)  # [inner, head, head_width]
-        tensors["attention.query.weight"] = torch.cat([asked[..., plain:], asked[..., :plain]], -1)
-        held = _by_head(attention.kv_b_proj.weight, arch.heads)
-        tensors["attention.value.weight"] = held[..., plain:]
-        beside = torch.eye(turned, dtype=held.dtype)[:, None].expand(-1, arch.heads, -1)
-        keys = [F.pad(held[..., :plain], (turned, 0)), F.pad(beside, (0, plain))]
-        tensors["attention.key.weight"] = torch.cat(keys, 0)
-        return tensors
+        queries, latent = (_by_head(part.weight, arch.heads) for part in (query, attention.kv_b_proj))
+        shared = torch.eye(turned, dtype=latent.dtype)[:, None].expand(-1, arch.heads, -1)
+        keys = [F.pad(latent[..., :plain], (turned, 0)), F.pad(shared, (0, plain))]
+        return tensors | {
+            "attention.query.weight": torch.cat([queries[..., plain:], queries[..., :plain]], -1),
+            "attention.value.weight": latent[..., plain:],
+            "attention.key.weight": torch.cat(keys, 0),
+        }
 
 
 def _stretch(config: Any) -> float:

@@ -3,11 +3,10 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL, Tensors, activation, architecture_from, read_block
+from rankscope.sources.families.family import Tensors, activation, architecture_from, read_block
 from rankscope.sources.families.vit import ViT
 
 GATED = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
-SIZES = SMALL | {"image_size": 12, "patch_size": 4}
 
 
 class DinoV2(ViT):
@@ -15,10 +14,6 @@ class DinoV2(ViT):
 
     name, types = "dinov2", ("dinov2",)
     parts: ClassVar = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
-    tiny_fields: ClassVar = {
-        "plain": ("Dinov2Config", SIZES),
-        "gated": ("Dinov2Config", SIZES | {"use_swiglu_ffn": True}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

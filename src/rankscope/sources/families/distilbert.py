@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, activation, architecture_from, projections
+from rankscope.sources.families.family import Family, activation, architecture_from, projections
 
 
 class DistilBert(Family):
@@ -23,7 +23,6 @@ class DistilBert(Family):
         "positions": "embeddings.position_embeddings",
         "norm": "embeddings.LayerNorm",
     }
-    tiny_fields: ClassVar = {"encoder": ("DistilBertConfig", SMALL_TEXT | {"hidden_dim": 24})}
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm; its eps is fixed."""

@@ -8,18 +8,20 @@ To add a family, write a file with a subclass of `Family` and put it into the ta
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
         embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
         def architecture(self, config): ...        # without biases: they are found in the weights
-        tiny_fields = {"encoder": ("BertConfig", {...})}  # small configs: every branch in one of them
 
-`final_norm` is the path of the last norm. A family of one's own, given to `load(model, family=)`, needs no
-`types` and no `tiny_fields`, and its model may be any module: `config` is then the model's attribute of that
-name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding` and
-`other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and
-`rankscope models` and the tests check each of `tiny_fields`.
+and put small configs that reach every branch of it into `data/tiny_models.json`. `final_norm` is the path of the last
+norm. A family of one's own, given to `load(model, family=)`, needs no `types` and no small configs, and its model may
+be any module: `config` is then the model's attribute of that name, or the model itself. Where paths are not enough,
+override `blocks`, `layer`, `embedding` and `other_tensors` (tensors outside the blocks). Parity needs no code: every
+load checks it, and `rankscope models` and the tests check each of the small configs.
 """
 
 import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -35,12 +37,6 @@ from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, 
 Tensors = dict[str, Tensor]
 ModulePaths = Mapping[str, str]
 """Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`."""
-TinyFields = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""By label: the name of a config class of transformers, and the fields of a small config."""
-
-SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
-SMALL_TEXT: dict[str, Any] = {**SMALL, "vocab_size": 60, "max_position_embeddings": 32}
-"""Sizes of the configs of `tiny_fields`."""
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu",
@@ -76,8 +72,13 @@ class Family(ABC):
     """Dotted path of the last norm; empty where there is none."""
     inside: ClassVar[str] = ""
     """The attribute of a larger model (encoder and decoder, text and images) that holds this network."""
-    tiny_fields: ClassVar[TinyFields] = {}
-    """Small configs that together reach every branch of this family."""
+    tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
+    """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
+
+    @classmethod
+    def without(cls, *names: str) -> dict[str, str]:
+        """The paths of `parts` but for some names."""
+        return {name: path for name, path in cls.parts.items() if name not in names}
 
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
@@ -89,10 +90,16 @@ class Family(ABC):
         """The architecture that a config describes. Biases are found in the weights later."""
 
     def tiny_configs(self) -> dict[str, Any]:
-        """The configs of `tiny_fields`, each under its label."""
+        """Small configs that together reach every branch of this family, each under its label."""
         import transformers
 
-        fields = copy.deepcopy(self.tiny_fields)  # transformers adds to what it is given
+        tiny_fields = self.tiny_fields
+        if tiny_fields is None:
+            sizes, models = _tiny_models()
+            names = (getattr(base, "name", "") for base in type(self).__mro__)  # a subclass has its parent's
+            cases = next((models[name] for name in names if name in models), {})
+            tiny_fields = {label: (kind, sizes[size] | more) for label, (kind, size, more) in cases.items()}
+        fields = copy.deepcopy(tiny_fields)  # transformers adds to what it is given
         return {label: getattr(transformers, kind)(**values) for label, (kind, values) in fields.items()}
 
     def random_model(self, config: Any) -> Any:
@@ -171,6 +178,13 @@ class Family(ABC):
     def output(self, model: Any) -> bool:
         """True if the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
+
+
+@cache
+def _tiny_models() -> tuple[dict[str, Any], dict[str, Any]]:
+    """(fields that small configs share, by name; by family and label (config class, name of those, more fields))."""
+    models = json.loads(files("rankscope").joinpath("data/tiny_models.json").read_text(encoding="utf-8"))
+    return models.pop("sizes"), models
 
 
 def is_of_transformers(model: Any) -> bool:

@@ -1,19 +1,15 @@
 """Gemma 2: Gemma 3 with capped scores and without norms on queries and keys."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.gemma3 import SIZES, Gemma3
+from rankscope.sources.families.gemma3 import Gemma3
 
 
 class Gemma2(Gemma3):
     """Gemma 2. Every other layer has a window."""
 
     name, types = "gemma2", ("gemma2",)
-    tiny_fields: ClassVar = {
-        "text": ("Gemma2Config", SIZES),
-        "low cap": ("Gemma2Config", SIZES | {"attn_logit_softcapping": 0.5, "attention_bias": True}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """A sandwich; the cap comes after the divisor."""

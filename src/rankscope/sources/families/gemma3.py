@@ -5,13 +5,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import SMALL_TEXT, Tensors, activation, gains_from_one, require
+from rankscope.sources.families.family import Tensors, activation, gains_from_one, require
 from rankscope.sources.families.llama import Llama
-
-SIZES = SMALL_TEXT | {
-    "head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 24, "query_pre_attn_scalar": 12,
-    "sliding_window": 4,
-}  # fmt: skip
 
 
 class Gemma3(Llama):
@@ -26,7 +21,6 @@ class Gemma3(Llama):
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_after": "post_feedforward_layernorm",
     }
-    tiny_fields: ClassVar = {"text": ("Gemma3TextConfig", SIZES | {"sliding_window_pattern": 3})}
 
     def architecture(self, config: Any) -> Architecture:
         """A sandwich; local and global layers have angles of their own."""

@@ -3,9 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, activation, architecture_from, require
-
-SIZES = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
+from rankscope.sources.families.family import Family, Tensors, activation, architecture_from, require
 
 
 class GPT2(Family):
@@ -22,10 +20,6 @@ class GPT2(Family):
         "mlp_norm": "ln_2",
     }
     embedding_parts: ClassVar = {"words": "wte", "positions": "wpe"}
-    tiny_fields: ClassVar = {
-        "decoder": ("GPT2Config", SIZES),
-        "scores by layer": ("GPT2Config", SIZES | {"scale_attn_by_inverse_layer_idx": True}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

@@ -3,11 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, architecture_from
+from rankscope.sources.families.family import Family, Tensors, architecture_from
 from rankscope.sources.families.rotary import rotary
-
-SIZES = SMALL_TEXT | {"hidden_size": 32, "intermediate_size": 24}
-ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 class GPTNeoX(Family):
@@ -23,13 +20,6 @@ class GPTNeoX(Family):
         "mlp_norm": "post_attention_layernorm",
     }
     embedding_parts: ClassVar = {"words": "embed_in"}
-    tiny_fields: ClassVar = {
-        "parallel": ("GPTNeoXConfig", SIZES | {"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}),
-        "serial": (
-            "GPTNeoXConfig",
-            SIZES | {"use_parallel_residual": False, "rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
-        ),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

@@ -3,20 +3,10 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Tensors, architecture_from, projections, read_block
+from rankscope.sources.families.family import Family, Tensors, architecture_from, projections, read_block
 from rankscope.sources.families.rotary import masks, rotary, sliding
 
-SMALL_GROUPED: dict[str, Any] = {
-    **SMALL_TEXT, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")), "num_key_value_heads": 2,
-    "intermediate_size": 24,
-}  # fmt: skip
-"""Sizes of small configs with grouped heads, whose vocabulary is smaller than the usual special ids."""
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-
-
-def _rope(scheme: str, **fields: int | float) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": scheme, "rope_theta": 500000.0, "factor": 8.0, **fields}}
 
 
 class Llama(Family):
@@ -34,22 +24,6 @@ class Llama(Family):
         "mlp_norm": "post_attention_layernorm",
     }
     embedding_parts: ClassVar = {"words": "embed_tokens"}
-    tiny_fields: ClassVar = {
-        "llama": ("LlamaConfig", SMALL_GROUPED),
-        "llama 3 positions": ("LlamaConfig", SMALL_GROUPED | _rope("llama3", **LLAMA3)),
-        "dynamic positions": ("LlamaConfig", SMALL_GROUPED | _rope("dynamic")),
-        "linear positions": ("MistralConfig", SMALL_GROUPED | _rope("linear") | {"sliding_window": None}),
-        "mistral": ("MistralConfig", SMALL_GROUPED | {"sliding_window": 4}),
-        "qwen 2": (
-            "Qwen2Config",
-            SMALL_GROUPED | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
-        ),
-        "qwen 3": ("Qwen3Config", SMALL_GROUPED | {"head_dim": 8}),
-        "yarn positions": (
-            "Qwen3Config",
-            SMALL_GROUPED | _rope("yarn", original_max_position_embeddings=16) | {"head_dim": 8},
-        ),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

@@ -4,17 +4,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import Tensors, read_block
-from rankscope.sources.families.llama import QUERY_NORMS, SMALL_GROUPED, Llama
+from rankscope.sources.families.llama import QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
-
-DENSE = ("mlp.gate", "mlp.up", "mlp.down")
-SHARED = {
-    "experts.shared.gate": "mlp.shared_expert.gate_proj",
-    "experts.shared.up": "mlp.shared_expert.up_proj",
-    "experts.shared.down": "mlp.shared_expert.down_proj",
-    "experts.shared_gate": "mlp.shared_expert_gate",
-}
-SIZES = SMALL_GROUPED | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 
 class Mixtral(Llama):
@@ -22,22 +13,11 @@ class Mixtral(Llama):
 
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
-    shared: ClassVar = SHARED
+    shared: ClassVar = {
+        **{f"experts.shared.{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+        "experts.shared_gate": "mlp.shared_expert_gate",
+    }
     """Where a block keeps a shared expert."""
-    tiny_fields: ClassVar = {
-        "mixtral": ("MixtralConfig", SMALL_GROUPED | {"num_local_experts": 4}),
-        "mixtral window": ("MixtralConfig", SMALL_GROUPED | {
-            "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4, "head_dim": 8,
-        }),
-        "qwen 2": ("Qwen2MoeConfig", SIZES | {
-            "shared_expert_intermediate_size": 20, "mlp_only_layers": [1], "use_sliding_window": True,
-            "sliding_window": 3, "max_window_layers": 2,
-        }),
-        "qwen 3": ("Qwen3MoeConfig", SIZES | {
-            "head_dim": 8, "norm_topk_prob": True, "decoder_sparse_step": 2,
-        }),
-        "qwen 3 as scored": ("Qwen3MoeConfig", SIZES | {"head_dim": 8, "attention_bias": True}),
-    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -78,12 +58,11 @@ class Mixtral(Llama):
         if not hasattr(block.mlp, "experts"):
             return super().layer(block, arch)
         norms = QUERY_NORMS if arch.query_norm else {}
-        parts = {name: path for name, path in self.parts.items() if name not in DENSE}
         shares = any(name.startswith("shared") for name, _ in block.mlp.named_children())
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**parts, **norms, **shared}, arch),
+            **read_block(block, {**self.without("mlp.gate", "mlp.up", "mlp.down"), **norms, **shared}, arch),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),

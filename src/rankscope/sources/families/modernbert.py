@@ -3,13 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, activation, architecture_from
+from rankscope.sources.families.family import Family, activation, architecture_from
 from rankscope.sources.families.rotary import masks, rotary
-
-SIZES = SMALL_TEXT | {
-    "num_hidden_layers": 4, "intermediate_size": 24, "local_attention": 6, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-}  # fmt: skip
 
 
 class ModernBert(Family):
@@ -26,10 +21,6 @@ class ModernBert(Family):
         "mlp_norm": "mlp_norm",
     }
     embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
-    tiny_fields: ClassVar = {
-        "no biases": ("ModernBertConfig", SIZES),
-        "biases": ("ModernBertConfig", SIZES | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True)),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """The first attention reads the embedding, which is normed already."""

@@ -5,9 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bart import Bart
-from rankscope.sources.families.family import SMALL_TEXT, Family, activation, architecture_from, linear_weights
-
-SIZES = SMALL_TEXT | {"ffn_dim": 24}
+from rankscope.sources.families.family import Family, activation, architecture_from, linear_weights
 
 
 class OPT(Family):
@@ -17,10 +15,6 @@ class OPT(Family):
     stack, final_norm, inside = "layers", "final_layer_norm", "decoder"
     parts = Bart.parts
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
-    tiny_fields: ClassVar = {
-        "pre-norm": ("OPTConfig", SIZES | {"word_embed_proj_dim": 16}),
-        "post-norm, narrow": ("OPTConfig", SIZES | {"word_embed_proj_dim": 8, "do_layer_norm_before": False}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre- or post-norm, with the eps of torch's LayerNorm."""

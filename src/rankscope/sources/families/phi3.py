@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.nets.weights import Linear
 from rankscope.sources.families.family import Tensors, heads_in, matrix, read_block
-from rankscope.sources.families.llama import SMALL_GROUPED, Llama
+from rankscope.sources.families.llama import Llama
 from rankscope.sources.families.rotary import sliding
 
 FUSED = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
@@ -15,19 +15,7 @@ class Phi3(Llama):
     """Phi-3, Phi-3.5 and Phi-4 mini: heads rotated in part, one window for all layers, longrope."""
 
     name, types = "phi3", ("phi3",)
-    parts: ClassVar = {
-        **{part: where for part, where in Llama.parts.items() if part not in FUSED},
-        "mlp.gate, mlp.up": "mlp.gate_up_proj",
-    }
-    tiny_fields: ClassVar = {
-        "window": ("Phi3Config", SMALL_GROUPED | {"sliding_window": 5}),
-        "longrope": ("Phi3Config", SMALL_GROUPED | {
-            "max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": {
-                "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
-                "short_factor": [1.1], "long_factor": [4.0],
-            },
-        }),
-    }  # fmt: skip
+    parts: ClassVar = Llama.without(*FUSED) | {"mlp.gate, mlp.up": "mlp.gate_up_proj"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -42,7 +30,7 @@ class Phi3(Llama):
         """Queries, then keys, then values: of each kind so many heads."""
         tensors, fused = read_block(block, self.parts, arch), block.self_attn.qkv_proj
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
-        parts = matrix(fused).split([count * arch.head_width for count in heads.values()], 1)  # type: ignore[no-untyped-call]
-        for (name, count), part in zip(heads.items(), parts, strict=True):
-            tensors |= heads_in(f"attention.{name}", Linear(part), count)
+        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, number), part in zip(heads.items(), parts, strict=True):
+            tensors |= heads_in(f"attention.{name}", Linear(part), number)
         return tensors

@@ -5,13 +5,7 @@ from typing import Any, ClassVar
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import Tensors, gains_from_one
-from rankscope.sources.families.llama import SMALL_GROUPED
 from rankscope.sources.families.mixtral import Mixtral
-
-SIZES = SMALL_GROUPED | {
-    "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
-    "shared_expert_intermediate_size": 20, "layer_types": ["full_attention"] * 3,
-}  # fmt: skip
 
 
 class Qwen3Next(Mixtral):
@@ -19,25 +13,14 @@ class Qwen3Next(Mixtral):
 
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
-    parts: ClassVar = {name: path for name, path in Mixtral.parts.items() if name != "attention.query"}
-    tiny_fields: ClassVar = {
-        "attention alone": ("Qwen3NextConfig", SIZES),
-        "with biases": (
-            "Qwen3NextConfig",
-            SIZES | {"attention_bias": True, "mlp_only_layers": [0], "norm_topk_prob": False},
-        ),
-    }
+    parts: ClassVar = Mixtral.without("attention.query")
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         linear = [kind for kind in config.layer_types if kind != "full_attention"]
         if linear:
-            raise SourceError(
-                f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's "
-                f"{len(config.layer_types)} are {linear[0]}, a recurrence that has no attention matrix: "
-                "watch measures it as it is",
-                subject="layer_types",
-            )
+            message = f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's are"
+            raise SourceError(f"{message} {linear[0]}: watch measures it as it is", subject="layer_types")
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         gates = {"query_norm": True, "head_gate": True, "rotary_share": share}
         return self.with_experts(self.gated(config, share, norm_place="pre", **gates), config)

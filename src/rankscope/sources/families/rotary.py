@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, one_of
 
 SCHEMES = ("default", "linear", "llama3", "proportional", "yarn", "longrope", "dynamic")
 
@@ -38,7 +38,7 @@ def _of(config: Any, parameters: Any, kind: str | None, share: float) -> tuple[t
 
     scheme = parameters["rope_type"]
     if scheme not in SCHEMES:
-        message = f"rotary positions must be of a scheme {', '.join(SCHEMES)}; this config says {scheme!r}"
+        message = one_of("scheme of rotary positions", scheme, SCHEMES)
         raise SourceError(f"{message}: watch measures the model as it is", subject="rope_type")
     if scheme == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -62,8 +62,7 @@ def masks(config: Any, usual: str = "causal") -> str:
     known = {"full_attention": usual, "sliding_attention": sliding(config, usual)}
     for kind in config.layer_types:
         if kind not in known:
-            message = f"layers must be of kind {', '.join(known)}; this config has {kind!r}"
-            raise SourceError(message, subject="layer_types")
+            raise SourceError(one_of("kind of layers", kind, known), subject="layer_types")
     by_layer = [known[kind] for kind in config.layer_types]
     return by_layer[0] if len(set(by_layer)) == 1 else ";".join(by_layer)
 

@@ -17,10 +17,6 @@ from rankscope.sources.families.family import (
 
 PLAIN = {"mlp.up": "layer.1.DenseReluDense.wi"}
 GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseReluDense.wi_1"}
-SIZES: dict[str, Any] = {
-    "vocab_size": 60, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 3, "num_heads": 4,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
-}  # fmt: skip
 
 
 class T5(Family):
@@ -36,10 +32,6 @@ class T5(Family):
         "mlp_norm": "layer.1.layer_norm",
     }
     embedding_parts: ClassVar = {"words": "embed_tokens"}
-    tiny_fields: ClassVar = {
-        "plain": ("T5Config", SIZES),
-        "gated": ("T5Config", SIZES | {"feed_forward_proj": "gated-gelu"}),
-    }
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -76,9 +68,6 @@ class T5Decoder(T5):
         **T5.parts,
         **projections("layer.1.EncDecAttention", "q k v o", "cross"),
         "cross_norm": "layer.1.layer_norm",
-    }
-    tiny_fields: ClassVar = {
-        label: (kind, {**fields, "num_decoder_layers": 2}) for label, (kind, fields) in T5.tiny_fields.items()
     }
 
     def architecture(self, config: Any) -> Architecture:

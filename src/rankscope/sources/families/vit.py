@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import SMALL, Family, architecture_from, image_embedding, projections
+from rankscope.sources.families.family import Family, architecture_from, image_embedding, projections
 
 
 class ViT(Family):
@@ -20,9 +20,6 @@ class ViT(Family):
         "mlp.up": "mlp.fc1",
         "mlp.down": "mlp.fc2",
         "mlp_norm": "layernorm_after",
-    }
-    tiny_fields: ClassVar = {
-        "image": ("ViTConfig", SMALL | {"intermediate_size": 24, "image_size": 12, "patch_size": 4})
     }
 
     def architecture(self, config: Any) -> Architecture:

@@ -4,10 +4,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, SoundEmbedding
-from rankscope.sources.families.bart import CROSS, SIZES, Bart
+from rankscope.sources.families.bart import CROSS, Bart
 from rankscope.sources.families.family import convolution
-
-TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
 
 
 class Whisper(Bart):
@@ -15,11 +13,6 @@ class Whisper(Bart):
 
     name, types = "whisper", ("whisper",)
     continuous_inputs, input_name, final_norm = True, "input_features", "layer_norm"
-    tiny_fields: ClassVar = {
-        "sound": ("WhisperConfig", SIZES | TOKENS | {
-            "num_mel_bins": 5, "max_source_positions": 11, "max_target_positions": 32,
-        })
-    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm, torch's usual eps."""

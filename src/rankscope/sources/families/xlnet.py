@@ -19,12 +19,6 @@ class XLNet(Family):
         "mlp_norm": "ff.layer_norm",
     }
     embedding_parts: ClassVar = {"words": "word_embedding"}
-    tiny_fields: ClassVar = {
-        "encoder": ("XLNetConfig", {
-            "vocab_size": 60, "d_model": 16, "n_layer": 3, "n_head": 4, "d_inner": 24,
-            "ff_activation": "gelu", "dropout": 0.0,
-        })
-    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """A post-norm encoder with relative positions."""

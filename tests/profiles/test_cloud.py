@@ -1,0 +1,68 @@
+"""The tokens of every layer on one plane."""
+
+import torch
+from polars.testing import assert_frame_equal
+
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure, one_pass
+from rankscope.profiles.cloud import cloud, cloud_table
+from rankscope.profiles.readers import ShapeReader
+from rankscope.profiles.spectra import SpectrumReader, spectra
+from rankscope.profiles.steps import ResidualShape
+
+NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+PADDING = torch.zeros(2, 9, dtype=torch.bool)
+PADDING[1, 6:] = True
+
+
+def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
+    reader = ShapeReader(len(X))
+    one_pass(net, X, padding, [reader], batch=1)
+    return reader.result()
+
+
+def residual(state: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    return state[real] - state[real].mean(0)
+
+
+def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:
+    table = cloud({"transformer": NET}, X, PADDING, [["a"] * 9, ["b"] * 6], samples=2)
+    assert table.filter(sample=1, layer=0)["text"].to_list() == ["b"] * 6
+    found = [(each.R[0], float(each.log10[0])) for each in shapes(NET, X, PADDING)]
+    whole = sum(10 ** (2 * k) * R.T @ R for R, k in found)
+    assert isinstance(whole, torch.Tensor)
+    best = float(torch.linalg.eigvalsh(whole)[-2:].sum())
+    rows = table.filter(sample=0)
+    shown = rows.group_by("layer").first()
+    seen = sum(s * 10 ** (2 * k) for s, k in shown.select("shown", "log10_scale").iter_rows())
+    assert abs(seen - best) < 1e-9 * best
+    one = rows.filter(layer=2)
+    square = sum(x * x + y * y for x, y in one.select("x", "y").iter_rows()) / 9
+    assert abs(square - one["shown"][0]) < 1e-9
+
+
+def test_only_so_many_tokens_are_kept() -> None:
+    assert cloud({"t": NET}, X, most=4).height == 4 * 5
+
+
+def test_of_a_deep_network_some_layers_are_looked_at() -> None:
+    deep = NET.variant(layers=40)
+    layers = [each.layer for each in shapes(deep, X[:1])]
+    assert layers == sorted(layers) and len(layers) == 33
+    assert layers[0] == 0 and layers[-1] == 40
+    assert cloud({"deep": deep}, X).height == 33 * 9
+
+
+def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
+    """One pass gives what three give, whatever the batches."""
+    shape, values = ShapeReader(samples=2), SpectrumReader("transformer", samples=2)
+    profile = measure(NET, X, PADDING, batch=1, readers=[shape, values])
+    torch.testing.assert_close(profile.curve("mu"), measure(NET, X, PADDING).curve("mu"))
+    clouds = (
+        cloud_table({"transformer": shape.result()}, ~PADDING),
+        cloud({"transformer": NET}, X, PADDING, samples=2),
+    )
+    assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
+    alone = spectra({"transformer": NET}, X, PADDING)
+    assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)

@@ -1,0 +1,140 @@
+"""Random networks that try to break every bound, the ladder of bounds, and bounds at any depth."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from rankscope.theory import THEOREMS, certify
+from tests.builders import normal
+from tests.theory.families import FAMILIES, SAN, SPHERE, Case, net_of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_random_network_breaks_a_bound(family: str) -> None:
+    """All theorems on every family; those that it is made for are met, and say something, in a good share of
+    the draws."""
+    strategy, theorems = FAMILIES[family]
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=12, derandomize=True)  # shares of a dozen draws would come and go by chance
+    @given(strategy)
+    def attempt(case: Case) -> None:
+        found = certify(*case)
+        assert found.broken().is_empty(), found.broken()
+        unmet = found.table.filter(~found.table["met"])
+        assert unmet["log10_bound"].is_null().all() and unmet["slack"].is_null().all()
+        assert unmet["why"].is_not_null().all()
+        seen["cases"] += 1
+        seen.update(found.guarantees()["theorem"].unique().to_list())
+
+    attempt()
+    for theorem in theorems:
+        assert seen[theorem] >= 0.1 * seen["cases"], f"{theorem} says too little: {dict(seen)}"
+
+
+def test_every_theorem_is_strained_by_some_family() -> None:
+    assert set(THEOREMS) == {name for _, theorems in FAMILIES.values() for name in theorems}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("kernel", ["softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer:3"])
+def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None:
+    net = net_of(width=6, kernel=kernel, length=16, **SAN)
+    X = scale * normal(2, 7, 6, seed=1)
+    assert certify(net, X).broken().is_empty()
+    with_skip = certify(net.variant(skip=1.0), X)
+    assert with_skip.broken().is_empty()
+    assert {"aligned-skip", "elementary-skip"} <= set(with_skip.table.filter("met")["theorem"])
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal", "window:2", "longformer:1:1"])
+@pytest.mark.parametrize("variant", ["san", "skip", "sphere"])
+def test_a_hundred_tokens(mask: str, variant: str) -> None:
+    """Bounds hold among many tokens, where column sums of attention part from its row sums."""
+    sphere = variant == "sphere"
+    fields = SPHERE if sphere else {**SAN, "attention_skip": float(variant == "skip"), "biases": False}
+    net = net_of("orthogonal" if sphere else "xavier", 3, width=8, mask=mask, **fields)
+    X = normal(1, 100, 8, seed=4)
+    found = certify(net, X.abs() if sphere else X)
+    assert found.broken().is_empty()
+    met = set(found.table.filter("met")["theorem"])
+    assert met >= {"san": {"attention-factors", "wu2024-1"}, "skip": {"aligned-skip", "dobrushin"},
+                   "sphere": {"norm-rank", "hemisphere", "wu2024-cor1"}}[variant]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["san", "transformer", "sphere"]
+    + [pytest.param(kind, marks=pytest.mark.slow) for kind in ("san + MLP", "san + skip", "lambda")],
+)
+def test_forty_layers(kind: str) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "san": SAN,
+        "san + MLP": {**SAN, "mlp": "plain"},
+        "san + skip": {**SAN, "attention_skip": 1.0},
+        "transformer": {"layers": 12},
+        "sphere": {**SPHERE, "mask": "causal"},
+        "lambda": {**SAN, "norm": "rms", "attention_skip": 20.0},
+    }
+    net = net_of("orthogonal", 1, **{"layers": 40, "norm_eps": 0.0, "biases": False, **kinds[kind]})
+    X = 0.1 * normal(1, 5, 4, seed=5)
+    found = certify(net, X.abs() if kind == "sphere" else X)
+    assert found.broken().is_empty()
+    assert not found.guarantees().filter(layer=net.arch.layers).is_empty()
+
+
+def test_the_smallest_inputs() -> None:
+    """One token, equal tokens, zeros: upper bounds are zero or say so, lower bounds are zero."""
+    for skip in (0.0, 1.0):
+        net = net_of(**{**SAN, "attention_skip": skip}, biases=False)
+        for X in (normal(1, 1, 4), normal(1, 1, 4).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
+            found = certify(net, X)
+            assert found.broken().is_empty()
+            met = found.table.filter("met")
+            assert set(met["log10_measured"]) == {-math.inf}
+            for quantity in ("residual", "diameter"):
+                assert set(met.filter(quantity=quantity)["log10_bound"]) == {-math.inf}
+            assert set(met.filter(kind="lower")["log10_bound"]) <= {-math.inf}
+
+
+def test_weights_whose_products_leave_floating_point() -> None:
+    """Weights of 1e-92: the product of four of them is no float64, the residual in logs is."""
+    net = net_of("bert", times=1e-90, layers=2, biases=False, **SAN)
+    for skip in (0.0, 1.0):
+        found = certify(net.variant(skip=skip), normal(1, 5, 4))
+        assert found.broken().is_empty()
+        assert found.table.filter("met")["log10_bound"].is_finite().all()
+
+
+# The ladder
+
+
+# Norms and rank
+
+
+# Beyond what floating point resolves
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal", "strided:2"])
+def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
+    """Scores of 1e16 and more pick one token: no weight is above one, and tokens are as large as float64 has
+    them (their logs were off by 1e8)."""
+    fields = {**SAN, "attention_skip": 1.0, "layers": 2, "heads": 4, "head_width": 3, "biases": False}
+    for seed in range(4):
+        net, X = net_of(seed=seed, times=1e3, mask=mask, **fields), 1e3 * normal(1, 5, 4, seed=seed)
+        found = certify(net, X, theorems=["aligned-skip", "elementary-skip"])
+        size = found.of("aligned-skip")["log10_size"][1]
+        assert size == pytest.approx(math.log10(float(net.run(X).output.norm())), abs=0.3)
+        assert found.broken().is_empty()
+
+
+def test_gated_networks_that_leave_floating_point_have_no_factor() -> None:
+    """Squared by every layer, tokens pass 1e261: what is cut off there must not bound them."""
+    net = net_of(seed=7, times=1e3, layers=7, mlp="gated", mlp_width=5, norm="none", biases=False)
+    found = certify(net, 1e6 * normal(1, 2, 4, seed=7), theorems="dobrushin")
+    assert float(found.table["log10_size"].max()) > 300  # type: ignore[arg-type]
+    assert found.broken().is_empty() and found.table["log10_bound"][-1] == math.inf

@@ -1,0 +1,243 @@
+"""The table of certificates: kept in a file, summed up, drawn, asked for a depth; and bad questions."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
+from rankscope.nets import Architecture, Transformer
+from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
+from rankscope.theory.certify import SCHEMA
+from rankscope.theory.depth import depth_of
+from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
+from tests.builders import normal
+from tests.raising import raises
+
+NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
+SAN = NET.variant("san")
+SKIP = NET.variant(mlp=False, norm=False)
+X = 0.1 * normal(2, 5, 8)
+FOUND = certify(SAN, X)
+
+
+def test_one_row_per_theorem_sample_and_layer() -> None:
+    assert FOUND.theorems == list(THEOREMS)
+    assert len(FOUND.table) == len(THEOREMS) * 2 * 4
+    assert dict(FOUND.table.schema) == dict(pl.DataFrame(schema=SCHEMA).schema)
+    assert FOUND.of("oscillation", 1)["layer"].to_list() == [1, 2, 3, 4]
+    for row in FOUND.table.iter_rows(named=True):
+        unmet = [each for each in row["hypotheses"] if not each["met"]]
+        assert row["met"] is (not unmet) and (row["why"] is None) is row["met"]
+        for each in unmet:
+            assert f"{each['says']}: {each['number']:.6g}, must be {each['limit']}" in row["why"]
+        if row["met"]:
+            sign = 1 if row["kind"] == "upper" else -1
+            assert row["slack"] == pytest.approx(sign * (row["log10_bound"] - row["log10_measured"]))
+    assert "18 theorems" in repr(FOUND) and "2 samples" in repr(FOUND)
+
+
+def test_padding_is_left_out() -> None:
+    padding = torch.tensor([[False] * 5 + [True] * 2] * 2)
+    padded = certify(SAN, torch.cat([X, 7 + normal(2, 2, 8, seed=1)], 1), padding, theorems="dong2021-2.3")
+    alone = FOUND.of("dong2021-2.3")
+    for name in ("log10_bound", "log10_measured"):
+        assert padded.table[name].to_list() == pytest.approx(alone[name].to_list())
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    again = Certificates.read(FOUND.save(tmp_path / "found.parquet"))
+    assert again.table.equals(FOUND.table)
+    assert again.manifest == FOUND.manifest
+    with raises(FileError, str(tmp_path / "other.parquet")):
+        Certificates.read(tmp_path / "other.parquet")
+
+
+def test_the_manifest_says_which_network_ran_where() -> None:
+    about = certify(SAN, X, theorems="dobrushin", variant="san", device="cpu").manifest
+    assert about.device == "cpu" and about.networks[0].variant == "san"
+    assert about.networks[0].checks["network_device"] == "cpu"
+
+
+def test_the_summary_tells_how_far_each_theorem_goes() -> None:
+    summary = FOUND.summary()
+    assert summary["theorem"].to_list() == list(THEOREMS)
+    rows = {row["theorem"]: row for row in summary.iter_rows(named=True)}
+    assert rows["dong2021-2.3"]["met_to"] == 4 and rows["dong2021-2.3"]["why"] is None
+    assert rows["dong2021-2.2"]["met_to"] == 0 and "heads: 2" in rows["dong2021-2.2"]["why"]
+    assert rows["dong2021-2.2"]["log10_bound"] is None
+    last = FOUND.of("dong2021-2.3").filter(layer=4)
+    assert rows["dong2021-2.3"]["slack"] == pytest.approx(last["slack"].max())
+
+
+def test_guarantees_say_something() -> None:
+    said = FOUND.guarantees()
+    assert said["met"].all() and not said["vacuous"].any()
+    assert (said.filter(kind="upper")["log10_bound"] < said.filter(kind="upper")["log10_size"]).all()
+    large = certify(SAN, 1e3 * X, theorems="dong2021-2.3")
+    assert large.table["met"].all() and large.table["vacuous"].all() and large.guarantees().is_empty()
+
+
+@pytest.mark.parametrize(
+    ("net", "quantities"),
+    [(SAN, 3), (SKIP, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1), (SAN.variant(mask="causal"), 3)],
+)
+def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> None:
+    found = certify(net, X)
+    figure = found.plot(1)
+    assert isinstance(figure, Figure) and len(figure.axes) == quantities
+    for axes in figure.axes:
+        assert axes.get_xlabel() == "layer" and axes.get_title(loc="left")
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+        assert {"measured", "tokens' own size"} <= set(labels)
+    met = set(found.table.filter("met").filter(pl.col("quantity") != "affine_rank")["theorem"])
+    drawn = {
+        text.get_text().removesuffix(" (vacuous)").rstrip(" ≤≥")
+        for axes in figure.axes
+        for text in axes.get_legend().get_texts()  # type: ignore[union-attr]
+    }
+    assert drawn - {"measured", "tokens' own size"} == met
+    figure.savefig("/dev/null", format="png")
+
+
+def test_what_cannot_be_drawn() -> None:
+    with raises(TheoremError, "sample"):
+        FOUND.plot(7)
+    with raises(TheoremError, "theorems"):
+        certify(NET, X, theorems="norm-rank").plot()
+
+
+# Depth
+
+
+def test_tokens_collapse_no_later_than_is_guaranteed() -> None:
+    depth = collapse_depth(SAN, X, 1e-6)
+    measured = dict(depth.measured.iter_rows())
+    upper = depth.guaranteed.filter(kind="upper").drop_nulls("layer")
+    assert {"dong2021-2.3", "oscillation", "attention-factors"} <= set(upper["theorem"])
+    for theorem, sample, _, layer, says in upper.iter_rows():
+        if THEOREMS[theorem].quantity == "residual":
+            assert measured[sample] <= layer and f"by layer {layer}" in says
+    assert depth.threshold == 1e-6
+    # Read off the table by hand.
+    rows = FOUND.of("dong2021-2.3", 0)
+    below = [r["layer"] for r in rows.iter_rows(named=True) if r["log10_measured"] - r["log10_size"] < -6]
+    assert measured[0] == min(below)
+
+
+def test_lower_bounds_exclude_collapse() -> None:
+    depth = collapse_depth(SKIP, X, 1e-6)
+    assert depth.measured["layer"].to_list() == [None, None]
+    excluded = depth.guaranteed.filter(theorem="aligned-skip")
+    assert excluded["layer"].to_list() == [4, 4]
+    assert excluded["says"][0] == "not uniform to 1e-06 up to layer 4"
+    unmet = depth.guaranteed.filter(theorem="untouched")
+    assert unmet["layer"].to_list() == [None, None] and unmet["says"][0] == "excludes nothing"
+
+
+def test_zero_tokens_are_uniform_and_nothing_is_excluded() -> None:
+    """Zero of zero: neither a share above every threshold nor NaN."""
+    depth = collapse_depth(SKIP, torch.zeros(1, 4, 8, dtype=torch.float64))
+    assert depth.measured["layer"].to_list() == [1]
+    assert depth.guaranteed.filter(theorem="dong2021-skip")["layer"].to_list() == [1]
+    assert depth.guaranteed.filter(kind="lower")["layer"].to_list() == [None] * 4
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, math.inf, math.nan])
+def test_a_threshold_is_a_positive_number(threshold: float) -> None:
+    with raises(TheoremError, "threshold"):
+        depth_of(FOUND, threshold)
+
+
+def test_bad_questions_are_answered_in_one_sentence() -> None:
+    none = torch.ones(2, 5, dtype=torch.bool)
+    wrong: list[tuple[dict[str, Any], type[RankscopeError], str]] = [
+        ({"theorems": "dong"}, TheoremError, "theorem"),
+        ({"theorems": ["oscilation"]}, TheoremError, "theorem"),
+        ({"theorems": []}, TheoremError, "theorems"),
+        ({"centre": "middle"}, MetricError, "centre"),
+        ({"X": X[0]}, TokensError, "X"),
+        ({"X": torch.ones(1, 5, 8, dtype=torch.long)}, TokensError, "X"),
+        ({"padding": none}, TokensError, "padding"),
+    ]
+    for options, error, subject in wrong:
+        with raises(error, subject):
+            certify(SAN, **{"X": X, **options})
+    with raises(TheoremError, "theorem"):
+        certify(SAN, X, theorems="dong2021-2.3").of("oscillation")
+
+
+def test_progress_is_told_by_sample() -> None:
+    told: list[tuple[int, int]] = []
+    certify(SAN, X, theorems="dobrushin", progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+
+
+class Decompositions(TorchDispatchMode):
+    """Counts what norms of weights are made of: triangles and eigenvalues of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func.name() in ("aten::linalg_qr", "aten::_linalg_eigh")
+        return func(*args, **(kwargs or {}))
+
+
+def decompositions(net: Transformer, **given: Any) -> int:
+    with Decompositions() as counted:
+        certify(net, torch.ones(1, 3, 8) + torch.eye(3, 8), **given)
+    return counted.number
+
+
+def test_norms_are_taken_once_for_the_same_weights() -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2), seed=20)
+    number = 2 * (2 * 3 + 2)  # two triangles and an eigenvalue for each head, one for each matrix of an MLP
+    assert decompositions(net) == number
+    assert decompositions(net) == decompositions(net, theorems="dobrushin") == 0
+    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    assert decompositions(again.variant(skip=0.5, layers=3), theorems="dobrushin") == 0
+    assert decompositions(net.to(torch.float32), theorems="dobrushin") == number  # rounded: other weights
+    one = Transformer.random(Architecture(layers=2, width=8, heads=1, mlp="none", norm="none"), seed=21)
+    assert decompositions(one.variant(skip=0.0)) == 2 * 3 + 2  # and the products of the layers' matrices
+    assert decompositions(one.variant(skip=0.0)) == 0
+
+
+@pytest.mark.parametrize("way", ["in place", "through data", "through numpy", "rows swapped"])
+def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, mlp="none", norm="none"), seed=22)
+    before = certify(net, X).table
+    value = net.weights.layers[1].attention.value.weight
+    if way == "in place":
+        value.mul_(2)
+    elif way == "through data":
+        value.data.mul_(2)
+    elif way == "through numpy":
+        value.numpy()[:] *= 2
+    else:
+        value.data[:] = value.data.flip(0)
+    after = certify(net, X).table
+    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    assert after.equals(certify(fresh, X).table) and not after.equals(before)
+
+
+def test_norms_that_are_kept_change_nothing() -> None:
+    net = Transformer.random(Architecture(layers=3, width=16, heads=4))
+    X, norms = torch.randn(1, 5, 16, dtype=torch.float64), WeightNorms()
+    for changes in ({}, {"skip": 0.0, "mlp": False}, {"kernel": "uniform"}, {"heads": [0, 2]}, {"layers": 5}):
+        variant = net.variant(**changes)
+        given = certify(variant, X, norms=norms).table
+        assert given.equals(certify(variant, X).table)
+        layers = [(HeadNorms.of(variant.arch, k, each), MLPNorms.of(variant.arch, each))
+                  for k, each in enumerate(variant.weights.layers)]  # fmt: skip
+        for k, (heads, mlp) in enumerate(layers):
+            kept = norms.of(variant, k)
+            assert kept[1] == mlp
+            assert all(torch.equal(getattr(kept[0], name), getattr(heads, name)) for name in
+                       ("scores", "columns", "rows", "spectral"))  # fmt: skip

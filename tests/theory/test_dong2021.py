@@ -1,0 +1,93 @@
+"""The bounds of Dong et al. 2021: cubing to any depth, the closed form of skips, gamma."""
+
+import math
+
+import mpmath
+import pytest
+from torch import Tensor
+
+from rankscope.deviation.scaled import LOWEST
+from rankscope.nets import Transformer
+from rankscope.theory import certify
+from rankscope.theory.dong2021 import cubed
+from tests.builders import normal
+from tests.theory.families import SAN, net_of
+from tests.theory.plain import columns, rows
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
+@pytest.mark.parametrize("skip", [1.0, -0.5])
+def test_layer_by_layer_below_the_closed_form_of_skips(skip: float, scale: float) -> None:
+    """`max_l (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l)`, in mpmath, for |w| <= 1."""
+    net = net_of(seed=2, layers=4, key_heads=1, **{**SAN, "attention_skip": skip})
+    X = scale * normal(1, 5, 4, seed=3)
+    found = certify(net, X, theorems="dong2021-skip")
+    assert found.table["met"].all() and found.broken().is_empty()
+    R = X[0] - X[0].mean(0)
+    r, c = float((columns(R) * rows(R)).sqrt()), _largest_cubic(net, X)
+    for layer, bound in found.table.select("layer", "log10_bound").iter_rows():
+        with mpmath.workdps(50):
+            terms = []
+            for j in range(layer + 1):
+                term = mpmath.mpf(2 * c) ** ((3**j - 1) // 2) * mpmath.mpf(r) ** 3**j
+                terms.append(term * mpmath.mpf(2) ** (3**j * (layer - j)))
+            closed = float(mpmath.log10(max(terms)))
+        assert bound <= closed + 1e-9 * (1 + abs(closed))
+
+
+def _largest_cubic(net: Transformer, X: Tensor) -> float:
+    """c over the layers, from explicit matrices."""
+    arch, found = net.arch, 0.0
+    group = arch.heads // arch.key_heads
+    for index, state in enumerate(net.run(X).states[:-1]):
+        R, w = state[0] - state[0].mean(0), net.weights.layers[index].attention
+        o, wide = 0.0, 0.0
+        for head in range(arch.heads):
+            QK = w.query.weight[:, head] @ w.key.weight[:, head // group].mT
+            W = w.value.weight[:, head // group] @ w.output.weight[head]
+            E = R @ QK @ R.mT / arch.divisor
+            o = max(o, float((E.amax(-1) - E.amin(-1)).max()))
+            wide = max(wide, float(columns(QK) * max(columns(W), rows(W))))
+        growth = max(1.0, math.expm1(o) / (2 * o))
+        found = max(found, 4 * 2 * (1 - 1 / len(R)) * growth * wide * arch.heads / arch.divisor)
+    return found
+
+
+@pytest.mark.parametrize(("base", "start"), [(0.3, -0.5), (-1.0, 0.6), (2.0, -1.0), (-3.0, 1.5), (0.0, 0.01)])
+def test_cubing_equals_the_closed_form_to_a_thousand_layers(base: float, start: float) -> None:
+    found = cubed([base] * 1000, start)
+    assert len(found) == 1000
+    with mpmath.workdps(600):
+        for layer in (1, 2, 3, 10, 50, 500, 600, 1000):
+            power = mpmath.mpf(3) ** layer
+            exact = (power - 1) / 2 * mpmath.mpf(base) + power * mpmath.mpf(start)
+            got = found[layer - 1]
+            if exact < LOWEST:
+                assert got == LOWEST  # raised: an upper bound stays one
+            elif exact > -LOWEST:
+                assert got == math.inf
+            else:
+                # Near the critical start, rounding of the logs grows as their powers do, and upward.
+                lost = mpmath.mpf(4e-15) * layer * (abs(exact) + power * (abs(base) + abs(start)))
+                assert exact <= got and (got <= exact + lost or exact + lost > -LOWEST)
+    assert all(not math.isnan(each) for each in found)
+
+
+def test_cubing_takes_the_largest_base_so_far() -> None:
+    by_hand = [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
+    found = cubed([-1.0, 2.0, 0.0], -3.0)
+    assert found == pytest.approx(by_hand, rel=1e-13) and all(a >= b for a, b in zip(found, by_hand, strict=True))
+    assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, pytest.approx(1 + 3 * (1 + 15), rel=1e-13)]
+    assert cubed([math.inf], -math.inf) == [-math.inf]
+
+
+@pytest.mark.parametrize("layers", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_thousand_layers_are_certified(layers: int) -> None:
+    """Means at 1e-400 and residuals whose logs end: neither NaN nor a bound that is passed."""
+    net = net_of("bert", layers=layers, width=2, heads=1, shared=True, **SAN)
+    found = certify(net, normal(1, 3, 2), theorems=["dong2021-2.3", "dong2021-skip"])
+    rows = found.of("dong2021-2.3")
+    assert rows["met"].all() and found.broken().is_empty()
+    if layers == 1000:
+        assert rows["log10_bound"][-1] == pytest.approx(LOWEST / math.log(10))
+    assert rows["log10_measured"].is_finite().all()
