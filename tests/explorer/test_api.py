@@ -111,7 +111,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(setting=FIELDS | SCALAR, pin=st.none() | FIELDS)
 def test_any_setting_is_answered_or_refused_and_the_server_goes_on(served: Served, setting: Any, pin: Any) -> None:
     request = {"setting": setting} if pin is None else {"setting": setting, "A": pin}

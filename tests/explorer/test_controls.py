@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.errors import ArchitectureError, RankscopeError, SettingError
@@ -51,6 +51,7 @@ NAMES = st.sampled_from(["setting", "A", "skip", "shape", "text"])
 VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(NAMES, inner))
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=200) | VALUES)
 def test_any_bytes_are_a_request_or_a_sentence(body: Any) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Panel, Spans
-from rankscope.figures.page import DASHES, SYMBOLS, page_figure
+from rankscope.figures.page import page_figure
 from rankscope.figures.powers import Powers
-from rankscope.figures.style import line_style
 from rankscope.profiles import measure
 from rankscope.profiles.cloud import cloud
 from rankscope.profiles.figures import cloud_chart, curves_chart, spectrum_chart
@@ -80,8 +79,3 @@ def test_an_axis_of_powers_has_their_places() -> None:
 def test_a_group_has_one_entry_in_the_legend() -> None:
     lines = [Line([0, 1], [0.0, 1.0], "line 0", "one", "group") for _ in range(3)]
     assert [trace["showlegend"] for trace in page_figure(chart_of(*lines))["data"]] == [True, False, False]
-
-
-def test_no_two_of_many_lines_look_the_same() -> None:
-    styles = [line_style(number) for number in range(60)]
-    assert len({(style.colour, SYMBOLS[style.marker], DASHES[style.marker]) for style in styles}) == 60

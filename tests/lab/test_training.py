@@ -17,8 +17,8 @@ import rankscope
 from rankscope import read
 from rankscope.errors import ArchitectureError, LabError, TrainingWarning
 from rankscope.lab import Initialisation, Recipe, Training
-from rankscope.lab.lookahead import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
+from rankscope.lab.training import reads_ahead
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import Experts
 from rankscope.remedies import REMEDIES
@@ -49,11 +49,10 @@ def same(a: Training, b: Training, within: float = 0.0) -> None:
     "more",
     [
         {"initialisation": Initialisation(dropout=0.2)},
-        {"initialisation": Initialisation(sigma_reparam="one")},
-        {"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="sigma")},
+        {"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="one")},
         {"task": Memorization(12, 48)},
     ],
-    ids=["dropout", "sigma", "seeds", "padding"],
+    ids=["dropout", "seeds, sigma", "padding"],
 )
 def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path, more: Any) -> None:
     whole, first = made(tmp_path / "whole", **more).finish(), made(tmp_path / "parts", **more)
@@ -85,6 +84,7 @@ for step in made(Path({folder!r})):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
     script = KILLED.format(folder=str(tmp_path / "killed"))
     root = Path(__file__).parents[2]
@@ -101,7 +101,6 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "initialisation"),
     [
-        (TASK, Initialisation()),
         (TASK, Initialisation(sigma_reparam="one")),
         (Induction(symbols=9, shortest=2, longest=6, context=12), Initialisation()),
         (Digits(patch=4), Initialisation(scheme="bert")),
@@ -153,6 +152,13 @@ def test_where_they_cannot_learn_at_once_they_do_one_after_the_other(task: Task,
         for name, each in alone.models[0].state_dict().items():
             mine = together.models[place].state_dict()[name]
             torch.testing.assert_close(mine, each, rtol=1e-10, atol=1e-10)
+
+
+def test_reading_ahead_is_found_where_tokens_become_the_same() -> None:
+    """After 48 layers without skips nothing of what was read is left, to float64."""
+    deep = Copying().architecture(48, 8, 2, attention_skip=0.0, mlp_skip=0.0)
+    assert reads_ahead(Transformer.random(deep).with_remedy("sinkhorn"))
+    assert deep.mask == "causal" and not reads_ahead(Transformer.random(deep))
 
 
 def fitting(name: str) -> Architecture:

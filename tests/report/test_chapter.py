@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.report import read_run, render
+from rankscope.profiles import Profile
+from rankscope.report import read_run, render, write_report
 from rankscope.report.chapter import BUDGET, LEFT_OUT, Chapter, chapter, fit
+from rankscope.runs import EarlyStop
 from tests.report.runs import links_within, study
 
 
@@ -56,14 +58,14 @@ def test_later_chapters_give_before_the_first_and_tables_stay(folders: list[Path
     assert weight(chapters[1:]) == 0 and not chapters[1].figures
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
-def test_it_stops_as_soon_as_it_fits(folders: list[Path], share: float) -> None:
+def test_it_stops_as_soon_as_it_fits(folders: list[Path]) -> None:
     chapters = chapters_of(folders)
-    budget = int(weight(chapters) * share)
-    fit(chapters, budget)
-    assert weight(chapters) <= budget
-    assert chapters[1].left == chapters[2].left[: len(chapters[1].left)]  # the same kinds, the last first
-    assert len(chapters[2].left) - len(chapters[1].left) in (0, 1)
+    whole = weight(chapters)
+    for share in (0.9, 0.6, 0.4):
+        fit(chapters, int(whole * share))
+        assert weight(chapters) <= int(whole * share)
+        assert chapters[1].left == chapters[2].left[: len(chapters[1].left)]  # the same kinds, the last first
+        assert len(chapters[2].left) - len(chapters[1].left) in (0, 1)
 
 
 def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> None:
@@ -84,3 +86,10 @@ def test_a_study_that_has_only_notes_stays_and_folders_are_quoted(everything: Pa
     fit(chapters, 0)
     assert [section.notes[0] for section in chapters[1].sections if section.key == "study-0"] == ["said"]
     assert chapters[1].notes[-1].endswith(f"rankscope report '{folders[1]}'")
+
+
+def test_a_run_that_was_stopped_says_so(written: tuple[Profile, Path], tmp_path: Path) -> None:
+    stopped, profile = EarlyStop(finished=("san", "transformer"), asked=5), written[0]
+    Profile(profile.table, profile.manifest.adding(stopped=stopped)).save(tmp_path / "profile.parquet")
+    html = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "This run was stopped early: of 5 there are 2 (san, transformer)." in html

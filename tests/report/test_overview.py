@@ -5,7 +5,7 @@ from pathlib import Path
 from rankscope.figures import Line
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.report import ReportedRun, write_report, write_run_directory
+from rankscope.report import ReportedRun, write_report
 from rankscope.report.overview import side_by_side, titles
 from rankscope.runs import Manifest, Text
 from rankscope.theory import certify
@@ -71,8 +71,9 @@ def test_a_variant_that_fell_back_to_a_coarser_arithmetic_is_shown_in_that() -> 
 
 def test_runs_of_other_variants_are_listed_alone(tmp_path: Path) -> None:
     for name in ("san", "transformer"):
+        (tmp_path / name).mkdir()
         profile = measure(NET.variant(name), X, metrics="relative_residual", variant=name)
-        write_run_directory(profile, tmp_path / name, name)
+        profile.save(tmp_path / name / "profile.parquet")
     folders = [tmp_path / "san", tmp_path / "transformer"]
     html = write_report(folders, tmp_path / "both.html").read_text()
     assert "<h1>2 runs</h1>" in html and 'id="runs-beside"' not in html and "runs-figure" not in html

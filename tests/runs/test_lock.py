@@ -41,9 +41,6 @@ from types import ModuleType
 sys.modules["fcntl"] = None  # what Python itself takes for "cannot be imported"
 import rankscope
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import Measurement
-from rankscope.runs.training import TRAINING
-from rankscope.live.monitor.measurement import RunWriter
 from rankscope.runs import Manifest, Store
 
 windows = ModuleType("msvcrt")  # stands in for Windows' own, with a lock of this system
@@ -67,12 +64,10 @@ if sys.argv[2:]:
 import subprocess
 import polars as pl
 
-writer = RunWriter(sys.argv[1], Manifest())
-again = subprocess.run([sys.executable, __file__, sys.argv[1], "again"], capture_output=True, text=True)
-print(again.stdout, again.stderr)
-row = {"step": 0, "metric": "loss", "value": 0.5}
-writer.write(Measurement(0, pl.DataFrame([row], schema=TRAINING)))
-writer.close()
+with Store(sys.argv[1]) as store:
+    again = subprocess.run([sys.executable, __file__, sys.argv[1], "again"], capture_output=True, text=True)
+    print(again.stdout, again.stderr)
+    store.append("training", "training", pl.DataFrame({"step": [0], "value": [0.5]}), Manifest())
 """
 
 

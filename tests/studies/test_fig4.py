@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rankscope.lab import Model
 from rankscope.lab.tasks import Hull, Memorization
 from rankscope.lab.tasks.fixed import FixedTask
+from rankscope.lab.tasks.task import UNLABELLED
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.paths import Decomposition, all_paths, decompose
 from rankscope.studies import Setup, chosen, reproduce
@@ -64,19 +65,19 @@ def trained(request: pytest.FixtureRequest) -> tuple[TaskPlan, Model]:
 @pytest.fixture(scope="module")
 def decomposed(trained: tuple[TaskPlan, Model]) -> Decomposition:
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     return decompose(model.network(), model.tokens(data.inputs), data.padding)
 
 
 def test_dropout_is_of_the_training_alone(trained: tuple[TaskPlan, Model]) -> None:
     """Nothing dropped, training's pass is the model's own; with dropout the head's input is dropped too."""
     plan, model = trained
-    data = plan.task.data[1].trimmed()
-    padding = data.padding if bool(data.padding.any()) else None
+    data = plan.task.data[1].part(slice(None))
+    padding, real = data.padding, data.labels != UNLABELLED
     plain = model(data.inputs, padding)
     torch.testing.assert_close(model(data.inputs, padding, Dropout.seeded(0.0, 0, "cpu")), plain)
     some = model(data.inputs, padding, Dropout.seeded(0.3, 1, "cpu"))
-    assert not torch.allclose(some[~data.padding], plain[~data.padding], atol=1e-3)
+    assert not torch.allclose(some[real], plain[real], atol=1e-3)
     drop = Dropout.seeded(0.3, 1, "cpu")
     *_, last = training_states(model.network(), model.tokens(data.inputs), drop, padding)
     torch.testing.assert_close(some, model.head(drop(last)))
@@ -101,9 +102,9 @@ def test_norms_keep_a_gain_of_one_and_positions_are_before_the_first(trained: tu
 def test_paths_are_evaluated_as_if_one_by_one(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     """Every path on its own, by `Decomposition.path`; summed as often as drawn, normalised, classified."""
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     table = path_effects(model, data, counts=(3,), repeats=2, seed=5)
-    real = ~data.padding
+    real = data.labels != UNLABELLED
     drawn = draws(2, 2, (3,), 2, 5)
 
     def share(terms: list[torch.Tensor]) -> float:
@@ -127,7 +128,7 @@ def test_paths_are_evaluated_as_if_one_by_one(trained: tuple[TaskPlan, Model], d
 
 def test_all_lengths_together_are_the_network(trained: tuple[TaskPlan, Model], decomposed: Decomposition) -> None:
     plan, model = trained
-    data = plan.task.data[1].trimmed()
+    data = plan.task.data[1].part(slice(None))
     whole = torch.stack([decomposed.keep(lengths=[k]) for k in range(3)]).sum(0)
     torch.testing.assert_close(model.head(whole), model(data.inputs, data.padding))
     assert float(decomposed.by_length().bias.abs().max()) == 0  # every path starts at the embedding
@@ -139,7 +140,7 @@ def test_a_path_of_its_own_is_the_published_procedure(
     """Through a head: attention of the path's own tokens, then LayerNorm without gain and bias; past the
     heads: nothing at all."""
     plan, model = trained
-    data, tensors = plan.task.data[1].trimmed(), model.net.tensors()
+    data, tensors = plan.task.data[1].part(slice(None)), model.net.tensors()
     for path in all_paths(2, 2):
         X = model.tokens(data.inputs)
         for layer, head in enumerate(path):
@@ -150,9 +151,9 @@ def test_a_path_of_its_own_is_the_published_procedure(
             b = {name: tensors[f"layers.{layer}.attention.{name}.bias"] for name in ("query", "key")}
             q, k = (X @ w[name][:, head] + b[name][head] for name in ("query", "key"))
             scores = q @ k.mT / 2  # the root of the width of a head, 4
-            P = scores.masked_fill(data.padding[:, None], -torch.inf).softmax(-1)
+            P = scores.masked_fill((data.labels == UNLABELLED)[:, None], -torch.inf).softmax(-1)
             X = F.layer_norm(P @ X @ w["value"][:, head] @ w["output"][head], (8,), eps=1e-12)
-        real = ~data.padding
+        real = data.labels != UNLABELLED
         torch.testing.assert_close(decomposed.path(path, "own").term[real], X[real])
 
 

@@ -22,11 +22,14 @@ def dies(path: str) -> int:
     return os.getpid()
 
 
-def describe(_: int) -> tuple[int, str, int, int]:
-    """What a worker finds around it."""
-    import torch  # late: other work starts faster without
+def describe(with_torch: bool) -> tuple[int, str, int, int]:
+    """The worker's index, the threads that its environment allows, those of torch, its process group."""
+    variable, threads = os.environ["OMP_NUM_THREADS"], 1
+    if with_torch:
+        import torch  # late: other work starts faster without
 
-    return worker_index(), os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), os.getpgid(0)
+        threads = torch.get_num_threads()
+    return worker_index(), variable, threads, os.getpgid(0)
 
 
 class Counter:

@@ -52,7 +52,7 @@ def measure_text(
             tokens=corpus.tokens,
             batch=corpus.batch,
             compile=task.checks.get("compile", False),
-            runner=None if options.on is None else _cluster_job(options.on, results.silent),
+            runner=None if options.on is None else _cluster_job(options.on, options.stuck_after, results.silent),
         )
         with _bar(texts, corpus.samples, results.silent) as tell, closing(steps):
             for gathered in steps:
@@ -82,12 +82,12 @@ def measure_text(
         raise end
 
 
-def _cluster_job(on: str, quiet: bool) -> "BatchRunner":
+def _cluster_job(on: str, stuck_after: float, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine.cluster import cluster
     from rankscope.engine.ray_jobs import measure_on_cluster
 
-    connected = ending.enter_context(cluster(on))
+    connected = ending.enter_context(cluster(on, stuck_after=stuck_after))
     if connected.dashboard and not quiet:
         complain(f"Ray's dashboard: {connected.dashboard}")
     return partial(measure_on_cluster, connected)

@@ -48,7 +48,7 @@ HELP = {
     "on": "ray: a Ray cluster on this machine; ray:HOST:PORT: a cluster that is running.",
     "workers": "The number of processes that share the work.",
     "threads": "The number of threads of each cell.",
-    "stuck_after": "On Ray: seconds without any result after which running cells are given up.",
+    "stuck_after": "On Ray: seconds without any result after which the work that runs is given up.",
     "full": "The full sizes, or smaller ones that take minutes on two cores.",
     "remedies": "Only these, with their numbers: attnscale:w=0.5.",
     "train": "Train them from scratch too, which takes hours.",
@@ -98,10 +98,12 @@ Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
 Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
+StuckAfter = Annotated[float, option(NETWORK, "SECONDS", "stuck_after", min=1.0)]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
+STUCK_AFTER = 6 * 3600.0
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
 
 
@@ -127,6 +129,7 @@ class MeasuredNetwork(NetworkOptions):
     device: Device = "cpu"
     stream: Stream = False
     on: On = None
+    stuck_after: StuckAfter = STUCK_AFTER
 
 
 @dataclass(frozen=True)

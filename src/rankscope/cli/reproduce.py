@@ -28,6 +28,7 @@ class ReproduceOptions:
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = ""
     device: opt.Device = "cpu"
     on: opt.On = None
+    stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
 
 def reproduce(
@@ -74,7 +75,7 @@ def reproduce(
             def tell(doing: str) -> None:
                 bar(done, total, doing)
 
-            for study, result in _run(studies, replace(setup, say=tell), options.on):
+            for study, result in _run(studies, replace(setup, say=tell), options):
                 done += round(study.seconds)
                 tell(study.name)
                 page = write_page(setup)
@@ -100,14 +101,15 @@ def reproduce(
             say_where("Report", written)
 
 
-def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tuple[Study, StudyResult]]":
+def _run(studies: "list[Study]", setup: "Setup", options: ReproduceOptions) -> "Iterator[tuple[Study, StudyResult]]":
     """One after the other here; on a cluster several at a time, in the order in which they end."""
-    if on is not None:
+    if options.on is not None:
         from rankscope.engine.cluster import cluster
         from rankscope.engine.ray_jobs import reproduce_on_cluster
 
         setup.say(f"{len(studies)} studies")
-        yield from reproduce_on_cluster(ending.enter_context(cluster(on)), studies, setup)
+        connected = ending.enter_context(cluster(options.on, stuck_after=options.stuck_after))
+        yield from reproduce_on_cluster(connected, studies, setup)
         return
     from rankscope.studies import reproduce as run
 

@@ -31,7 +31,7 @@ class WorkerOptions:
     )
     threads: Annotated[int, opt.option(opt.NETWORK, "N", "threads", min=1)] = 1
     gpus_per_cell: Annotated[float, opt.option(opt.NETWORK, "N", "gpus_per_cell", min=0.0)] = 0.0
-    stuck_after: Annotated[float, opt.option(opt.NETWORK, "SECONDS", "stuck_after", min=1.0)] = 21600.0
+    stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
 
 def sweep(

@@ -42,10 +42,10 @@ Result = TypeVar("Result")
 
 
 class Answers:
-    """Answers the requests of pages, and keeps the latest results."""
+    """Answers the requests of pages, and keeps the `most` latest results."""
 
-    def __init__(self, networks: NetworkCache) -> None:
-        self.networks = networks
+    def __init__(self, networks: NetworkCache, most: int = MOST_KEPT) -> None:
+        self.networks, self.most = networks, most
         self._results: OrderedDict[tuple[str, Controls], Any] = OrderedDict()
 
     def parts(self, request: PageRequest, check: Check) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Answers:
         if key not in self._results:
             with nullcontext() if check is None else InterruptMode(check):
                 self._results[key] = compute()
-            while len(self._results) > MOST_KEPT:
+            while len(self._results) > self.most:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
         return self._results[key]

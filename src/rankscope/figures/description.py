@@ -1,4 +1,4 @@
-"""What a figure shows, as plain data: `figures.matplotlib` draws it for print, `figures.page` for a page.
+"""What a figure shows, as plain data: `figures.plot` draws it for print, `figures.page` for a page.
 
 Each room describes its own figures once (`profiles/figures.py`, `paths/figures.py`, `theory/figures.py`,
 `engine/figures.py`, `runs/figures.py`). A `Chart` has panels, a `Panel` two axes and the marks on them:
@@ -28,14 +28,14 @@ Hover = tuple[str, str, str]
 """What a page says of a point: text before a number, the number (bold), text after; lines end at \\n."""
 
 
-def line_colour(number: int) -> str:
-    """The colour of the line of that number, from the palette."""
-    return f"line {number}"
+def line_colour(index: int) -> str:
+    """The colour of the line of that index, from the palette."""
+    return f"line {index}"
 
 
-def ordered_colour(place: float) -> str:
-    """A colour of an ordered scale, dark to light, for a place from 0 to 1."""
-    return f"order {place:.2f}"
+def ordered_colour(share: float) -> str:
+    """A colour of an ordered scale, from dark at 0 to light at 1."""
+    return f"order {share:.2f}"
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Line:
     """Its entry in the legend, if it has one."""
     group: str = ""
     """Marks of a group have one entry in the legend, that of the first, and hide together on a page."""
-    number: int = 0
+    index: int = 0
     """Tells lines apart by their marker and dash."""
     marker: str | None = None
-    """None: no marks; "number": by `number`; or "dot", "at most", "at least"."""
+    """None: no marks; "index": by `index`; or "dot", "at most", "at least"."""
     dash: str = "solid"
-    """"number": by `number`; or "solid", "dot", "dash"."""
+    """"index": by `index`; or "solid", "dot", "dash"."""
     width: float = 2.0
     noise: np.ndarray | None = None
     """Where a value lies at its floor: the line is thin and dotted there, its marks hollow."""

@@ -112,7 +112,7 @@ class Drawing(Figure):
 
 
 def panels(
-    number: int = 1,
+    columns: int = 1,
     width: float = 6.4,
     height: float = 4.0,
     rows: int = 1,
@@ -123,7 +123,7 @@ def panels(
     """A figure with panels in the house style; no global state is touched.
 
     Args:
-        number: Panels in a row.
+        columns: Panels in a row.
         width: Inches of a panel across.
         height: Inches of a panel up.
         rows: Rows of panels.
@@ -134,27 +134,21 @@ def panels(
         FigureError: There are more or fewer axes than panels, or a size beside axes.
     """
     if ax is not None:
-        return _given(ax, number * rows, figsize)
-    size = (width * number, height * rows) if figsize is None else figsize
-    if figsize is None and _is_set("figure.figsize"):
-        size = tuple(rcParams["figure.figsize"])
+        return _given(ax, columns * rows, figsize)
+    usual = tuple(rcParams["figure.figsize"]) if _is_set("figure.figsize") else (width * columns, height * rows)
     with rc_context(house()):
-        figure: Figure = Drawing(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, number, squeeze=False)
+        figure: Figure = Drawing(figsize=figsize or usual, layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
     return figure, list(axes.flat)
 
 
-def _given(ax: AxesLike, number: int, figsize: tuple[float, float] | None) -> tuple[Figure, Sequence[Axes]]:
+def _given(ax: AxesLike, count: int, figsize: tuple[float, float] | None) -> tuple[Figure, Sequence[Axes]]:
     axes = [ax] if isinstance(ax, Axes) else list(getattr(ax, "flat", ax))
     if figsize is not None:
-        raise FigureError(
-            "figsize is of a new figure; received ax as well: size the figure that it is in", subject="figsize"
-        )
-    if len(axes) != number or not all(isinstance(subplot, Axes) for subplot in axes):
-        what = "one Axes" if number == 1 else f"{number} Axes, for as many panels"
-        raise FigureError(
-            f"ax must be {what}; received {len(axes)}: plt.subplots(1, {number}) makes them", subject="ax"
-        )
+        raise FigureError("figsize is of a new figure; received ax as well: size its figure", subject="figsize")
+    if len(axes) != count or not all(isinstance(subplot, Axes) for subplot in axes):
+        what = "one Axes" if count == 1 else f"{count} Axes, for as many panels"
+        raise FigureError(f"ax must be {what}; received {len(axes)}: plt.subplots(1, {count}) makes them", subject="ax")
     figure: Any = axes[0].figure
     while not isinstance(figure, Figure):  # axes of a subfigure
         figure = figure.figure
@@ -178,11 +172,9 @@ def png(image: Image.Image, colours: int = COLOURS) -> bytes:
 
 def save(figure: Figure, stem: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `stem.png` and `stem.svg`, or other formats, as `pdf`."""
-    written = []
-    for form in formats:
-        path = Path(f"{stem}.{form}")
-        dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    paths = {form: Path(f"{stem}.{form}") for form in formats}
+    for form, path in paths.items():
         with atomic(path) as temporary, rc_context(house()):
             figure.savefig(temporary, format=form, metadata=dated.get(form))
-        written.append(path)
-    return written
+    return list(paths.values())

@@ -24,7 +24,7 @@ from rankscope.figures.style import ALARM, NEGATIVE, POSITIVE, VIRIDIS, line_sty
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
 NAMED = {"dot": "circle", "ring": "circle", "bar": "line-ew", "at most": "arrow-down", "at least": "arrow-up"}
-SIZES = {"dot": 5, "number": 8}
+SIZES = {"dot": 5, "index": 8}
 DASHES = ("solid", "dash", "dashdot", "longdash", "5px,2px", "longdashdot", "8px,3px,2px,3px", "solid")
 HOVER = "%{text}<extra></extra>"
 """Our own words alone, without what plotly adds."""
@@ -34,9 +34,10 @@ def page_figure(chart: fig.Chart) -> dict[str, Any]:
     """The chart as JSON can hold it. `layout.height` is that of one row of panels: `draw.js` multiplies it,
     and stacks panels on a narrow screen."""
     data: list[dict[str, Any]] = []
+    headed = any(panel.heading or panel.flags for panel in chart.panels)
     layout: dict[str, Any] = {
         "height": chart.height,
-        "margin": {"l": 64, "r": 16, "t": 60 if any(_is_headed(item) for item in chart.panels) else 30, "b": 48},
+        "margin": {"l": 64, "r": 16, "t": 60 if headed else 30, "b": 48},
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
     }
@@ -94,21 +95,16 @@ def _place(panel: int) -> dict[str, str]:
     return {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}
 
 
-def _is_headed(panel: fig.Panel) -> bool:
-    return bool(panel.heading or panel.flags)
-
-
 def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any]]:
     """What plotly draws of a mark. The first of a group is in the legend, for all of it."""
     if isinstance(mark, fig.Line):
         return _line(mark, panel, groups)
     if isinstance(mark, fig.Points):
-        colours = mark.colour if isinstance(mark.colour, str) else list(mark.colour)
         edge = {"ring": {"width": 2, "color": "#ffffff"}, "bar": {"width": 3}}
         marker: dict[str, Any] = {
             "size": mark.size,
             "opacity": mark.opacity,
-            "color": _colour(colours) if isinstance(colours, str) else list(map(_colour, colours)),
+            "color": _colour(mark.colour) if isinstance(mark.colour, str) else list(map(_colour, mark.colour)),
             "symbol": _symbols(NAMED[mark.marker], mark.hollow, "-open" if mark.marker == "bar" else ""),
             "line": edge.get(mark.marker, {"width": 0.6, "color": "@paper"} if mark.hollow is None else {}),
         }
@@ -127,16 +123,14 @@ def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any
 def _trace(mark: fig.Line | fig.Points, panel: fig.Panel, y: np.ndarray | None = None) -> dict[str, Any]:
     """A line or marks where the axes of its panel have them."""
     values = np.asarray(mark.y if y is None else y, dtype=float)
-    shown = (
-        _short(values) if isinstance(mark, fig.Points) and panel.y.powers is None else _placed(values, panel.y.powers)
-    )
-    x = _short(mark.x) if isinstance(mark, fig.Points) else list(mark.x)
-    return {"type": "scatter", "x": x, "y": shown, **_hover(mark.hover)}
+    points, powers = isinstance(mark, fig.Points), panel.y.powers
+    shown = _short(values) if points and powers is None else _placed(values, powers)
+    return {"type": "scatter", "x": _short(mark.x) if points else list(mark.x), "y": shown, **_hover(mark.hover)}
 
 
 def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any]]:
     """Bands, the tail into the noise, and the line; one entry of the legend hides all of them."""
-    ink, style = _colour(line.colour), line_style(line.number)
+    ink, style = _colour(line.colour), line_style(line.index)
     group: dict[str, Any] = {"legendgroup": line.group} if line.group else {}
     traces: list[dict[str, Any]] = []
     x, y = np.asarray(line.x), np.asarray(line.y, dtype=float)
@@ -150,7 +144,7 @@ def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, 
         })  # fmt: skip
     look: dict[str, Any] = {"mode": "lines" if line.marker is None else "lines+markers", **group}
     marker: dict[str, Any] = {"size": SIZES.get(line.marker or "", 9), "color": ink}
-    symbol = SYMBOLS[style.marker] if line.marker == "number" else NAMED.get(line.marker or "dot", "circle")
+    symbol = SYMBOLS[style.marker] if line.marker == "index" else NAMED.get(line.marker or "dot", "circle")
     noise = np.zeros(len(y), bool) if line.noise is None else line.noise
     if noise.any():
         tail = noise | np.append(noise[1:], False)
@@ -161,12 +155,13 @@ def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, 
         y = np.where(noise, np.nan, y)
     always = "-open" if line.marker in ("at most", "at least") else ""
     marker["symbol"] = _symbols(symbol, line.hollow, always)
-    dash = DASHES[style.marker] if line.dash == "number" else line.dash
-    shown = line.name is not None and (not line.group or line.group not in groups)
-    groups |= set() if line.name is None else {line.group}
-    named = {} if line.name is None else {"name": escaped(line.name)}
+    dash = DASHES[style.marker] if line.dash == "index" else line.dash
+    named: dict[str, Any] = {"showlegend": False}
+    if line.name is not None:
+        named = {"name": escaped(line.name), "showlegend": not line.group or line.group not in groups}
+        groups.add(line.group)
     stroke = {"width": line.width, "dash": dash, "color": ink}
-    return [*traces, {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named, "showlegend": shown}]
+    return [*traces, {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named}]
 
 
 def _heatmap(mark: fig.Heatmap) -> dict[str, Any]:
@@ -245,8 +240,8 @@ def _heading(text: str, panel: int) -> dict[str, Any]:
 
 
 def _two_lines(text: str) -> str:
-    first, _, second = text.partition("\n")
-    return f"<b>{escaped(first)}</b><br>{escaped(second)}"
+    first, _, second = map(escaped, text.partition("\n"))
+    return f"<b>{first}</b><br>{second}"
 
 
 def _flag(flag: fig.Flag, panel: int, headed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -315,13 +310,7 @@ def plotly_script() -> str:
 
 
 @cache
-def draw_script() -> str:
-    """`draw.js`, which draws figures of `page_figure` in the reader's theme."""
-    return files("rankscope.figures").joinpath("static/draw.js").read_text(encoding="utf-8")
-
-
-@cache
-def style_sheet() -> str:
-    """`draw.css`: colours by theme as custom properties, and the look of what `draw.js` puts around a
-    figure."""
-    return files("rankscope.figures").joinpath("static/draw.css").read_text(encoding="utf-8")
+def static_file(name: str) -> str:
+    """`draw.js`, which draws figures of `page_figure` in the reader's theme, or `draw.css`: colours by theme as
+    custom properties, and the look of what `draw.js` puts around a figure."""
+    return files("rankscope.figures").joinpath("static", name).read_text(encoding="utf-8")

@@ -53,9 +53,10 @@ def plot(*charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, f
     )
     rows = [chart.panels[start : start + columns] for chart in charts for start in range(0, len(chart.panels), columns)]
     width, height = charts[0].size
-    names = _names(charts[0])
-    beside = len(names) > LISTED and charts[0].colour_bar is None and len(charts[0].panels) == 1
-    width += math.ceil(len(names) / TALL) * _breadth(names) if beside else 0.0
+    marks = [mark for panel in charts[0].panels for mark in panel.marks if isinstance(mark, fig.Line)]
+    names = {mark.name for mark in marks if mark.name is not None}
+    if len(names) > LISTED and charts[0].colour_bar is None and len(charts[0].panels) == 1:  # a legend beside
+        width += math.ceil(len(names) / TALL) * (0.5 + 0.065 * max(len(label(name)) for name in names))
     figure, axes = panels(columns, width, height, rows=len(rows), ax=ax, figsize=figsize)
     for row, shown in enumerate(rows):
         subplots = axes[row * columns : (row + 1) * columns]
@@ -114,9 +115,9 @@ def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
 def _line(axes: Axes, line: fig.Line) -> None:
     """A line with its bands; where it is only noise it is dotted, with hollow marks."""
     x, y, colour = np.asarray(line.x), np.asarray(line.y, dtype=float), _colour(line.colour)
-    style = line_style(line.number, palette())
-    marker = MARKERS[style.marker] if line.marker == "number" else NAMED.get(line.marker or "")
-    dash: Any = DASHES[style.turn % len(DASHES)] if line.dash == "number" else STYLES[line.dash]
+    style = line_style(line.index, palette())
+    marker = MARKERS[style.marker] if line.marker == "index" else NAMED.get(line.marker or "")
+    dash: Any = DASHES[style.turn % len(DASHES)] if line.dash == "index" else STYLES[line.dash]
     width = rcParams["lines.linewidth"] * line.width / 2
     size = rcParams["lines.markersize"] * (0.6 if line.marker == "dot" else 1.0)
     for low, high in line.bands:
@@ -137,13 +138,13 @@ def _line(axes: Axes, line: fig.Line) -> None:
 
 def _points(axes: Axes, points: fig.Points) -> None:
     x, y = (np.asarray(item, dtype=float) for item in (points.x, points.y))
-    colours = points.colour if isinstance(points.colour, str) else list(points.colour)
-    colour: Any = _colour(colours) if isinstance(colours, str) else [_colour(item) for item in colours]
+    name = points.colour
+    colour: Any = _colour(name) if isinstance(name, str) else list(map(_colour, name))
     hollow = np.zeros(len(x), bool) if points.hollow is None else points.hollow
-    size = (0.7 * points.size) ** 2 if points.marker != "bar" else 500.0
     if points.marker == "bar":
-        axes.scatter(x, y, s=size, marker="_", color=colour, linewidth=2.0, zorder=3)
+        axes.scatter(x, y, s=500.0, marker="_", color=colour, linewidth=2.0, zorder=3)
         return
+    size = (0.7 * points.size) ** 2
     axes.scatter(x[~hollow], y[~hollow], s=size, c=colour, alpha=points.opacity, zorder=2,
                  edgecolors="white" if points.marker == "ring" else "none")  # fmt: skip
     axes.scatter(x[hollow], y[hollow], s=size, facecolors="none", edgecolors=colour, zorder=2)
@@ -234,12 +235,10 @@ def _explain(figure: Figure, axes: Sequence[Axes], chart: fig.Chart, borrowed: b
     if not chart.legend:
         return
     if chart.shared and chart.colour_bar is None:
-        named = dict(
-            reversed(pair)
-            for subplot in reversed(axes)
-            for pair in zip(*subplot.get_legend_handles_labels(), strict=True)
-        )
-        named = {name: named[name] for subplot in axes for name in subplot.get_legend_handles_labels()[1]}
+        named: dict[str, Any] = {}
+        for subplot in axes:
+            for handle, name in zip(*subplot.get_legend_handles_labels(), strict=True):
+                named.setdefault(name, handle)
         if named and borrowed:
             axes[0].legend(named.values(), named.keys())
         elif named:
@@ -260,20 +259,10 @@ def _colour_bar(axes: Axes, bar: fig.ColourBar) -> None:
     count = len(bar.labels)
     colours = ListedColormap([_colour(f"order {k / max(1, count - 1)}") for k in range(count)])
     places = ScalarMappable(Normalize(-0.5, count - 0.5), colours)
-    drawn = axes.get_figure(root=True).colorbar(places, ax=axes, pad=0.02, label=label(bar.title))  # type: ignore[union-attr]
+    scale = axes.get_figure(root=True).colorbar(places, ax=axes, pad=0.02, label=label(bar.title))  # type: ignore[union-attr]
     shown = list(range(0, count, -(-count // 7)))
-    drawn.set_ticks(shown, labels=[label(bar.labels[k]) for k in shown])
-    drawn.outline.set_visible(False)
-
-
-def _names(chart: fig.Chart) -> list[str]:
-    marks = [mark for panel in chart.panels for mark in panel.marks if isinstance(mark, fig.Line)]
-    return list(dict.fromkeys(mark.name for mark in marks if mark.name is not None))
-
-
-def _breadth(names: Sequence[str]) -> float:
-    """Inches of a column of names."""
-    return 0.5 + 0.065 * max(len(label(name)) for name in names)
+    scale.set_ticks(shown, labels=[label(bar.labels[k]) for k in shown])
+    scale.outline.set_visible(False)
 
 
 def _colour(name: str) -> Any:

@@ -7,7 +7,6 @@ its numbers (a mixture of experts), networks run one after the other.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +14,6 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from rankscope.lab.tasks import Batch
 from rankscope.nets.dropout import Dropout
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """What a training needs of its networks."""
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Parameters that an optimiser moves, by name."""
-
-    def logits(self, batches: Sequence[Batch], drops: Sequence[Dropout | None]) -> list[Tensor]:
-        """The logits of each network on its samples."""
-
-    def clip(self, max_norm: float) -> None:
-        """Scale the gradient of each network down to a norm."""
 
 
 class SingleLearner:
@@ -82,19 +67,17 @@ class StackedLearner:
         return self._one_by_one(batches, drops)
 
     def _at_once(self, inputs: Tensor) -> list[Tensor]:
-        def call(tensors: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            logits: Tensor = functional_call(self.models[0], (tensors, buffers), (inputs,))
+        def call(tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            logits: Tensor = functional_call(self.models[0], tensors, (inputs,))
             return logits
 
-        return list(vmap(call)(self.stacked, self.buffers, inputs).unbind())
+        return list(vmap(call)(self.stacked | self.buffers, inputs).unbind())
 
     def _one_by_one(self, batches: Sequence[Batch], drops: Sequence[Dropout | None]) -> list[Tensor]:
         apart = {name: stack.unbind() for name, stack in (self.stacked | self.buffers).items()}
         return [
             functional_call(
-                self.models[0],
-                {name: tensors[k] for name, tensors in apart.items()},
-                (batch.inputs, batch.padding, drop),
+                self.models[0], {name: rows[k] for name, rows in apart.items()}, (batch.inputs, batch.padding, drop)
             )
             for k, (batch, drop) in enumerate(zip(batches, drops, strict=True))
         ]

@@ -80,14 +80,12 @@ class TaskEmbedding(nn.Module):
 
     def forward(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
         """Tokens of symbols `[batch, token]` or of numbers `[batch, token, number]`."""
-        X = self._vectors(inputs)
-        return X + self.positions[: X.shape[1]] if self.task.positions else X
-
-    def _vectors(self, inputs: Tensor) -> Tensor:
         if self.task.symbols:
-            return F.embedding(inputs, self.table)
-        X: Tensor = self.first(inputs.to(self.first.weight.dtype))
-        return X if self.task.patch else self.second(F.relu(X))
+            X: Tensor = F.embedding(inputs, self.table)
+        else:
+            X = self.first(inputs.to(self.first.weight.dtype))
+            X = X if self.task.patch else self.second(F.relu(X))
+        return X + self.positions[: X.shape[1]] if self.task.positions else X
 
 
 class Model(nn.Module):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +25,7 @@ from rankscope.shapes import Bool, Float
 Tokens = Float[Tensor, "batch token width"]
 
 
-class ParameterTree(nn.Module):
-    """Parameters by dotted names: each name but the last is a module."""
-
-    def hold(self, name: str, tensor: Tensor) -> None:
-        """Register a copy of the tensor as a parameter of this name."""
-        first, dot, rest = name.partition(".")
-        if not dot:
-            self.register_parameter(first, nn.Parameter(tensor.detach().clone()))
-            return
-        if first not in self._modules:
-            self.add_module(first, ParameterTree())
-        inside = self._modules[first]
-        assert isinstance(inside, ParameterTree)
-        inside.hold(rest, tensor)
-
-
-class TrainedLayer(ParameterTree):
+class TrainedLayer(nn.Module):
     """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
     (`live/attention/observer.py`), whatever parts change it."""
 
@@ -52,16 +37,13 @@ class TrainedLayer(ParameterTree):
         """Tokens after the layer; those that are hidden, padding, stay zero."""
         output = traverse(block, rules, X)
         for listener in self.attention_listeners:
-            listener(
-                AttentionCall(
-                    pattern=lambda: output.pattern, contributions=lambda: contributions(block.weights, output.heads)
-                )
-            )
+            outputs = partial(contributions, block.weights, output.heads)
+            listener(AttentionCall(pattern=lambda: output.pattern, contributions=outputs))
         state: Tokens = output.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 
 
-class Trainable(ParameterTree):
+class Trainable(nn.Module):
     """A network to train.
 
     >>> import torch
@@ -79,19 +61,21 @@ class Trainable(ParameterTree):
     def __init__(self, net: Transformer) -> None:
         super().__init__()
         self.arch, self.origin, self.memory = net.arch, net.origin, net.memory
-        state = net.held().state()
         self.layers = nn.ModuleList(TrainedLayer() for _ in range(1 if net.arch.shared else net.arch.layers))
-        for name, tensor in state.items():
-            if name.startswith("layers."):
-                _, index, inner = name.split(".", 2)
-                layer = self.layers[int(index)]
-                assert isinstance(layer, TrainedLayer)
-                layer.hold(inner, tensor)
-            else:
-                self.hold(name, tensor)
-        self._places = [(name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state]
-        """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
+        self._places = {name: self._register(name, tensor) for name, tensor in net.held().state().items()}
+        """The module and attribute of each tensor: looking it up by its name would take as long as a layer."""
         self._masks: dict[tuple[int, torch.device], Seen] = {}
+
+    def _register(self, name: str, tensor: Tensor) -> tuple[nn.Module, str]:
+        """Make a copy of the tensor a parameter: each part of its dotted name but the last is a module."""
+        module: nn.Module = self
+        *path, leaf = name.split(".")
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(leaf, nn.Parameter(tensor.detach().clone()))
+        return module, leaf
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Trainable":
         """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
@@ -102,7 +86,7 @@ class Trainable(ParameterTree):
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""
-        return {name: getattr(part, leaf) for name, part, leaf in self._places}
+        return {name: getattr(part, leaf) for name, (part, leaf) in self._places.items()}
 
     def _now(self) -> Transformer:
         """The network on the parameters themselves."""

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.errors import LabError
+from rankscope.errors import ArchitectureError, LabError
 from rankscope.files import atomic
 from rankscope.lab.cuda_graph import CapturedStep, optimizer_step
 from rankscope.lab.learners import SingleLearner, StackedLearner
-from rankscope.lab.lookahead import refuse_lookahead
 from rankscope.lab.model import Model
 from rankscope.lab.module import eval_mode
 from rankscope.lab.recipe import Initialisation, Recipe
@@ -40,6 +39,9 @@ PROBE_SAMPLES = 4
 DECAYED = ("weight", "table", "original")
 """Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""
 CHECKPOINT = "checkpoint.pt"
+TOKENS, PERTURBATION, TOLERANCE = 6, 0.1, 1e-9
+"""Of `reads_ahead`: tokens; times a normal number, what is added to every parameter, as a remedy at its zero
+would hide what it does later; and of a change of size one, more than rounding brings to earlier tokens."""
 
 
 class TaskEvaluation(NamedTuple):
@@ -168,17 +170,18 @@ class Training:
         for model in self.models:
             with eval_mode(model):
                 logits = model(batch.inputs, batch.padding)
-            loss, accuracy = self.task.loss(logits, batch), self.task.accuracy(logits, batch)
-            evaluations.append(TaskEvaluation(float(loss), float(accuracy)))
+            scores = self.task.loss(logits, batch), self.task.accuracy(logits, batch)
+            evaluations.append(TaskEvaluation(*map(float, scores)))
         return evaluations
 
+    @torch.no_grad()
     def tokens(self, samples: int = PROBE_SAMPLES) -> tuple[list[Tensor], Tensor | None]:
         """Tokens X of held-out samples as each network is given them, and their padding: what `measure`,
         `certify` and `decompose` take beside `networks()`."""
         batch = self.task.held_out(samples).to(self.device)
         tokens = []
         for model in self.models:
-            with torch.no_grad(), eval_mode(model):
+            with eval_mode(model):
                 tokens.append(model.tokens(batch.inputs))
         return tokens, batch.padding
 
@@ -187,8 +190,12 @@ class Training:
         net = Transformer.random(arch, seed, start.scheme)
         for remedy in remedies:
             net = net.with_remedy(remedy)
-        if remedies and seed == self.seeds[0]:
-            refuse_lookahead(net, " and ".join(map(str, remedies)))
+        if remedies and seed == self.seeds[0] and net.arch.mask == "causal" and reads_ahead(net):
+            raise ArchitectureError(
+                f"under a causal mask no token may read later ones; with {' and '.join(map(str, remedies))} this "
+                "network does, and would look up what it is asked for: take a task for encoders (sort, digits)",
+                subject="mask",
+            )
         model = Model(net.to(dtype), self.task.interface, start.embedding_std, seed=seed + 1)
         if start.sigma_reparam is not None:
             reparametrise(model, start.sigma_reparam)
@@ -293,6 +300,32 @@ class Training:
         }
 
 
+def reads_ahead(net: Transformer) -> bool:
+    """True if a token depends on later ones in some layer, found by changing these. The mask forbids it, and a
+    remedy may do it all the same: Sinkhorn attention divides columns, which hold the attention of later tokens.
+    All layers are compared, not the last alone: where tokens become the same, what was read is below rounding.
+
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"))
+    >>> reads_ahead(net), reads_ahead(net.with_remedy("shaped")), reads_ahead(net.with_remedy("sinkhorn"))
+    (False, False, True)
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    state = {name: tensor.double().cpu() for name, tensor in net.state().items()}
+    perturbed = {name: tensor + PERTURBATION * normal(*tensor.shape) for name, tensor in state.items()}
+    copy = Transformer.from_weights(net.arch, perturbed)
+    X = normal(1, TOKENS, net.arch.width)
+    changed = X.clone()
+    changed[:, TOKENS // 2 :] += normal(1, TOKENS - TOKENS // 2, net.arch.width)
+    return any(
+        bool((before.state - after.state)[:, : TOKENS // 2].abs().max() > TOLERANCE)
+        for before, after in zip(copy.steps(X), copy.steps(changed), strict=True)
+    )
+
+
 def read_checkpoint(folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:
     """The checkpoint that a training of the same key has left in a folder; None where there is none."""
     if not (folder / CHECKPOINT).is_file():
@@ -305,8 +338,8 @@ def _task_fields(task: Task) -> dict[str, Any]:
     """The fields of a task; a long text by its digest."""
     if not is_dataclass(task):
         return {"is": repr(task)}
-    values = {field.name: getattr(task, field.name) for field in fields(task)}
+    sizes = {field.name: getattr(task, field.name) for field in fields(task)}
     return {
-        name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) else value
-        for name, value in values.items()
+        name: hashlib.sha256(size.encode()).hexdigest() if isinstance(size, str) else size
+        for name, size in sizes.items()
     }

@@ -23,8 +23,7 @@ One row of its table is one number of one seed:
 | `parameters`                    | of one network, with embedding and head                           |
 | `parameters_added`              | how many more than without the remedy                             |
 
-Gradients are `log10` of the norm of the held-out loss's gradient at all that is trained of a layer, in
-float64.
+Gradients are `log10` of the norm of the held-out loss's gradient at all that is trained of a layer, in float64.
 
 What cannot be had is a row without a value, with the reason in `refused`; where the remedy does not go onto
 the setting at all, there is one row without a quantity and a seed.
@@ -131,12 +130,17 @@ class Trial:
     def training(self, device: str = "cpu", capture: bool = True, dtype: torch.dtype = torch.float32) -> Training:
         """Not begun yet; an error of the remedy's where it does not go onto this setting."""
         sigma = {SIGMA: "sigma", f"{SIGMA}:one": "one", f"{SIGMA}:sigma": "sigma"}.get(self.remedy)
-        task, arch = self.task, self._bare()
-        names = [] if sigma is not None or self.remedy == NONE else [self.remedy]
-        for name in names:
-            _refuse_skips(self.setting, name, Transformer.random(arch).with_remedy(name).arch)
+        arch = self._bare()
+        remedies = [] if sigma is not None or self.remedy == NONE else [self.remedy]
+        if remedies and self.setting == "no skips":
+            changed = Transformer.random(arch).with_remedy(self.remedy).arch
+            if changed.attention_skip or changed.mlp_skip:
+                raise ArchitectureError(
+                    f"{self.remedy} is a weight of skips, and brings them in; this setting is about networks without: "
+                    "take another setting"
+                )
         return Training(
-            task, arch, self.sizes.recipe, seeds=self.seeds, remedies=names, device=device,
+            self.task, arch, self.sizes.recipe, seeds=self.seeds, remedies=remedies, device=device,
             initialisation=Initialisation(self.sizes.scheme, self.sizes.embedding_std, sigma_reparam=sigma),
             capture=capture, dtype=dtype,
         )  # fmt: skip
@@ -183,10 +187,10 @@ class Trial:
 
     def _without(self, task: Task) -> int:
         """Parameters of the same network without the remedy."""
-        asked, width = task.interface, self.sizes.width
+        interface, width = task.interface, self.sizes.width
         inside = sum(math.prod(shape) for shape in shapes(self._bare()).values())
-        embedded = (asked.patch + 1) * width if asked.patch else asked.symbols * width
-        return inside + embedded + (width + 1) * asked.classes
+        embedded = (interface.patch + 1) * width if interface.patch else interface.symbols * width
+        return inside + embedded + (width + 1) * interface.classes
 
     def _framed(self, rows: list[Row]) -> pl.DataFrame:
         origin = self.remedy, self.setting, self.depth
@@ -221,8 +225,7 @@ def gradients(seed: int, task: Task, model: Model, batch: Batch, when: str) -> I
     wide = copy.deepcopy(model).double().eval()
     task.loss(wide(batch.inputs, batch.padding), batch).backward()  # type: ignore[no-untyped-call]
     for name, layer in (("first", wide.net.layers[0]), ("last", wide.net.layers[-1])):
-        slopes = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
-        norms = [torch.linalg.vector_norm(slope) for slope in slopes]
+        norms = [torch.linalg.vector_norm(weight.grad) for weight in layer.parameters() if weight.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         size = (math.log10(norm), None) if norm else (None, "the gradient is zero")
         yield seed, f"gradient_{name}_{when}", *size
@@ -233,35 +236,26 @@ def measurements(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
     metrics = ["relative_residual", "entropy"]
     profile = measure(net.to(torch.float64, "cpu"), X.double().cpu(), metrics=metrics)
     logs = profile.curve("relative_residual", "log10")
-    seen = profile.curve("relative_residual", "below_floor") != 1
+    resolved = profile.curve("relative_residual", "below_floor") != 1
     for layer in range(logs.shape[1]):
-        chosen = logs[seen[:, layer], layer]
-        value = float(chosen.mean()) if len(chosen) else None
+        chosen = logs[resolved[:, layer], layer]
+        mean = float(chosen.mean()) if len(chosen) else None
         why = None if len(chosen) else "tokens are zero, or no digit of their residual is sure"
-        yield seed, f"relative_residual_at_{layer}", value, why
-    yield seed, "relative_residual", value, why
+        yield seed, f"relative_residual_at_{layer}", mean, why
+    yield seed, "relative_residual", mean, why
     entropy = profile.curve("entropy")[:, 1:].mean()
     if entropy.isnan():
-        why = "entropy is of weights of which none is negative; attention has some that are"
-        yield seed, "entropy", None, why
+        yield seed, "entropy", None, "entropy is of weights of which none is negative; attention has some that are"
     else:
         yield seed, "entropy", float(entropy), None
     try:
         lengths = decompose(net.to(torch.float64), X.double()).by_length()
+        why = None if lengths.output.any() else "the output is zero"
     except (PathError, ClosureError) as error:
-        yield seed, "path_share", None, str(error)
-        return
-    if not lengths.output.any():
-        yield seed, "path_share", None, "the output is zero"
+        why = str(error)
+    if why is not None:
+        yield seed, "path_share", None, why
         return
     shares = lengths.table.filter(start="all")
     for length, share in shares.group_by("length").agg(pl.col("share").mean()).sort("length").iter_rows():
         yield seed, f"path_share_{length}", share, None
-
-
-def _refuse_skips(setting: str, remedy: str, arch: Architecture) -> None:
-    if setting == "no skips" and (arch.attention_skip or arch.mlp_skip):
-        raise ArchitectureError(
-            f"{remedy} is a weight of skips, and brings them in; this setting is about networks without: "
-            "take another setting"
-        )

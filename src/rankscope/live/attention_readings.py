@@ -22,11 +22,9 @@ UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVE
 
 
 class AttentionReadings:
-    """Reads the metrics of attention and of heads in one call; `readings` takes what is read.
-
-    `projections` finds what takes the heads' outputs, where the observer does not know it; `mask` is the
-    argument of the model that said which tokens are padding, or None.
-    """
+    """Reads the metrics of attention and of heads in one call; `readings` takes what is read. `projections` finds what
+    takes the heads' outputs, where the observer does not know it; `mask` is the argument of the model that said which
+    tokens are padding, or None."""
 
     def __init__(
         self,
@@ -76,11 +74,8 @@ class AttentionReadings:
             return
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
         if hidden.shape == self.batch.shape and bool(hidden.any()):
-            raise WatchError(
-                f"padding must be found in the model's arguments; attention in a block took {name} that none of them "
-                "holds: give padding= (True at padding) or attention_mask= (1 at tokens)",
-                subject="padding",
-            )
+            came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
+            raise WatchError(f"padding must be found in the model's arguments; {came}", subject="padding")
 
     def check(self) -> None:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""

@@ -18,10 +18,8 @@ from rankscope.live.recorder import Recorder
 
 
 class BlockHooks:
-    """The hooks of one watch: `before` is called, then observers may add theirs, then `after` is called.
-
-    So a hook that an observer puts on a block runs while the recorder knows that the block runs.
-    """
+    """The hooks of one watch: `before` is called, then observers may add theirs, then `after` is called. So a hook that
+    an observer puts on a block runs while the recorder knows that the block runs."""
 
     def __init__(self, stack: ExitStack, blocks: WatchedBlocks, recorder: Recorder) -> None:
         self.stack, self.blocks, self.recorder = stack, blocks, recorder
@@ -35,17 +33,16 @@ class BlockHooks:
         for block in self.blocks:
             listed = isinstance(block, nn.ModuleList)
             for part in parts_of(block):
-                called = partial(self.lists.part_called, block) if listed else self.recorder.enter_block
-                self._pre_hook(part, called)
+                self._pre_hook(part, partial(self.lists.part_called, block) if listed else self.recorder.enter_block)
         for module in multihead_modules(self.blocks):
             self._pre_hook(module, self.recorder.on_multihead)
 
     def after(self) -> None:
         """Hook what returns, the blocks before the modules around them."""
         for block in self.blocks:
-            listed = isinstance(block, nn.ModuleList)
+            returned = self.lists.part_returned if isinstance(block, nn.ModuleList) else self.recorder.leave_block
             for part in parts_of(block):
-                self._hook(part, self.lists.part_returned if listed else self.recorder.leave_block)
+                self._hook(part, returned)
         if has_listed_parts(self.blocks):
             self._hook(self.outer[-1], lambda module, output, failed: self.lists.end_block(failed))
         for module in self.outer:
@@ -84,11 +81,9 @@ def parts_of(block: nn.Module) -> list[nn.Module]:
 
 
 class ListedParts:
-    """Makes blocks of lists of parts that are called one by one.
-
-    A block begins when the first of its parts is called, whichever that is, and ends when a part of another
-    block is called, or the module that holds the blocks returns; its output is that of its last part.
-    """
+    """Makes blocks of lists of parts that are called one by one. A block begins when the first of its parts is called,
+    whichever that is, and ends when a part of another block is called, or the module that holds the blocks returns; its
+    output is that of its last part."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

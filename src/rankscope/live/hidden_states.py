@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
-from rankscope.live.modules import contains
 
 Layout = Literal["batch first", "token first"]
 TOKEN_FIRST = {"XLNetLayer"}  # blocks that take the token first, beside those with `batch_first=False`
@@ -46,13 +45,15 @@ def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
     """True if hidden states of four axes would be `[batch, row, column, width]`, as in Swin: its blocks are
     linear maps and norms of the last axis, where convolutional networks have channels second."""
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
-    return contains(modules, (nn.Linear,)) and not contains(modules, channels)
+    kinds = set(map(type, modules))  # a model has few classes: each is asked once
+    linear, convolutional = (any(issubclass(kind, of) for kind in kinds) for of in (nn.Linear, channels))
+    return linear and not convolutional
 
 
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
     """The floating tensors that could be the hidden states, as they are: of three axes, else of two or, if
     tokens may be in a `grid`, four. `values` is what a block returned, or its arguments in order."""
-    tensors = [x for x in _tensors(values) if x.is_floating_point()]
+    tensors = floating_tensors(values)
     for axes in (3, 4, 2) if grid else (3, 2):
         if fitting := [x for x in tensors if x.ndim == axes]:
             return fitting
@@ -60,12 +61,10 @@ def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
 
 
 def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = False) -> list[Tensor]:
-    """What could be the hidden states, as `[batch, token, width]`, detached, in the order of `candidates_in`.
-
-    A single sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens
-    row by row. `where` says what `values` are, for the error if there is no such tensor.
-    """
-    tensors = [x for x in _tensors(values) if x.is_floating_point()]
+    """What could be the hidden states, as `[batch, token, width]`, detached, in the order of `candidates_in`. A single
+    sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens row by row. `where`
+    says what `values` are, for the error if there is no such tensor."""
+    tensors = floating_tensors(values)
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
     if fitting := [x.detach() for x in candidates_in(values, grid)]:
@@ -90,17 +89,11 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
 
 
-def alike(a: Tensor, b: Tensor) -> float:
-    """The mean cosine of the tokens of two hidden states; 0 if their shapes differ."""
-    if a.shape != b.shape:
-        return 0.0
-    return float(torch.cosine_similarity(a.double(), b.to(a.device).double(), dim=-1).mean())
-
-
-def _tensors(values: object) -> list[Tensor]:
-    """The tensors in a tensor, a dictionary, a tuple or a list."""
+def floating_tensors(values: object) -> list[Tensor]:
+    """The floating tensors in what a block takes or returns: a tensor, a dictionary, a tuple or a list."""
     parts = [*values.values()] if isinstance(values, Mapping) else values
-    return [x for x in (parts if isinstance(parts, tuple | list) else [parts]) if isinstance(x, Tensor)]
+    several = parts if isinstance(parts, tuple | list) else [parts]
+    return [x for x in several if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 class BlockChain:
@@ -132,7 +125,9 @@ class BlockChain:
                 self.position = k if len(fitting) > 1 else self.position
                 return (layer, x) if len(fitting) > 1 else None
         x = fitting[self._usual_position(layer, fitting)]
-        self.broken[layer] = max((alike(x, y) for y in states), default=0.0)
+        wide = [(x.double(), y.to(x.device).double()) for y in states if y.shape == x.shape]
+        cosines = [float(torch.cosine_similarity(*pair, dim=-1).mean()) for pair in wide]
+        self.broken[layer] = max(cosines, default=0.0)
         return (layer, x) if len(fitting) > 1 else None
 
     def continuation(self, states: Sequence[Tensor]) -> int:
@@ -150,11 +145,8 @@ class BlockChain:
     def check(self, blocks: str) -> None:
         """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
         if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
-            raise WatchError(
-                f"every block must take what the one before it gave; none of the {len(self.broken) + 1} {blocks} does, "
-                "as branches inside a layer: name the whole layers with blocks=",
-                subject="blocks",
-            )
+            came = f"none of the {len(self.broken) + 1} {blocks} does, as branches of a layer: name whole layers"
+            raise WatchError(f"every block must take what the one before it gave; {came}", subject="blocks")
 
     def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
         """Which of several tensors to take if the next block took none: as before, or the first."""

@@ -40,15 +40,6 @@ def submodules(*modules: nn.Module) -> list[nn.Module]:
     return list(visited)
 
 
-def contains(modules: Iterable[nn.Module], classes: tuple[type, ...]) -> bool:
-    """True if one of these modules is of such a class: a model has few classes, and each is asked once.
-
-    >>> contains(submodules(nn.TransformerEncoderLayer(8, 2)), (nn.Linear,))
-    True
-    """
-    return any(issubclass(kind, classes) for kind in set(map(type, modules)))
-
-
 def own_parameters(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """The parameters that belong to these modules directly, not to modules inside them."""
     return (weight for module in modules for weight in module._parameters.values() if weight is not None)

@@ -138,8 +138,8 @@ def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
         later = f"{totals.later_attention} later ones (cross-attention)"
         sentences.append(f"Only the first attention of a block counts: {later} were left out.")
     if totals.other_attention:
-        other = "Attention not of a block's tokens to themselves (cross-attention, windows)"
-        sentences.append(f"{other} was left out: {totals.other_attention} calls.")
+        elsewhere = "Attention not of a block's tokens to themselves (cross-attention, windows)"
+        sentences.append(f"{elsewhere} was left out: {totals.other_attention} calls.")
     return sentences
 
 

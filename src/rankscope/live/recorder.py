@@ -16,7 +16,7 @@ is twelve layers. `watch.py` and `notes.py` read the totals.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +30,7 @@ from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_state
 from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
 from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.routing import RoutingReadings
-from rankscope.live.state_readings import StateNorms, StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.metrics import Metric
+from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
@@ -65,8 +64,7 @@ class ModelCall:
 class WatchTotals:
     """What was measured in all calls of a watch that ended well, and what was noticed."""
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = metrics
+    def __init__(self) -> None:
         self.calls = self.samples = 0
         self.calls_left_out: Counter[str] = Counter()  # by reason
         self.calls_per_layer: Counter[int] = Counter()
@@ -87,21 +85,17 @@ class WatchTotals:
         self._readings: list[tuple[int, int, Readings]] = []
         self._broken: list[tuple[int, Tensor]] = []
         self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
-        self._norms: list[tuple[int, StateNorms]] = []  # (first sample, norms from which nothing was read yet)
 
     @property
     def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
-        self._flush()
-        norms, self._norms = self._norms, []
-        for start, call_norms in norms:
-            self._readings += [(layer, start, rows) for layer, rows in call_norms.readings(self.metrics)]
+        self._read_ended()
         return self._readings
 
     @property
     def broken_states(self) -> list[tuple[int, Tensor]]:
         """(layer, whether some entry of its hidden states was NaN or infinite)"""
-        self._flush()
+        self._read_ended()
         return self._broken
 
     def add(self, call: ModelCall, readings: CallReadings) -> None:
@@ -118,7 +112,7 @@ class WatchTotals:
         self.float32_inside |= attention.float32_inside
         self._ended.append((self.samples, readings.states))
         if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
-            self._flush()
+            self._read_ended()
         self.samples += readings.batch.shape[0]
         if not readings.batch.all_valid:
             self.padded_tokens.append((~next(iter(readings.batch.valid.values()))).sum())
@@ -126,15 +120,11 @@ class WatchTotals:
             for layer, x in kept:
                 self.kept[name][layer].append(x)
 
-    def _flush(self) -> None:
+    def _read_ended(self) -> None:
         """Read the hidden states that wait."""
         ended, self._ended = self._ended, []
         for start, states in ended:
-            states.flush()
-            self._readings += [(layer, start, rows) for layer, rows in states.readings]
-            if states.norms is not None:
-                states.norms.buffer = None
-                self._norms.append((start, states.norms))
+            self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
             self._broken += states.broken
 
 
@@ -143,7 +133,7 @@ class Recorder:
 
     def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
         self.plan, self.blocks = plan, blocks
-        self.totals = WatchTotals(plan.metrics)
+        self.totals = WatchTotals()
         self.projections = OutputProjectionFinder(self.on_contributions)
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned

@@ -163,11 +163,9 @@ class StateReadings:
             return
         if hidden.shape[:2] != self.batch.shape:
             inner = describe_inner_stacks(plan.stack, plan.blocks)
-            raise WatchError(
-                f"every layer must have the first one's tokens {tuple(self.batch.shape)}; layer {layer} has "
-                f"{tuple(hidden.shape[:2])}: name blocks that merge and split no tokens{inner and f': {inner}'}",
-                subject="blocks",
-            )
+            has = f"{tuple(self.batch.shape)}; layer {layer} has {tuple(hidden.shape[:2])}"
+            finer = f"name blocks that merge and split no tokens{inner and f': {inner}'}"
+            raise WatchError(f"every layer must have the first one's tokens {has}: {finer}", subject="blocks")
         if "states" in plan.keep:
             self.kept.append((layer, hidden.to("cpu", copy=True)))
         on_cpu = hidden.device.type == "cpu"

@@ -16,7 +16,6 @@ makes a table of the recorder's totals, and `notes` says in sentences what was d
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Literal
 from weakref import WeakSet
 
@@ -138,9 +137,7 @@ class Watch:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
         self._recorder.interrupt()
@@ -206,11 +203,8 @@ class Watch:
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
-            raise WatchError(
-                f"attention of {type(self.model).__name__} must be visible to an observer ({ways}); none applies: "
-                "watch metrics of tokens, or give an observer of your own in attention=",
-                subject="attention",
-            )
+            what = f"attention of {type(self.model).__name__} must be visible to an observer ({ways}); none applies"
+            raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
         stack.callback(_observed.difference_update, blocks)
         sentence = stack.enter_context(observer.attach(blocks, self._recorder.on_attention))

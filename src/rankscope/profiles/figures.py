@@ -75,8 +75,8 @@ def _curve(
          f"\nat {curve.arithmetic}'s floor: rounding noise" if curve.noise[layer] else "")
         for layer in layers]  # fmt: skip
     return fig.Line(layers, centre[layers], colour, None if many else curve.label, f"line {index}", index,
-        marker=None if many else "number",
-        dash="solid" if places else "number",
+        marker=None if many else "index",
+        dash="solid" if places else "index",
         noise=curve.noise[layers],
         bands=[] if many else [(low[layers], high[layers]) for low, high in bands],
         strength=strength, hover=hover)  # fmt: skip
@@ -135,9 +135,9 @@ def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
         layers, name, colour = np.arange(len(lost)), curve.arithmetic, fig.line_colour(index)
         digits: list[fig.Hover] = [(f"{name}, layer {k}\n", f"{lost[k]:.6g}", " digits") for k in layers]
         ratios: list[fig.Hover] = [(f"{name}, layer {k}\nratio ", f"{ratio[k]:.4g}", "") for k in layers]
-        left.append(fig.Line(layers, np.log10(lost), colour, name, name, index, "number",
+        left.append(fig.Line(layers, np.log10(lost), colour, name, name, index, "index",
                              noise=curve.noise, hover=digits))  # fmt: skip
-        right.append(fig.Line(layers, ratio, colour, None, name, index, "number",
+        right.append(fig.Line(layers, ratio, colour, None, name, index, "index",
                               noise=curve.noise, hover=ratios))  # fmt: skip
         rows += zip([name] * len(lost), layers, lost, ratio, curve.noise, strict=True)
     last, variant = max(curve.depth for curve in curves), curves[0].variant

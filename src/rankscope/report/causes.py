@@ -6,6 +6,7 @@ become the same. What was not measured is not claimed.
 
 from typing import Any
 
+from rankscope.extras import listed
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.verdict import Ending, ending, listing
 
@@ -64,15 +65,15 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
 def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall: Ending) -> str:
     alone = every - {"mlp_skip"} if "mlp" in every else every  # what attention alone goes without
     causes = _smallest(endings, "uniform")
-    kept_apart = [parts for parts, fate in endings.items() if fate.group == "apart"]
+    kept_apart = " or without ".join(in_words(parts) for parts, fate in endings.items() if fate.group == "apart")
     sentence = overall.sentence
     if not endings:
         return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:
-        without = f", also without {' or without '.join(map(in_words, kept_apart))}" if kept_apart else ""
+        without = f", also without {kept_apart}" if kept_apart else ""
         return f"{sentence}{without}. No part that was taken out makes them the same{_untold(endings)}."
     (parts, first), *more = causes
-    kept = [f"Without {' or without '.join(map(in_words, kept_apart))} they stay apart as well."] if kept_apart else []
+    kept = [f"Without {kept_apart} they stay apart as well."] if kept_apart else []
     bare = alone in endings and endings[alone].group == "uniform"
     if bare and len(alone) > 1 and (parts == alone or len(parts) > 2):
         told, back = _put_back(endings, alone, every)
@@ -158,4 +159,4 @@ def in_words(parts: frozenset[str]) -> str:
     names = (["the skips"] if skips <= parts else []) + [
         name for part, name in NAMES.items() if part in parts and not (skips <= parts and part in skips)
     ]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed(names)

@@ -1,4 +1,5 @@
-"""A chapter of the page: what the template needs of one run, and what each part of it weighs.
+"""A chapter of the page: what the template needs of one run (what it says in a sentence or two, what was run on
+what, its sections), and what each part of it weighs.
 
 Of many runs the later chapters leave out what weighs most and says least (`fit`). The first chapter is whole,
 so that a page of one run never lacks anything; tables and findings always stay.
@@ -8,15 +9,23 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
+from rankscope.cards import counted
+from rankscope.extras import listed
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
+from rankscope.paths.views import carried, length_views
+from rankscope.report.causes import verdict
 from rankscope.report.content import Plot, Section, Views
-from rankscope.report.facts import facts, finding, stopped
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import sections_of
+from rankscope.report.studies import agreement
+from rankscope.report.sweep import sweep_sentences
 from rankscope.report.tables import checks
+from rankscope.report.training import training_sentences
 from rankscope.runs import Manifest
+from rankscope.theory.views import bounds_sentence
 
 BUDGET = 12_000_000
 """Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone."""
@@ -45,7 +54,8 @@ class Chapter:
     """One run in the page."""
 
     run: ReportedRun
-    number: int
+    index: int
+    """Its place in the page, from 1."""
     title: str
     sections: list[Section]
     finding: str
@@ -63,7 +73,7 @@ class Chapter:
     @property
     def id(self) -> str:
         """The id of the chapter's element."""
-        return f"run{self.number}"
+        return f"run{self.index}"
 
     def section_id(self, section: Section) -> str:
         """The id of a section's element."""
@@ -76,21 +86,18 @@ class Chapter:
     @property
     def notes(self) -> list[str]:
         """What a reader should know before the figures."""
-        return [note for note in (stopped(self.run), *self.run.notes, self._left()) if note]
+        notes = [stopped(self.run), *self.run.notes]
+        if self.left:
+            notes.append(
+                f"Left out, so that a page of so many runs still opens: {listed(self.left)}. A report of this run "
+                f"alone has them: rankscope report {shlex.quote(str(self.run.folder))}"
+            )
+        return [note for note in notes if note]
 
     @property
     def command(self) -> str:
         """The command line that made it."""
         return self.run.manifest.command or ""
-
-    def _left(self) -> str:
-        if not self.left:
-            return ""
-        what = self.left[0] if len(self.left) == 1 else f"{', '.join(self.left[:-1])} and {self.left[-1]}"
-        return (
-            f"Left out, so that a page of so many runs still opens: {what}. A report of this run alone has "
-            f"them: rankscope report {shlex.quote(str(self.run.folder))}"
-        )
 
     def weights(self) -> Iterator[tuple[str, int]]:
         """(kind of part, characters) of all that weighs something."""
@@ -114,13 +121,11 @@ class Chapter:
         self.sections = [section for section in self.sections if section.holds_something or section in empty]
 
 
-def chapter(run: ReportedRun, number: int, title: str) -> Chapter:
+def chapter(run: ReportedRun, index: int, title: str) -> Chapter:
     """The chapter of a run, with all its parts."""
     checked = [] if run.measured is None else checks(run.measured)
-    made = Chapter(run, number, title, sections_of(run), finding(run), facts(run), checked)
-    for section in made.sections:
-        for plot in section.plots:
-            made.figures[made.plot_id(plot)] = figure_json(plot.views)
+    made = Chapter(run, index, title, sections_of(run), finding(run), facts(run), checked)
+    made.figures = {made.plot_id(plot): figure_json(plot.views) for section in made.sections for plot in section.plots}
     several = len(run.manifests) > 1
     manifests = {f"manifest of {name}" if several else "manifest": manifest for name, manifest in run.manifests.items()}
     for variant, certificates in run.certificates.items():
@@ -128,6 +133,67 @@ def chapter(run: ReportedRun, number: int, title: str) -> Chapter:
             manifests[f"certificates of {variant}"] = certificates.manifest
     made.manifests = {name: _manifest_text(manifest) for name, manifest in manifests.items()}
     return made
+
+
+def finding(run: ReportedRun) -> str:
+    """What the run says, in a sentence or two: of measurements the verdict, else what its tables come to."""
+    if run.measured is not None:
+        return verdict(run.measured)
+    if run.training is not None:
+        return training_sentences(run.training)
+    if run.sweep is not None:
+        return sweep_sentences(run.sweep)
+    if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):
+        return str(run.outcomes[0][1]["said"])
+    if run.outcomes:
+        return agreement(run.outcomes)
+    if "lengths" in run.tables:
+        return carried(length_views(run.tables["lengths"]))
+    return " ".join(bounds_sentence(proved.views(), f"for {name}") for name, proved in run.certificates.items())
+
+
+def stopped(run: ReportedRun) -> str:
+    """A sentence where the run ended before it was through; nothing where it did not."""
+    early, text = run.manifest.stopped, run.manifest.text
+    if early is not None:
+        done = ", ".join(early.finished) or "none"
+        return f"This run was stopped early: of {early.asked} there are {len(early.finished)} ({done})."
+    if text is not None and text.read_to_the_end is False:
+        return "This run was stopped before it had read all of the text."
+    return ""
+
+
+def facts(run: ReportedRun) -> list[str]:
+    """What was run on what, in a few words each."""
+    architectures = [network.architecture or {} for network in run.manifest.networks]
+    sizes = [
+        f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
+        for arch in architectures
+        if all(isinstance(arch.get(name), int) for name in ("layers", "heads", "width"))
+    ]
+    words = sizes[:1] if len(set(sizes)) == 1 else [f"{len(set(sizes))} sizes of network"] if sizes else []
+    if run.measured is not None:
+        words += [counted(run.excerpts, "excerpt"), f"{', '.join(run.measured.arithmetics)} arithmetic"]
+    if run.training is not None and run.measured is None:
+        models = [network.model or {} for network in run.training.manifest.networks[:1]]
+        words += [f"{model['parameters']:,} parameters" for model in models if isinstance(model.get("parameters"), int)]
+        words.append(counted(len(run.training.steps), "measurement"))
+    if run.sweep is not None and run.measured is None:
+        words += [counted(run.sweep.cells, "cell"), f"{len(run.sweep.first.varied)} factors that differ"]
+    return [*words, _when(run.manifest.created)] if run.manifest.created else words
+
+
+def _when(created: str) -> str:
+    """A time as one says it.
+
+    >>> _when("2026-03-01T09:05:00+00:00")
+    '1 March 2026, 09:05 UTC'
+    """
+    try:
+        time = datetime.fromisoformat(created).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return created
+    return f"{time.day} {time:%B %Y, %H:%M} UTC"
 
 
 def figure_json(views: Views) -> str:

@@ -22,17 +22,13 @@ RUNS, VARIANTS, LABEL = 16, 8, 40
 def titles(runs: Sequence[ReportedRun]) -> list[str]:
     """The heading of each run; where two would be the same, with their folders."""
     headings = [run.title for run in runs]
-    for again in ("name", "path"):
+    for folders in ([run.folder.resolve().name for run in runs], [str(run.folder) for run in runs]):
         twice = Counter(headings)
         headings = [
-            title if twice[title] == 1 else f"{run.title} ({_folder(run, again)})"
-            for run, title in zip(runs, headings, strict=True)
+            title if twice[title] == 1 else f"{run.title} ({folder})"
+            for run, title, folder in zip(runs, headings, folders, strict=True)
         ]
     return headings
-
-
-def _folder(run: ReportedRun, again: str) -> str:
-    return run.folder.resolve().name if again == "name" else str(run.folder)
 
 
 def first_sentence(text: str) -> str:
@@ -51,22 +47,22 @@ def side_by_side(runs: Sequence[ReportedRun], names: Sequence[str]) -> Section:
         for count, (run, name) in enumerate(zip(runs, names, strict=True), 1)
         if run.measured is not None and METRIC in run.measured.metrics
     }
-    have = {name: _finest(each.views(METRIC)) for name, each in measured.items()}
+    have = {name: _finest(profile.views(METRIC)) for name, profile in measured.items()}
     count = Counter(variant for variants in have.values() for variant in variants)
     shared = [variant for variant, runs_with in count.items() if runs_with > 1]
     shared = sorted(shared, key=lambda variant: variant != "transformer")[:VARIANTS]
     if not shared:
         return Section("runs", "Side by side")
-    rows = []
-    for name, variants in have.items():
-        ends = [_end(variants[each]) if each in variants else "" for each in shared]
-        if any(ends):
-            rows.append([name, *ends])
+    ends = {
+        name: [_end(variants[variant]) if variant in variants else "" for variant in shared]
+        for name, variants in have.items()
+    }
+    rows = [[name, *cells] for name, cells in ends.items() if any(cells)]
     table = Table(
         "Relative residual at the last layer", ["run", *shared], rows, titled=True,
         note="Geometric mean over samples, of a corpus the median. Variants that several runs measured.",
     )  # fmt: skip
-    views = [(variant, _drawn(have, variant)) for variant in shared]
+    views = [(variant, _variant_chart(have, variant)) for variant in shared]
     most = max(count[variant] for variant in shared)
     few = f" Drawn are the first {RUNS} of {most} runs." if most > RUNS else ""
     plot = Plot("runs", views, f"One variant at a time, a line for each run that measured it.{few}")
@@ -76,8 +72,8 @@ def side_by_side(runs: Sequence[ReportedRun], names: Sequence[str]) -> Section:
 def _finest(curves: Sequence[CurveView]) -> dict[str, CurveView]:
     """Each variant in the finest of its arithmetics: one may have fallen back where another did not."""
     return {
-        variant: min(those, key=lambda each: [*FINEST, each.arithmetic].index(each.arithmetic))
-        for variant, those in by_variant(curves).items()
+        variant: min(group, key=lambda curve: [*FINEST, curve.arithmetic].index(curve.arithmetic))
+        for variant, group in by_variant(curves).items()
     }
 
 
@@ -86,13 +82,13 @@ def _end(curve: CurveView) -> str:
     return f"{power(curve.ends[-1])} ○" if curve.noise[-1] else power(curve.ends[-1])
 
 
-def _drawn(have: dict[str, dict[str, CurveView]], variant: str) -> Chart:
+def _variant_chart(have: dict[str, dict[str, CurveView]], variant: str) -> Chart:
     """One variant in every run that has it, each as a line of its own."""
     curves = {name: variants[variant] for name, variants in have.items() if variant in variants}
-    several = len({each.arithmetic for each in curves.values()}) > 1
+    several = len({curve.arithmetic for curve in curves.values()}) > 1
     shown = []
-    for name, each in list(curves.items())[:RUNS]:
+    for name, curve in list(curves.items())[:RUNS]:
         short = name if len(name) <= LABEL else f"{name[: LABEL - 1].rstrip()}…"
-        label = f"{short}, {each.arithmetic}" if several else short
-        shown.append(replace(each, variant=short, label=label, log10_bands=[], value_bands=[]))
+        label = f"{short}, {curve.arithmetic}" if several else short
+        shown.append(replace(curve, variant=short, label=label, log10_bands=[], value_bands=[]))
     return curves_chart(shown, True)

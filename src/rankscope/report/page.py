@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.figures.escaping import TURNS, script_json
-from rankscope.figures.page import draw_script, plotly_script, style_sheet
+from rankscope.figures.page import plotly_script, static_file
 from rankscope.files import write_text
 from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.overview import first_sentence, side_by_side, titles
@@ -51,16 +51,16 @@ def render(runs: Sequence[ReportedRun], budget: int = BUDGET) -> str:
     chapters = [chapter(run, k, name) for k, (run, name) in enumerate(zip(runs, names, strict=True), 1)]
     fit(chapters, budget)
     beside = side_by_side(runs, names) if len(runs) > 1 else None
-    figures = {key: text for each in chapters for key, text in each.figures.items()}
-    if beside is not None and beside.plots:
-        figures = {"runs-figure": figure_json(beside.plots[0].views), **figures}
-    scripts = [plotly_script(), draw_script(), _file("page.js")] if figures else []
-    scripts = [f"\n{script}\n" for script in scripts]
+    figures = {"runs-figure": figure_json(beside.plots[0].views)} if beside is not None and beside.plots else {}
+    for part in chapters:
+        figures |= part.figures
+    texts = (plotly_script(), static_file("draw.js"), _file("page.js")) if figures else ()
+    scripts = [f"\n{text}\n" for text in texts]
     return environment.get_template("page.html").render(
         title=" · ".join(names) if len(runs) <= TITLED else f"{len(runs)} runs",
         chapters=chapters,
         beside=beside,
-        style=Markup(style_sheet() + _file("page.css")),
+        style=Markup(static_file("draw.css") + _file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=policy(scripts),
         figures=Markup("{" + ",".join(f"{script_json(key)}:{text}" for key, text in figures.items()) + "}"),

@@ -161,16 +161,16 @@ def read_run(folder: str | Path) -> ReportedRun:
 
 def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
     """The measurements; of two runs into one folder, those of the later."""
-    table: list[Profile | Summary] = []
+    profiles: list[Profile | Summary] = []
     for kind, name in ((Profile, "profile"), (Summary, "summary")):
         if stored.has(name):
             path = stored.path(f"{name}.parquet")
-            table.append(validate.measured(path, kind.read(path)))
-    if len(table) == 2:
-        table.sort(key=lambda certificate: _created(certificate.manifest))
-        shown = "profile.parquet" if isinstance(table[-1], Profile) else "summary.parquet"
+            profiles.append(validate.measured(path, kind.read(path)))
+    if len(profiles) == 2:
+        profiles.sort(key=lambda profile: profile.manifest.created)
+        shown = "profile.parquet" if isinstance(profiles[-1], Profile) else "summary.parquet"
         notes.append(f"Two runs were written into this folder; shown is the later, {shown}.")
-    return table[-1] if table else None
+    return profiles[-1] if profiles else None
 
 
 def _created(manifest: Manifest | None) -> str:

@@ -14,7 +14,7 @@ from rankscope.report.content import Plot, Section, Views
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.report.sweep import sweep_sections
-from rankscope.report.tables import bound_tables, curve_table, spread_table
+from rankscope.report.tables import certificate_table, curve_table, failing_table, spread_table
 from rankscope.report.training import training_sections
 from rankscope.theory.figures import bounds_chart, proved_shares
 from rankscope.theory.views import RANK
@@ -219,11 +219,11 @@ def _bounds(run: ReportedRun) -> list[Section]:
                 "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
                 "far as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
-        tables += bound_tables(certificates, variant)
+        tables += [certificate_table(certificates, variant), failing_table(certificates, variant)]
         if len(certificates.broken()):
             notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
     lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
-    return [Section("bounds", "What is proved", lead, plots, tables, notes)]
+    return [Section("bounds", "What is proved", lead, plots, [table for table in tables if table.rows], notes)]
 
 
 TABLE_SECTIONS = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}

@@ -23,7 +23,7 @@ def study_sections(outcomes: Outcomes) -> list[Section]:
     sections = []
     many = sum(len(outcome.get("figures", [])) for _, outcome in outcomes)
     width = 900 if many <= MANY else 600
-    for number, (folder, outcome) in enumerate(outcomes):
+    for index, (folder, outcome) in enumerate(outcomes):
         fallback = "" if "shown" in outcome and "paper" not in outcome else folder.name
         name = f"{outcome.get('paper', '')} {outcome.get('figure', fallback)}".strip()
         title = str(outcome.get("title", ""))
@@ -38,7 +38,7 @@ def study_sections(outcomes: Outcomes) -> list[Section]:
         ]
         lost = ", ".join(f"{figure}.png" for figure, uri in uris.items() if uri is None)
         notes = [*map(str, outcome.get("notes", [])), *([f"Missing, or no picture: {lost}."] if lost else [])]
-        heading, key = f"{name}: {title}".removeprefix(": "), f"study-{number}"
+        heading, key = f"{name}: {title}".removeprefix(": "), f"study-{index}"
         compared = [table for table in [comparison_table(outcome)] if table.rows]
         tables = shown_tables(outcome)
         if not tables:

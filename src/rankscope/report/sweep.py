@@ -9,6 +9,7 @@ import polars as pl
 from rankscope.cards import counted
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.views import SweepView, metrics_of, view_of
+from rankscope.extras import listed
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
 from rankscope.report.content import Plot, Section, Table
@@ -68,10 +69,8 @@ def sweep_sections(swept: Swept) -> list[Section]:
     view = swept.first
     sections = []
     if len(view.cells):
-        sections.append(Section(
-            "sweep", "By layer, in small multiples", plots=[_curves(swept)],
-            lead=f"{counted(len(view.cells), 'cell')}; what differs is {_listed(view.varied) or 'nothing'}.",
-        ))  # fmt: skip
+        lead = f"{counted(len(view.cells), 'cell')}; what differs is {listed(view.varied) or 'nothing'}."
+        sections.append(Section("sweep", "By layer, in small multiples", lead, [_curves(swept)]))
         if view.varied:
             sections.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
         sections.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
@@ -182,7 +181,3 @@ def _value(view: SweepView, row: int) -> str:
 
 def _word(value: object) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""

@@ -25,8 +25,8 @@ def curve_table(curves: Sequence[CurveView]) -> Table:
         cells = [power(float(view.log10[layer])) for layer in layers]
         rows.append([view.label, *cells, *[""] * (len(some) - len(layers))])
     notes = [f"{curves[0].statistic.capitalize()}.", "○ at or below the floor." if marked else ""]
-    said = " ".join(filter(None, [*notes, zeros_note(curves)]))
-    return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, said)
+    note = " ".join(filter(None, [*notes, zeros_note(curves)]))
+    return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, note)
 
 
 def spread_table(summary: Summary, metric: str) -> Table:
@@ -42,12 +42,6 @@ def spread_table(summary: Summary, metric: str) -> Table:
         rows.append([view.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
     headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
     return Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)
-
-
-def bound_tables(certificates: Certificates, variant: str) -> list[Table]:
-    """What theorems say, and the hypotheses that fail, where there are any."""
-    both = [certificate_table(certificates, variant), failing_table(certificates, variant)]
-    return [table for table in both if table.rows]
 
 
 def certificate_table(certificates: Certificates, variant: str) -> Table:

@@ -1,6 +1,6 @@
 """The report's section on a training run: measurements as maps and curves, alarms, certificates.
 
-`report/reported_run.py` reads the run; `report/facts.py` calls `training_sentences`, `report/sections.py`
+`report/reported_run.py` reads the run; `report/chapter.py` calls `training_sentences`, `report/sections.py`
 calls `training_sections`.
 """
 
@@ -73,7 +73,8 @@ def training_sections(training: TrainingRun) -> list[Section]:
             "Shares of the output that paths of each length carry, over the training.",
         ))  # fmt: skip
     first, last = training.steps[0], training.steps[-1]
-    lead = f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
+    monitored = "; ".join(map(title_of, [*training.metrics, *training.scalars]))
+    lead = f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {monitored}."
     notes = []
     if training.broken:
         notes.append(f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed.")
@@ -143,8 +144,3 @@ def _lines(training: TrainingRun, names: list[str], most: int) -> str:
     """The layers that have a line, in words."""
     layers = len({layer for name in names for layer in training.grid(name).layers})
     return "each layer" if layers <= most else f"{most} of the {layers} layers"
-
-
-def _monitored(training: TrainingRun) -> str:
-    """The metrics and numbers that were monitored, in words."""
-    return "; ".join(map(title_of, [*training.metrics, *training.scalars]))

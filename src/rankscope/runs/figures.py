@@ -33,7 +33,7 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     powers = _powers(grid.value)
     limits = (powers.low, powers.high) if powers is not None else ends(grid.value)
     hover: list[list[fig.Hover]] = [
-        [(f"step {step}, layer {layer}\n", number, "") for step, number in zip(grid.steps, row, strict=True)]
+        [(f"step {step}, layer {layer}\n", label, "") for step, label in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
     colours = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
@@ -107,10 +107,10 @@ def path_shares(training: TrainingRun) -> fig.Chart:
 
 
 def _line(
-    steps: list[int], y: fig.Numbers, colour: str, texts: list[str], numbers: list[str], after: str = ""
+    steps: list[int], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = ""
 ) -> fig.Line:
-    """A line over the steps, with a dot at each if they are few; (text, number, after) is what a point says."""
-    hover: list[fig.Hover] = [(text, number, after) for text, number in zip(texts, numbers, strict=True)]
+    """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says."""
+    hover: list[fig.Hover] = [(text, label, after) for text, label in zip(texts, labels, strict=True)]
     return fig.Line(steps, y, colour, marker="dot" if len(steps) <= MARKED else None, hover=hover)
 
 

@@ -68,7 +68,7 @@ def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: objec
         for layer, k, empty in zip(rows["layer"], logs.tolist(), vacuous, strict=True)  # type: ignore[call-overload]
     ]
     logs = np.where(np.isfinite(logs), np.maximum(logs, LOWEST), np.nan)
-    group = "" if "number" in look else name
+    group = "" if "index" in look else name
     return fig.Line(rows["layer"].to_list(), logs, colour, name, group, hover=hover, **look)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def _bound(rows: pl.DataFrame, theorem: str, index: int) -> fig.Line:
     says = not rows.filter("met")["vacuous"].all()
     name = f"{theorem} {'≤' if upper else '≥'}" if says else f"{theorem} (vacuous)"
     return _line(
-        rows, "log10_bound", name, fig.line_colour(index % 6), number=index, marker="number",
+        rows, "log10_bound", name, fig.line_colour(index % 6), index=index, marker="index",
         dash="solid" if upper else "dash", width=1.5, hollow=rows["vacuous"].to_numpy(),
     )  # fmt: skip
 

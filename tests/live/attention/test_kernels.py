@@ -122,7 +122,10 @@ WAYS: dict[str, tuple[Heads, Heads]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("plain", "a bias and a mask")]
+
+
+@pytest.mark.parametrize("way", [*SLOW, "a bias, by the module's name, with more to return", "grouped heads"])
 @torch.no_grad()
 def test_it_is_what_torchs_other_function_shows(way: str) -> None:
     by_flex, by_torch = map(gpt, WAYS[way])

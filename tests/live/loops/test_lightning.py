@@ -141,7 +141,7 @@ def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path)
     assert table(run).filter(metric="lr")["step"].to_list() == [2, 4]
 
 
-@pytest.mark.parametrize("dies_at", [7, 11])
+@pytest.mark.parametrize("dies_at", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
     """Checkpoints every three steps, the ends of epochs, measurements every four; the folder is released when
     it dies. Lightning does not restore generators: without dropout."""

@@ -55,18 +55,18 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, setting
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=5, run=tmp_path / "run")
     for callbacks in ([], [monitor]):
         seen = Losses()
-        one = trainer(tmp_path, seen, *callbacks, max_steps=20, learning_rate=1e-3, **settings)
+        one = trainer(tmp_path, seen, *callbacks, max_steps=10, learning_rate=1e-3, **settings)
         one.train()
         losses.append(seen.seen)
         trained.append(one.model)
-    assert len(losses[0]) == 20 and len(set(losses[0])) > 15
+    assert len(losses[0]) == 10 and len(set(losses[0])) > 7
     assert losses[0] == losses[1]
     assert tasks.same(*trained)
     rows = table(tmp_path / "run")
-    assert rows["step"].unique().sort().to_list() == list(range(0, 21, 5))
+    assert rows["step"].unique().sort().to_list() == [0, 5, 10]
     # The loss of a measurement is the mean of what Trainer logged since the last.
     shown = rows.filter(pl.col("metric") == "loss").sort("step")["value"].to_list()
-    assert shown == pytest.approx([sum(losses[0][k : k + 5]) / 5 for k in range(0, 20, 5)], rel=1e-12)
+    assert shown == pytest.approx([sum(losses[0][k : k + 5]) / 5 for k in range(0, 10, 5)], rel=1e-12)
 
 
 def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, l
     assert table(run).filter(metric="loss")["step"].to_list() == ([2, 4] if logged == 1 else [4])
 
 
-@pytest.mark.parametrize("killed", [7, 11])
+@pytest.mark.parametrize("killed", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, killed: int) -> None:
     """Checkpoints every 3 steps, measurements every 4: some losses of a measurement come from before
     the checkpoint."""

@@ -25,7 +25,7 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
         try:
             (paths if way.startswith("paths") else train)(way, rank, number, folder / way)
         except RankscopeError as error:
-            sys.stdout.write(f"{error}\n")
+            sys.stdout.write(f"{type(error).__name__} about {error.subject}\n")
     dist.destroy_process_group()
 
 
@@ -66,15 +66,16 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
 
 def paths(way: str, rank: int, number: int, folder: Path) -> None:
     """A GPT-2 whose paths are read; of weights that are spread over ranks they cannot be."""
+    options: dict[str, Any] = {"metrics": "mu", "every": 1, "paths_every": 1, "run": folder}
+    if way == "paths_fsdp":
+        model: nn.Module = encoder()
+        fully_shard(model, mesh=init_device_mesh("cpu", (number,)))
+        Monitor(model, probe=tokens(99), **options)
+        return
     from tests.live.monitor.training import batch, gpt2
 
-    model: nn.Module = gpt2()
-    if way == "paths_fsdp":
-        fully_shard(model, mesh=init_device_mesh("cpu", (number,)))
-    else:
-        model = DistributedDataParallel(model)
     ids = batch(99)[rank * 4 // number : (rank + 1) * 4 // number]
-    Monitor(model, "mu", every=1, probe={"input_ids": ids}, paths_every=1, run=folder).close()
+    Monitor(DistributedDataParallel(gpt2()), probe={"input_ids": ids}, **options).close()
 
 
 if __name__ == "__main__":

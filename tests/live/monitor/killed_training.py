@@ -1,4 +1,4 @@
-"""A training that saves what it needs to resume, run by `test_resume.py`: FOLDER STEPS."""
+"""A training that saves what it needs to resume, run by `test_measurement.py`: FOLDER STEPS."""
 
 import sys
 from pathlib import Path

@@ -1,24 +1,21 @@
-"""Any stride of steps is measured and recorded; runs that are killed or go back have the table of an
-undisturbed one."""
+"""Any stride of steps is measured and recorded; a folder with a run in it is continued; wrong arguments are refused."""
 
 import json
-import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
+from rankscope.live.monitor.monitor import STRIDES, Schedule
 from rankscope.live.writers import JSONLines
-from rankscope.runs.journal import GATHERED
-from tests.live.monitor.killed_training import main
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
 
@@ -28,65 +25,6 @@ METRICS = {"tokens": "mu", "attention": ["mu", "entropy"]}
 
 def table(run: Path) -> pl.DataFrame:
     return rankscope.read(run).table("training")
-
-
-def killed(folder: Path, steps: int, kills: int) -> int:
-    """Train to the end, killed so many times on the way; how often it was."""
-    command = [sys.executable, "-m", "tests.live.monitor.killed_training", str(folder), str(steps)]
-    done, rng = 0, random.Random(kills)
-    while True:
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert run.stdout is not None and run.stderr is not None
-        at = rng.randrange(5, steps // 3) if done < kills else None
-        for _ in run.stdout:
-            at = None if at is None else at - 1
-            if at == 0:
-                run.kill()
-                done += 1
-                break
-        code = run.wait(timeout=120)
-        error = run.stderr.read()
-        run.stdout.close()
-        run.stderr.close()
-        if code == 0:
-            return done
-        assert code == -9, error
-
-
-@pytest.mark.parametrize(("steps", "kills"), [(200, 1), pytest.param(300, 40, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_table_is_the_same(steps: int, kills: int, tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    main(tmp_path / "whole", steps)
-    assert killed(tmp_path / "killed", steps, kills) > 0
-    assert table(tmp_path / "killed" / "run").equals(table(tmp_path / "whole" / "run"))
-    assert table(tmp_path / "whole" / "run")["step"].n_unique() == steps // 2 + 1
-
-
-def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:
-    model, probe = encoder(), tokens(99)
-    with Monitor(model, "mu", every=1, probe=probe, run=tmp_path / "one") as monitor:
-        for _ in range(GATHERED + 20):
-            monitor.step(loss=1.0)
-        state = monitor.state_dict()
-        for _ in range(30):
-            monitor.step(loss=2.0)
-        monitor.load_state_dict(state)
-        for _ in range(10):
-            monitor.step(loss=3.0)
-        monitor.resume(GATHERED - 10)  # into what was gathered already
-        monitor.step(loss=4.0)
-    found = table(tmp_path / "one").filter(metric="loss")
-    assert found["step"].to_list() == list(range(1, GATHERED - 8))
-    assert found["value"].to_list() == [1.0] * (GATHERED - 10) + [4.0]
-
-
-def test_going_back_to_the_start_is_no_double(tmp_path: Path) -> None:
-    with Monitor(encoder(), "mu", every=1, probe=tokens(99), run=tmp_path) as monitor:
-        monitor.step()
-        monitor.resume(0)
-    found = table(tmp_path)
-    assert found["step"].to_list() == [0] * 4 and found["layer"].to_list() == [0, 1, 2, 3]
 
 
 def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:
@@ -231,3 +169,44 @@ def test_a_model_whose_only_child_is_called_module_is_measured_itself(tmp_path: 
     with Monitor(encoder(), "mu", probe=2 * tokens(1), run=tmp_path / "alone"):
         pass
     assert table(tmp_path / "wrapped").equals(table(tmp_path / "alone"))
+
+
+@given(st.integers(1, 12), st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_a_step_is_due_if_a_multiple_lies_between_it_and_the_last(every: int, strides: list[int]) -> None:
+    schedule, last = Schedule(0), 0
+    for stride in strides:
+        recorded = schedule.may_cross(every)
+        schedule.advance(last + stride)
+        due = any(step % every == 0 for step in range(last + 1, last + stride + 1))
+        assert schedule.crossed(every) is due
+        if due and stride <= max([*schedule.strides][:-1], default=every):
+            assert recorded
+        last += stride
+    assert schedule.step == sum(strides) and len(schedule.strides) <= STRIDES
+
+
+@pytest.mark.parametrize(
+    ("stride", "every", "due"),
+    [(1, 10, [10, 20, 30, 40]), (10, 10, [10, 20, 30, 40]), (4, 10, [12, 20, 32, 40]), (20, 10, [20, 40])],
+)
+def test_every_due_step_of_a_steady_loop_is_recorded(stride: int, every: int, due: list[int]) -> None:
+    schedule = Schedule(0)
+    recorded, measured = [], []
+    for step in range(stride, 41, stride):
+        if schedule.may_cross(every):
+            recorded.append(step)
+        schedule.advance(step)
+        if schedule.crossed(every):
+            measured.append(step)
+    assert measured == due and set(recorded) - {stride} <= set(due) <= set(recorded)
+
+
+def test_a_counter_that_starts_on_a_multiple_is_due_there() -> None:
+    assert Schedule(0).crossed(10) and Schedule(20).crossed(10) and not Schedule(21).crossed(10)
+
+
+def test_steps_that_do_not_grow_are_refused() -> None:
+    schedule = Schedule(3)
+    with raises(MonitorError, subject="step"):
+        schedule.advance(3)
+    assert schedule.step == 3

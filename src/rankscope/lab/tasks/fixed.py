@@ -1,4 +1,7 @@
-"""Tasks on samples that are drawn once: they are gone through again and again, each time in another order."""
+"""Tasks on samples that are drawn once: they are gone through again and again, each time in another order.
+
+`Sort` and `Hull` are here, `Memorization` is in `memorization.py`: the three of figure 4 of Dong et al. 2021.
+"""
 
 import math
 from abc import abstractmethod
@@ -6,78 +9,47 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.lab.tasks.task import UNLABELLED, Batch, Task, drawn_from
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.task import Batch, Task, drawn_from
 from rankscope.nets import Architecture
-from rankscope.shapes import Bool, Float, Int
+from rankscope.shapes import Bool, Float
 
-
-@dataclass(frozen=True, eq=False)
-class LabelledSamples:
-    """Samples with a label per token."""
-
-    inputs: Int[Tensor, "sample token"] | Float[Tensor, "sample token 2"]
-    """Symbols, or points."""
-    labels: Int[Tensor, "sample token"]
-    padding: Bool[Tensor, "sample token"]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def part(self, chosen: slice | Tensor) -> "LabelledSamples":
-        """Some of the samples, by slice or indices."""
-        return LabelledSamples(self.inputs[chosen], self.labels[chosen], self.padding[chosen])
-
-    def trimmed(self) -> "LabelledSamples":
-        """Without the padding that all samples have: padding is at the end."""
-        longest = int((~self.padding).sum(1).max())
-        return LabelledSamples(self.inputs[:, :longest], self.labels[:, :longest], self.padding[:, :longest])
-
-    def to(self, device: str) -> "LabelledSamples":
-        """These samples on another device."""
-        return LabelledSamples(self.inputs.to(device), self.labels.to(device), self.padding.to(device))
-
-    def batch(self) -> Batch:
-        """A batch as tasks give it, padding unlabelled."""
-        padding = self.padding if bool(self.padding.any()) else None
-        return Batch(self.inputs, self.labels.masked_fill(self.padding, UNLABELLED), padding)
+SYMBOLS, SORTED = 10, 8
+"""Symbols there are to sort, and symbols of a sample."""
+POINTS, SIDE, SHIFT = 10, 10.0, 3.3
+"""Points of a hull, the side of their square, and the standard deviation of its shift."""
 
 
 class FixedTask(Task):
     """A task of figure 4 of Dong et al. 2021."""
 
+    @property
     @abstractmethod
-    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
-        """Samples to learn from, and samples to be asked about."""
-
-    @abstractmethod
-    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
-        """On the test data, by name: chance, majority, and ceilings."""
-
-    @cached_property
-    def data(self) -> tuple[LabelledSamples, LabelledSamples]:
+    def data(self) -> tuple[Batch, Batch]:
         """Samples to learn from and held-out ones, drawn once."""
-        return self.drawn()
 
-    @cached_property
+    @property
+    @abstractmethod
     def baselines(self) -> dict[str, float]:
-        """What predictors reach that know less than a network could."""
-        return self.guesses(*self.data)
+        """On the held-out samples, what predictors reach that know less than a network could: chance, majority,
+        and ceilings."""
 
     def batch(self, samples: int, seed: int, step: int) -> Batch:
         """The next ones in the order of this pass through all samples; the last of a pass may be fewer."""
         data = self.data[0]
         through, within = divmod(step, math.ceil(len(data) / samples))
         order = torch.randperm(len(data), generator=drawn_from(seed, through))
-        return data.part(order[within * samples : (within + 1) * samples]).trimmed().batch()
+        return data.part(order[within * samples : (within + 1) * samples])
 
     def held_out(self, samples: int) -> Batch:
         """The first of those that are asked about."""
-        return self.data[1].part(slice(samples)).trimmed().batch()
+        return self.data[1].part(slice(samples))
 
     def architecture(self, layers: int, width: int, heads: int = 2, **fields: Any) -> Architecture:
         """A network of attention, skips and norms."""
@@ -87,6 +59,93 @@ class FixedTask(Task):
     def chance(self) -> float:
         """The better of chance and of the majority."""
         return max(self.baselines["chance"], self.baselines["majority"])
+
+
+@dataclass(frozen=True)
+class Sort(FixedTask):
+    """Sorting of eight symbols out of ten, in any order and with repetition: the label of place i is the i-th
+    smallest."""
+
+    train: int = 1000
+    test: int = 200
+    seed: int = 0
+    name: ClassVar[str] = "sort"
+    says: ClassVar[str] = "the symbol that is here when all are sorted"
+
+    @property
+    def interface(self) -> Interface:
+        """A class for each symbol."""
+        return Interface(classes=SYMBOLS, symbols=SYMBOLS)
+
+    @cached_property
+    def data(self) -> tuple[Batch, Batch]:
+        """Samples in which all symbols are equally likely."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def draw(samples: int) -> Batch:
+            symbols = torch.randint(SYMBOLS, (samples, SORTED), generator=generator)
+            return Batch(symbols, symbols.sort(dim=-1).values)
+
+        return draw(self.train), draw(self.test)
+
+    @cached_property
+    def baselines(self) -> dict[str, float]:
+        """A guess by position is far above chance."""
+        train, test = (data.labels for data in self.data)
+        return {
+            "chance": 1 / SYMBOLS,
+            "majority": agree(train.flatten().mode().values, test),
+            "majority by position": agree(train.mode(0).values, test),
+        }
+
+    def architecture(self, layers: int, width: int, heads: int = 2, **fields: Any) -> Architecture:
+        """With a table of positions: labels are of places."""
+        return attention_alone(layers, width, heads, **{"positions": "absolute", "length": SORTED, **fields})
+
+
+@dataclass(frozen=True)
+class Hull(FixedTask):
+    """Ten points, uniform in a square that is shifted as a whole: which are on their convex hull? They have no
+    positions: their order says nothing."""
+
+    train: int = 10000
+    test: int = 300
+    seed: int = 0
+    name: ClassVar[str] = "hull"
+    says: ClassVar[str] = "whether a point is on the convex hull of all"
+
+    @property
+    def interface(self) -> Interface:
+        """Two classes: on the hull, or not."""
+        return Interface(classes=2, coordinates=2)
+
+    @cached_property
+    def data(self) -> tuple[Batch, Batch]:
+        """Points counted from the middle of the square, in halves of its side; the shift is normal."""
+        draw = np.random.default_rng(self.seed)
+
+        def samples(count: int) -> Batch:
+            points = draw.uniform(0, SIDE, (count, POINTS, 2))
+            points = points + draw.normal(scale=SHIFT, size=(count, 1, 2))
+            labels = np.stack([on_hull(cloud) for cloud in points])
+            return Batch(2 * torch.from_numpy(points).float() / SIDE - 1, torch.from_numpy(labels).long())
+
+        return samples(self.train), samples(self.test)
+
+    @cached_property
+    def baselines(self) -> dict[str, float]:
+        """Most points are on it."""
+        train, test = (data.labels for data in self.data)
+        return {"chance": 0.5, "majority": agree(train.flatten().mode().values, test)}
+
+
+def on_hull(points: Float[np.ndarray, "point 2"]) -> Bool[np.ndarray, " point"]:
+    """Which points are corners of their convex hull."""
+    from scipy.spatial import ConvexHull
+
+    on_corner = np.zeros(len(points), dtype=bool)
+    on_corner[ConvexHull(points).vertices] = True
+    return on_corner
 
 
 def attention_alone(layers: int, width: int, heads: int, **fields: Any) -> Architecture:
@@ -108,6 +167,6 @@ def ceiling(seen: Iterable[Hashable], labels: Iterable[int]) -> float:
     return right / sum(labels_seen.total() for labels_seen in counts.values())
 
 
-def agree(said: Tensor, labels: Tensor) -> float:
-    """The share of labels that are as said."""
-    return (said == labels).double().mean().item()
+def agree(guesses: Tensor, labels: Tensor) -> float:
+    """The share of labels that are as guessed."""
+    return (guesses == labels).double().mean().item()

@@ -11,7 +11,8 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.fixed import FixedTask, LabelledSamples, ceiling
+from rankscope.lab.tasks.fixed import FixedTask, ceiling
+from rankscope.lab.tasks.task import UNLABELLED, Batch
 from rankscope.sources.random_embedding import bundled_excerpts, split
 
 SHORTEST = 16
@@ -20,7 +21,7 @@ SHORTEST = 16
 
 @dataclass(frozen=True)
 class Memorization(FixedTask):
-    """Asked about is what it was trained on."""
+    """Memorization of random labels: asked about is what it was trained on."""
 
     texts: int = 500
     longest: int = 128
@@ -34,36 +35,39 @@ class Memorization(FixedTask):
         return prose(self.texts, self.longest)
 
     @cached_property
-    def number(self) -> dict[str, int]:
+    def indices(self) -> dict[str, int]:
         """The symbol of each word."""
         return {word: at for at, word in enumerate(dict.fromkeys(word for text in self.words for word in text))}
 
     @property
     def interface(self) -> Interface:
         """A symbol for each word."""
-        return Interface(classes=2, symbols=len(self.number))
+        return Interface(classes=2, symbols=len(self.indices))
 
-    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
+    @cached_property
+    def data(self) -> tuple[Batch, Batch]:
         """One set of samples, to learn from and to be asked about."""
         inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
         padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
         for row, text in enumerate(self.words):
-            inputs[row, : len(text)] = torch.tensor([self.number[word] for word in text])
+            inputs[row, : len(text)] = torch.tensor([self.indices[word] for word in text])
             padding[row, : len(text)] = False
         labels = torch.randint(2, inputs.shape, generator=torch.Generator().manual_seed(self.seed))
-        data = LabelledSamples(inputs, labels.masked_fill(padding, 0), padding)
+        data = Batch(inputs, labels.masked_fill(padding, UNLABELLED), padding)
         return data, data
 
-    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
+    @cached_property
+    def baselines(self) -> dict[str, float]:
         """Ceilings of who knows the word, and of who knows its text as well."""
-        real = ~test.padding
-        seen, told = test.inputs[real].tolist(), test.labels[real].tolist()
-        places = zip(real.nonzero()[:, 0].tolist(), seen, strict=True)
+        test = self.data[1]
+        valid = test.labels != UNLABELLED
+        words, labels = test.inputs[valid].tolist(), test.labels[valid].tolist()
+        words_in_texts = zip(valid.nonzero()[:, 0].tolist(), words, strict=True)
         return {
             "chance": 0.5,
-            "majority": ceiling([0] * len(told), told),
-            "context-free ceiling": ceiling(seen, told),
-            "ceiling": ceiling(places, told),
+            "majority": ceiling([0] * len(labels), labels),
+            "context-free ceiling": ceiling(words, labels),
+            "ceiling": ceiling(words_in_texts, labels),
         }
 
 

@@ -1,7 +1,7 @@
 """Next character: a text is written on, letter by letter. The last tenth of it is held out."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -16,31 +16,19 @@ from rankscope.shapes import Int
 HELD_SHARE = 0.1
 
 
-@dataclass(frozen=True)
-class Characters:
-    """A text as numbers: each is an index into the alphabet."""
+@lru_cache(maxsize=4)
+def characters(text: str | None = None) -> tuple[str, Int[Tensor, " character"]]:
+    """The alphabet of a text and the text as indices into it; of the bundled one (Moby Dick, chapters 1 to 35)
+    if left out.
 
-    ids: Int[Tensor, " character"]
-    alphabet: str
-
-    def excerpts(self, samples: int, length: int, seed: int) -> Int[Tensor, "samples length"]:
-        """Excerpts drawn at random; the same for the same seed."""
-        draw = torch.Generator().manual_seed(seed)
-        starts = torch.randint(len(self.ids) - length, (samples,), generator=draw)
-        return self.ids[starts[:, None] + torch.arange(length)]
-
-
-def characters(text: str | None = None) -> Characters:
-    """The characters of a text; of the bundled one (Moby Dick, chapters 1 to 35) if left out.
-
-    >>> characters("abba").ids
-    tensor([0, 1, 1, 0])
+    >>> characters("abba")
+    ('ab', tensor([0, 1, 1, 0]))
     """
     if text is None:
         text = files("rankscope").joinpath("data/moby_dick.txt").read_text(encoding="utf-8")
     alphabet = "".join(sorted({*text}))
     indices = {character: k for k, character in enumerate(alphabet)}
-    return Characters(torch.tensor([indices[character] for character in text]), alphabet)
+    return alphabet, torch.tensor([indices[character] for character in text])
 
 
 @dataclass(frozen=True)
@@ -52,30 +40,38 @@ class NextCharacter(Task):
     name: ClassVar[str] = "next-character"
     says: ClassVar[str] = "the next character of a text"
 
-    @cached_property
-    def characters(self) -> Characters:
-        """The text as numbers, all of it."""
-        return characters(self.text)
+    @property
+    def alphabet(self) -> str:
+        """The characters of the text, in their order."""
+        return characters(self.text)[0]
 
-    @cached_property
-    def _parts(self) -> tuple[Characters, Characters]:
-        ids, alphabet = self.characters.ids, self.characters.alphabet
-        first = len(ids) - round(HELD_SHARE * len(ids))
-        return Characters(ids[:first], alphabet), Characters(ids[first:], alphabet)
+    @property
+    def ids(self) -> Int[Tensor, " character"]:
+        """The text as indices into the alphabet."""
+        return characters(self.text)[1]
 
     @property
     def interface(self) -> Interface:
         """A class for each character of the alphabet."""
-        symbols = len(self.characters.alphabet)
-        return Interface(classes=symbols, symbols=symbols)
+        return Interface(classes=len(self.alphabet), symbols=len(self.alphabet))
 
     def batch(self, samples: int, seed: int, step: int) -> Batch:
         """Excerpts of the first nine tenths."""
-        return _shifted(self._parts[0].excerpts(samples, self.context + 1, seed * STEPS + step))
+        return self._excerpts(self.ids[: self._learnt], samples, seed * STEPS + step)
 
     def held_out(self, samples: int) -> Batch:
         """Excerpts of the last tenth."""
-        return _shifted(self._parts[1].excerpts(samples, self.context + 1, HELD_OUT))
+        return self._excerpts(self.ids[self._learnt :], samples, HELD_OUT)
+
+    @property
+    def _learnt(self) -> int:
+        """Characters that are learnt from; the rest is held out."""
+        return len(self.ids) - round(HELD_SHARE * len(self.ids))
+
+    def _excerpts(self, ids: Tensor, samples: int, seed: int) -> Batch:
+        starts = torch.randint(len(ids) - self.context - 1, (samples,), generator=torch.Generator().manual_seed(seed))
+        excerpts = ids[starts[:, None] + torch.arange(self.context + 1)]
+        return Batch(excerpts[:, :-1], excerpts[:, 1:])
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
         """A decoder as long as the context."""
@@ -84,9 +80,4 @@ class NextCharacter(Task):
     @property
     def chance(self) -> float:
         """The share of the most frequent character."""
-        ids = self.characters.ids
-        return float(ids.bincount().max() / len(ids))
-
-
-def _shifted(ids: torch.Tensor) -> Batch:
-    return Batch(ids[:, :-1], ids[:, 1:])
+        return float(self.ids.bincount().max() / len(self.ids))

@@ -29,7 +29,7 @@ def drawn_from(seed: int, step: int) -> torch.Generator:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples, and what should be said of them."""
+    """Samples of a task with the labels of their tokens, or of themselves."""
 
     inputs: Tensor
     """Symbols `[sample, token]`, or numbers `[sample, token, number]`."""
@@ -40,6 +40,15 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, chosen: slice | Tensor) -> "Batch":
+        """Some of the samples, by slice or indices, without the padding that all of them have at their end."""
+        inputs, labels = self.inputs[chosen], self.labels[chosen]
+        padding = None if self.padding is None else self.padding[chosen]
+        if padding is None or not bool(padding.any()):
+            return Batch(inputs, labels)
+        longest = int((~padding).sum(1).max())
+        return Batch(inputs[:, :longest], labels[:, :longest], padding[:, :longest])
 
     def to(self, device: torch.device | str) -> "Batch":
         """These samples on another device."""

@@ -24,6 +24,7 @@ from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
+OTHERS = "watch metrics of tokens or attention"
 CLOSURE, ROUNDINGS = 1e-3, 8.0  # a sum of parts may miss by so much; in half precision by so many eps
 
 
@@ -53,11 +54,8 @@ def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tens
     """Refuse contributions whose sum, with the bias, is not the output of the projection `where`."""
     total = contributions.sum(1) if bias is None else contributions.sum(1) + bias.detach().to(torch.float64)
     if miss := _miss(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, 1e-300):
-        raise WatchError(
-            f"what the heads of {where} add must sum to its output; it misses by {miss:.1e} of its size: its output "
-            "projection is not a plain linear map, watch metrics of tokens or attention",
-            subject="heads",
-        )
+        came = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
+        raise WatchError(f"what the heads of {where} add must sum to its output; {came}", subject="heads")
 
 
 def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) -> None:
@@ -111,21 +109,16 @@ class OutputProjectionFinder:
         with isolated(x.device):
             same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
             if torch.equal(x, taken) and not same:
-                raise WatchError(
-                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to its "
-                    f"{type(projection).__name__}, as LoRA does: merge it, or watch metrics of tokens or attention",
-                    subject="heads",
-                )
+                adds = f"{type(module).__name__} adds to its {type(projection).__name__}, as LoRA does"
+                sentence = f"what each head adds needs a plain output projection; {adds}: merge it, or {OTHERS}"
+                raise WatchError(sentence, subject="heads")
 
     def block_left(self, block: nn.Module) -> None:
         """The block has returned: its output projection must have been found by now."""
         self.projected = None
         if self.head_outputs is not None:
-            came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs"
-            raise WatchError(
-                f"what each head adds needs the output projection; {came}: watch metrics of tokens or attention",
-                subject="heads",
-            )
+            came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
+            raise WatchError(f"what each head adds needs the output projection; {came}", subject="heads")
 
     def attached(self, blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
         """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.isolation import isolated, without_dropout
-from rankscope.live.modules import contains, hooked, submodules
-
-M = TypeVar("M", bound=nn.Module)
+from rankscope.live.modules import hooked, submodules
 
 
 class MultiheadModules:
@@ -41,11 +39,7 @@ class MultiheadModules:
 
 def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
     """Every `nn.MultiheadAttention` in the blocks, once."""
-    return _of_class(submodules(*blocks), nn.MultiheadAttention)
-
-
-def _of_class(modules: Sequence[nn.Module], kind: type[M]) -> list[M]:
-    return [part for part in modules if isinstance(part, kind)] if contains(modules, (kind,)) else []
+    return [part for part in submodules(*blocks) if isinstance(part, nn.MultiheadAttention)]
 
 
 def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
@@ -94,7 +88,7 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 def without_nested_tensors(modules: Sequence[nn.Module]) -> Iterator[bool]:
     """Inside, torch's encoders among these modules make no nested tensors, which their layers take only on the fused
     path that hooks switch off; gives True if some would have."""
-    encoders = _of_class(modules, nn.TransformerEncoder)
+    encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:
         for encoder in encoders:

@@ -31,17 +31,14 @@ PIECES = {"__getitem__", "narrow", "split", "chunk", "unbind"}
 
 
 class WrittenSoftmax:
-    """One softmax written out: its scores, the pattern it gave, and what that was multiplied with.
-
-    The pattern is `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if
-    known; `certain` says that queries and keys are known to come both from the block's tokens.
-    """
+    """One softmax written out: its scores, the pattern it gave, and what that was multiplied with. The pattern is
+    `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if known; `certain` says
+    that queries and keys are known to come both from the block's tokens."""
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
         self.scores = scores.detach()
         self.set_pattern(pattern)
-        self.heads = heads or 1
-        self.certain = certain
+        self.heads, self.certain = heads or 1, certain
         self.altered_by: str | None = None  # the operation that changed the pattern before it came to the values
         self.dropped = False  # whether dropout stands between pattern and values
         self.used = False  # whether the pattern came to any values
@@ -163,7 +160,8 @@ class SoftmaxTracer:
             softmax.dropped |= drops
             unchanged = result is not x or not drops  # in place, the pattern before dropout is gone
         elif name in BLINDING and same_shape and altered_by is None and not softmax.dropped:
-            unchanged = _equal_but_for_empty_rows(x, result)
+            with isolated(x.device):  # equal but for rows that are now zero
+                unchanged = bool(((x == result) | (result == 0).all(-1, keepdim=True)).all())
             if unchanged:
                 softmax.set_pattern(result)
         elif name in VIEWS and same_shape and result.ndim > 2:
@@ -243,13 +241,6 @@ def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
 def _heads(x: Tensor) -> int | None:
     """The number of heads in `[batch, head, ..., query, key]`; None without an axis of heads."""
     return math.prod(x.shape[1:-2]) if x.ndim > 3 else None
-
-
-def _equal_but_for_empty_rows(x: Tensor, result: Tensor) -> bool:
-    """Whether two patterns are equal but for rows that are zero in the second."""
-    with isolated(x.device):
-        rows = (result != 0).any(-1, keepdim=True)
-        return bool(((x == result) | ~rows).all())
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -125,11 +125,8 @@ def _pattern(
     if isinstance(returned, Tensor) and returned.ndim == 4:
         return returned.detach()
     if not is_transformers_own(function):
-        came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither"
-        raise WatchError(
-            f"an attention function must return its pattern, or be transformers' own; {came}: watch metrics of tokens",
-            subject="attention",
-        )
+        came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch tokens"
+        raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
     sizes = (query.shape[0], query.shape[2], key.shape[2])
     causal = kwargs.get("is_causal")  # of a kernel without a matrix mask: as its argument says, else as its module
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
@@ -145,15 +142,9 @@ def _pattern(
 def additive_mask(
     mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
 ) -> Tensor | None:
-    """The mask that eager attention adds to its scores, from the one that a kernel was called with.
-
-    Args:
-        mask: A matrix or None for sdpa; padding `[batch, token]` or None for flash; a `BlockMask` for flex.
-        sizes: (batch, queries, keys).
-        like: A tensor of the device and dtype of the scores.
-        causal: Whether the kernel is causal where there is no matrix.
-        window: How far back a token sees where there is no matrix; None for no limit.
-    """
+    """The mask that eager attention adds to scores `like` this tensor, from the one that a kernel was called with: a
+    matrix or None for sdpa, padding `[batch, token]` or None for flash, a `BlockMask` for flex. `sizes` are (batch,
+    queries, keys); without a matrix, `causal` and `window` say which tokens a token sees."""
     batch, rows, columns = sizes
     if isinstance(mask, Tensor) and mask.ndim == 4:
         if mask.is_floating_point():
@@ -181,6 +172,4 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
         if callable(function):
             return function
     came = f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch metrics of tokens"
-    raise WatchError(
-        f"attention is watched through eager_attention_forward of the modeling file; {came}", subject="attention"
-    )
+    raise WatchError(f"watching attention needs eager_attention_forward of the model; {came}", subject="attention")

@@ -15,7 +15,6 @@
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,9 +35,8 @@ else:
         try:
             from pytorch_lightning import Callback
         except ImportError as error:
-            raise MissingExtraError(
-                "this callback is for Lightning, which is not installed: pip install 'rankscope[lightning]'"
-            ) from error
+            sentence = "this callback is for Lightning, which is not installed: pip install 'rankscope[lightning]'"
+            raise MissingExtraError(sentence) from error
 
 
 class LightningMonitor(Callback):
@@ -59,10 +57,8 @@ class LightningMonitor(Callback):
 
     def __init__(self, *, part: str = "", **options: Any) -> None:
         if not isinstance(part, str):
-            raise MonitorError(
-                f"part must be the name of a submodule, such as 'model'; received a {type(part).__name__}",
-                subject="part",
-            )
+            expected = "part must be the name of a submodule, such as 'model'"
+            raise MonitorError(f"{expected}; received a {type(part).__name__}", subject="part")
         check_options("LightningMonitor", options)
         self.part, self.options = part, options
         self.monitor: Monitor | None = None
@@ -76,13 +72,12 @@ class LightningMonitor(Callback):
         try:
             model = pl_module.get_submodule(self.part)
         except AttributeError as error:
-            raise MonitorError(
-                f"part must name a submodule of {type(pl_module).__name__}; got {self.part!r}: {error}", subject="part"
-            ) from error
+            sentence = f"part must name a submodule of {type(pl_module).__name__}; got {self.part!r}: {error}"
+            raise MonitorError(sentence, subject="part") from error
         options = {"optimizer": torch_optimizer(next(iter(trainer.optimizers), None)), **self.options}
         if options.get("probe") is not None:
             options["probe"] = trainer.precision_plugin.convert_input(options["probe"])
-        with _precision(trainer):
+        with trainer.precision_plugin.forward_context():
             self.monitor = Monitor(model, step=_steps(trainer), **options)
             if self._state and self._state["step"] == _steps(trainer):
                 self.monitor.load_state_dict(self._state)
@@ -105,7 +100,7 @@ class LightningMonitor(Callback):
             return
         mean = torch.stack(self._losses).mean() if self._losses else None
         self._losses = []
-        with _precision(trainer):
+        with trainer.precision_plugin.forward_context():
             monitor.step(_steps(trainer), loss=mean, lr=self._lr)
         if monitor.should_stop:
             trainer.should_stop = True
@@ -136,7 +131,3 @@ class LightningMonitor(Callback):
 def _steps(trainer: Any) -> int:
     """The steps made so far, of each optimiser."""
     return int(trainer.global_step) // max(1, len(trainer.optimizers))
-
-
-def _precision(trainer: Any) -> AbstractContextManager[None]:
-    return trainer.precision_plugin.forward_context()

@@ -78,9 +78,8 @@ class AlarmRule(ABC):
 
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:
-            raise MonitorError(
-                f"patience must be a number of measurements, 1 or more; got {patience!r}", subject="patience"
-            )
+            expected = "patience must be a number of measurements, 1 or more"
+            raise MonitorError(f"{expected}; got {patience!r}", subject="patience")
         if not callable(action) and action not in ("warn", "stop"):
             sentence = one_of("action", action, ("warn", "stop", "a function of the alarm"))
             raise MonitorError(sentence, subject="action")
@@ -96,9 +95,10 @@ class AlarmRule(ABC):
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms to raise at this step: one for each kind of fault whose patience is used up."""
         faults = self.faults(MeasurementRows(rows))
-        for name in [*self._history]:
-            if name not in faults:
-                self._note_absence(name)
+        for name, history in [*self._history.items()]:
+            history["absent"] += name not in faults
+            if history["absent"] >= (self.patience if history["raised"] else 1):
+                del self._history[name]  # absent for long enough to be raised again
         kinds: dict[str, list[str]] = {}
         for name, fault in faults.items():
             new = {"since": step, "present": 0, "raised": False, "absent": 0}
@@ -132,15 +132,8 @@ class AlarmRule(ABC):
         also = f" The same holds of {places}{more}." if places else ""
         when = f"Step {step}" if since == step else f"Step {step}, since step {since}"
         sentence = f"{when}: {first.description}.{also} {self.advice}"
-        action = self.action if isinstance(self.action, str) else "call"
+        action = "call" if callable(self.action) else self.action
         return Alarm(step, since, self.name, first.layer, first.head, action, sentence)
-
-    def _note_absence(self, name: str) -> None:
-        """Forget a fault once it was absent for long enough to be raised again."""
-        history = self._history[name]
-        history["absent"] += 1
-        if not history["raised"] or history["absent"] >= self.patience:
-            del self._history[name]
 
 
 class MeasurementRows:
@@ -190,11 +183,8 @@ class RuleSet:
     def __init__(self, rules: Sequence[AlarmSource]) -> None:
         for rule in rules if isinstance(rules, Sequence) else [rules]:
             if not isinstance(rules, Sequence) or not isinstance(rule, AlarmSource) or isinstance(rule, type):
-                raise MonitorError(
-                    "alarms must be rules: objects with on_measurement(rows, step), in a list; received a "
-                    f"{type(rule).__name__}",
-                    subject="alarms",
-                )
+                expected = "alarms must be rules: objects with on_measurement(rows, step), in a list"
+                raise MonitorError(f"{expected}; received a {type(rule).__name__}", subject="alarms")
         self.rules = list(rules)
         self._initial_state = self.state_dict()
 
@@ -218,14 +208,10 @@ class RuleSet:
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
         """Do what each alarm says: call its rule's function or, with `warn`, issue a warning. Returns True if
         the training should stop."""
-        functions = {
-            name: action
-            for name, rule in zip(self.names, self.rules, strict=True)
-            if callable(action := getattr(rule, "action", None))
-        }
+        actions = {name: getattr(rule, "action", None) for name, rule in zip(self.names, self.rules, strict=True)}
         for alarm in alarms:
-            if alarm.rule in functions:
-                functions[alarm.rule](alarm)
+            if callable(action := actions.get(alarm.rule)):
+                action(alarm)
             elif warn:
                 warnings.warn(alarm.sentence, TrainingWarning, stacklevel=4)
         return any(alarm.action == "stop" for alarm in alarms)

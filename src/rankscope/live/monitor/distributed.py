@@ -45,11 +45,8 @@ def require_agreement(what: str, value: Any) -> None:
     values = gathered(value)
     rank = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if rank is not None:
-        raise MonitorError(
-            f"all ranks must be given the same {what}; rank 0 has {values[0]!r} and rank {rank} has "
-            f"{values[rank]!r}: build the monitor alike on every rank",
-            subject=what,
-        )
+        came = f"rank 0 has {values[0]!r} and rank {rank} has {values[rank]!r}: build the monitor alike on every rank"
+        raise MonitorError(f"all ranks must be given the same {what}; {came}", subject=what)
 
 
 def gathered(value: Any) -> list[Any]:

@@ -87,8 +87,7 @@ def rows_of(step: int, keys: Sequence[Key], sums: Sums) -> pl.DataFrame:
 
 def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
     """Alarms as rows of the table `alarms`."""
-    rows = [[getattr(alarm, name) for name in ALARMS] for alarm in alarms]
-    return pl.DataFrame(rows, schema=ALARMS, orient="row")
+    return pl.DataFrame([vars(alarm) for alarm in alarms], schema=ALARMS)
 
 
 class RunWriter:
@@ -102,16 +101,13 @@ class RunWriter:
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
+            self.journals = [self.measurements, self.alarms]
             if certified or CERTIFICATES_TABLE in self.store.run.names:
                 self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
+                self.journals.append(self.certificates)
         except BaseException:
             self.store.close()
             raise
-
-    @property
-    def last(self) -> int | None:
-        """The step of the last measurement; None if there is none yet."""
-        return self.measurements.last
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement with its alarms and certificates. Its own rows come last, so that a crash
@@ -125,16 +121,12 @@ class RunWriter:
 
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
-        for journal in self._journals():
+        for journal in self.journals:
             journal.cut(step)
 
     def close(self) -> None:
         """Gather the last lines into Parquet files and release the folder."""
         if not self.store.closed:
-            for journal in self._journals():
+            for journal in self.journals:
                 journal.gather()
             self.store.close()
-
-    def _journals(self) -> list[Journal]:
-        journals = [self.measurements, self.alarms]
-        return journals if self.certificates is None else [*journals, self.certificates]

@@ -1,16 +1,11 @@
 """`Monitor`: measures a model every so many steps of its training, and writes a run folder.
 
-    monitor = Monitor(model, probe=batch, every=100, run="runs/mine")
-    for ...:
-        ...
-        optimizer.step()
-        monitor.step(loss=loss)
-
-The loop, or a callback of `rankscope.live.loops`, calls `Monitor.step`; the package's docstring
-(`rankscope.live.monitor`) says what happens then, file by file. With a probe, a fixed batch is measured in
-eval mode, and the training does not notice. Without one, training batches are measured inline, as they pass.
+The loop, or a callback of `rankscope.live.loops`, calls `Monitor.step`; the docstring of `rankscope.live.monitor` says
+what happens then, file by file. With a probe, a fixed batch is measured in eval mode, and the training does not notice.
+Without one, training batches are measured inline, as they pass.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -32,7 +27,6 @@ from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.rules import default_rules
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.monitor.schedule import Schedule
 from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.notes import describe_model
 from rankscope.live.plan import make_plan
@@ -40,7 +34,44 @@ from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 
+STRIDES = 16  # how many strides of steps are remembered
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
+
+
+class Schedule:
+    """Counts steps, and says which are measured, and before which recording must be switched on.
+
+    A measurement is due when the counter reaches or passes a multiple of `every`, so that a loop may count by any
+    stride: by ones with `every=10` steps 10, 20, 30 are measured, by fours steps 12, 20, 32. Gradients and training
+    batches must be recorded while the step is being made: so recording is switched on before every step that may be
+    measured, one that would cross a multiple if its stride were the largest of the last few, and the first step, whose
+    stride nobody knows.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.reset(step)
+
+    def reset(self, step: int) -> None:
+        """Start to count at this step, with no stride known."""
+        self.step, self.previous = step, step - 1
+        self.strides: deque[int] = deque(maxlen=STRIDES)
+
+    def advance(self, step: int | None) -> None:
+        """Move to a later step; None: the next one."""
+        step = self.step + 1 if step is None else int(step)
+        if step <= self.step:
+            expected = "after going back to a checkpoint, call monitor.load_state_dict(...) or monitor.resume(step)"
+            raise MonitorError(f"steps must grow; step {step} came after {self.step}: {expected}", subject="step")
+        self.strides.append(step - self.step)
+        self.step, self.previous = step, self.step
+
+    def crossed(self, every: int) -> bool:
+        """True if the last step reached or passed a multiple of `every`; step 0 is one."""
+        return self.step // every > self.previous // every
+
+    def may_cross(self, every: int) -> bool:
+        """True if the next step may reach or pass a multiple of `every`."""
+        return (self.step + max(self.strides, default=every)) // every > self.step // every
 
 
 class Monitor:
@@ -115,15 +146,15 @@ class Monitor:
             self._refuse_compiled()
         self.rules = RuleSet(default_rules() if alarms is None else alarms)
         names = [metric.name for metric in self.plan.metrics]
-        options = {"metrics": names, "every": every, "probe": probe is not None}
-        options |= {"optimizer": optimizer is not None, "alarms": self.rules.names}
-        options |= {"paths_every": paths_every, "loss": loss is not None}
+        options = {"metrics": names, "every": every, "paths_every": paths_every, "alarms": self.rules.names}
+        options |= {"probe": probe is not None, "optimizer": optimizer is not None, "loss": loss is not None}
         distributed.require_agreement("metrics and steps", options)
         self.probe = None if probe is None else Probe.of(probe, loss)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
         self.inline = inline_measurement(self.model, self.plan) if probe is None else None
         self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
+        self._recorders = [part for part in (self.inline, self.gradients) if part is not None]
         self._notes = self._initial_notes(names)
         self.schedule = Schedule(step)
         self.should_stop = False  # True once an alarm has said that the training should end
@@ -131,7 +162,7 @@ class Monitor:
         self._last: Measurement | None = None
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._run_writer = self._open_run(names)
-        last = None if self._run_writer is None else self._run_writer.last
+        last = None if self._run_writer is None else self._run_writer.measurements.last
         # The last step of an earlier part of this run, until it is said from where it continues.
         self._earlier: int | None = distributed.from_writer(last)
         if self._earlier is None:
@@ -157,7 +188,7 @@ class Monitor:
     @property
     def recording(self) -> bool:
         """True if gradients or training batches of the step that comes next are recorded."""
-        return any(part.recording for part in (self.inline, self.gradients) if part is not None)
+        return any(part.recording for part in self._recorders)
 
     @property
     def notes(self) -> list[str]:
@@ -166,7 +197,7 @@ class Monitor:
         return [*self._notes, *(note for part in parts for note in part.notes)]
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
-        """Count a step of the optimiser, and measure the model if a measurement is due (`schedule.py`).
+        """Count a step of the optimiser, and measure the model if a measurement is due (`Schedule`).
 
         If training batches fall due at a step that was not recorded, because the counter leapt farther than
         before, the next step is measured instead.
@@ -182,11 +213,8 @@ class Monitor:
                 run; or training batches are measured and the model was not called in train mode.
         """
         if self._earlier is not None:
-            raise MonitorError(
-                f"{self.run} holds a run up to step {self._earlier}: continue it (monitor.resume(step), or "
-                "monitor.load_state_dict(...) of a checkpoint), or give another folder",
-                subject="run",
-            )
+            ways = "continue it (monitor.resume(step) or load_state_dict(...)), or give another folder"
+            raise MonitorError(f"{self.run} holds a run up to step {self._earlier}: {ways}", subject="run")
         self.schedule.advance(step)
         for name, value in {"loss": loss, **scalars}.items():
             if value is not None:
@@ -215,7 +243,7 @@ class Monitor:
     def resume(self, step: int) -> None:
         """Continue after `step`, the number of steps that the model has made; what was written of later steps
         is removed. At step 0 the probe is measured again."""
-        self._resume(step, None)
+        self._resume(step)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold for the run to continue without gap or repetition."""
@@ -262,7 +290,7 @@ class Monitor:
         self._prepare_recording()
         return measurement
 
-    def _resume(self, step: int, rule_states: Mapping[str, Any] | None) -> None:
+    def _resume(self, step: int, rule_states: Mapping[str, Any] | None = None) -> None:
         """Continue after a step, with the rules in the states of a checkpoint or, if there are none that fit,
         as they were after the measurements that the run folder has."""
         _check_step(step)
@@ -291,9 +319,8 @@ class Monitor:
     def _prepare_recording(self) -> None:
         """Switch recording on if the next step may be measured, and otherwise off."""
         on = self._overdue or self.schedule.may_cross(self.every)
-        for part in (self.inline, self.gradients):
-            if part is not None:
-                part.record(on)
+        for part in self._recorders:
+            part.record(on)
 
     def _call_writers(self, method: str, *args: Any) -> None:
         """Call a method of each writer that has it."""
@@ -312,10 +339,8 @@ class Monitor:
             except Exception as error:
                 failure = error
         reason = distributed.from_writer(None if failure is None else str(failure))
-        if failure is not None:
-            raise failure
         if reason is not None:
-            raise MonitorError(reason, subject="run")
+            raise failure or MonitorError(reason, subject="run")
         return run_writer
 
     def _initial_notes(self, metrics: Sequence[str]) -> list[str]:
@@ -331,20 +356,14 @@ class Monitor:
 
     def _refuse_compiled(self) -> None:
         """Raise if training batches of a compiled model cannot show what was asked for."""
-        model = type(self.model).__name__
+        shows = f"of training batches a compiled {type(self.model).__name__} shows"
         metric = next((metric.name for metric in self.plan.metrics if metric.of != "tokens"), None)
         if metric is not None:
-            raise MonitorError(
-                f"of training batches a compiled model shows its tokens alone; {metric} was asked for of "
-                f"this {model}: give a probe, or metrics of tokens",
-                subject="metrics",
-            )
+            sentence = f"{shows} its tokens alone; {metric} was asked for: give a probe, or metrics of tokens"
+            raise MonitorError(sentence, subject="metrics")
         if has_listed_parts(self.plan.blocks):
-            raise MonitorError(
-                "of training batches a compiled model shows blocks that are called; the layers of this "
-                f"{model} are lists of parts: give a probe",
-                subject="blocks",
-            )
+            sentence = f"{shows} blocks that are called; its layers are lists of parts: give a probe"
+            raise MonitorError(sentence, subject="blocks")
 
 
 def _check_arguments(

@@ -12,7 +12,7 @@ to the tokens alone: no gradient of a weight is computed, accumulated or reduced
 one (an optimiser, DDP, a hook) notices. `inline.py` measures the same number of training batches.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.hidden_states import hidden_states_in
+from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -83,7 +83,7 @@ class TokenGradients:
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         inputs = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         if not self.layer:
-            states = [x for x in _floating_tensors(inputs) if x.ndim == 3] or _floating_tensors(inputs)
+            states = [x for x in floating_tensors(inputs) if x.ndim == 3] or floating_tensors(inputs)
             self.shape = states[0].shape if states else None
             self.edges[0] = self._edges(states[:1])
         elif len(self.edges[self.layer]) > 1:
@@ -92,7 +92,7 @@ class TokenGradients:
         self.layer = max(self.layer + 1, self.first_layers[id(block)])
 
     def _on_output(self, block: nn.Module, args: Any, output: Any) -> None:
-        self.edges[self.layer] = self._edges(_floating_tensors(output))
+        self.edges[self.layer] = self._edges(floating_tensors(output))
 
     def _edges(self, states: Sequence[Tensor]) -> list[tuple[Tensor, GradientEdge]]:
         """The tensors of the tokens' shape with their edges in the graph, which stay where they are when a
@@ -112,13 +112,6 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
         expected = "loss must be a function of what the model returns that gives a tensor of one number"
         raise MonitorError(f"{expected}, to be differentiated; it returned {came}{cut}", subject="loss")
     return value
-
-
-def _floating_tensors(value: Any) -> list[Tensor]:
-    """The floating tensors in what a block takes or returns."""
-    parts = value.values() if isinstance(value, Mapping) else value
-    several = parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor) else [parts]
-    return [x for x in several if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ If the model cannot be copied any more, because its weights are NaN for example,
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import polars as pl
 import torch
@@ -43,26 +42,21 @@ BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
 
 
 class ProbePaths:
-    """Measures paths and certificates of a probe, at steps that are multiples of `paths_every`. `budget` is
-    the multiplications that one measurement may take: of a larger probe the first samples are used, one at
-    least. A model or probe that `load` cannot take over is refused, on every rank alike."""
+    """Measures paths and certificates of a probe, at steps that are multiples of `paths_every`. `budget` is the
+    multiplications that one measurement may take: of a larger probe the first samples are used, one at least. A model
+    or probe that `load` cannot take over is refused, on every rank alike."""
 
     def __init__(
         self, model: nn.Module, probe: Probe | None, every: int, paths_every: int, budget: float = BUDGET
     ) -> None:
         if type(paths_every) is not int or paths_every < 1 or paths_every % every:
-            raise MonitorError(
-                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}",
-                subject="paths_every",
-            )
+            expected = f"a number of steps, a multiple of every={every}"
+            raise MonitorError(f"paths_every must be {expected}; got {paths_every!r}", subject="paths_every")
         if probe is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
         if distributed.is_sharded(model):
-            raise MonitorError(
-                f"paths need all weights on one process; those of {type(model).__name__} are sharded: leave "
-                "paths_every= out, and have `rankscope paths` read its checkpoints",
-                subject="paths_every",
-            )
+            came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
+            raise MonitorError(f"paths need all weights on one process; {came}", subject="paths_every")
         self.every, self.budget, self.notes = paths_every, budget, list[str]()
         self.model = unwrapped(model)
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
@@ -74,12 +68,12 @@ class ProbePaths:
             self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
         except RankscopeError as error:
             failure = str(error)
-        reason = next((reason for reason in distributed.gathered(failure) if reason is not None), None)
-        if reason is not None:
-            raise MonitorError(
-                f"paths are read of models and batches that load can take over; {reason}", subject="paths_every"
-            )
-        self.batch = {name: _first(value, samples, self.samples) for name, value in self.batch.items()}
+        for reason in filter(None, distributed.gathered(failure)):
+            sentence = f"paths are read of models and batches that load can take over; {reason}"
+            raise MonitorError(sentence, subject="paths_every")
+        for name, argument in self.batch.items():
+            if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
+                self.batch[name] = argument[: self.samples]
 
     def measure(self, step: int) -> tuple[MetricValues, pl.DataFrame]:
         """Path shares by length, and the rows of the certificates; the training does not notice."""
@@ -113,15 +107,12 @@ class ProbePaths:
         sample = arch.layers**2 * layer
         affordable = min(samples, max(1, int(self.budget // sample)))
         if affordable < samples:
-            self.notes.append(
-                f"paths and certificates are of the first {affordable} of the probe's {samples} samples: "
-                "more take longer than a minute"
-            )
+            first = f"the first {affordable} of the probe's {samples} samples"
+            self.notes.append(f"paths and certificates are of {first}: more take longer than a minute")
         if sample > self.budget:
+            take = f"take some {sample / self.budget:.0f} minutes of one core at each measurement"
             self.notes.append(
-                f"paths and certificates of a sample of {tokens} tokens take some "
-                f"{sample / self.budget:.0f} minutes of one core at each measurement: shorter samples are "
-                "quicker"
+                f"paths and certificates of a sample of {tokens} tokens {take}: shorter samples are quicker"
             )
         return affordable
 
@@ -135,8 +126,3 @@ def certificate_rows(step: int, tables: list[pl.DataFrame]) -> pl.DataFrame:
     rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
     rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
     return rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())
-
-
-def _first(value: Any, samples: int, count: int) -> Any:
-    """The first samples of an argument that has one entry for each sample; other arguments as they are."""
-    return value[:count] if isinstance(value, Tensor) and value.ndim and len(value) == samples else value

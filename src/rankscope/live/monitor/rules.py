@@ -12,6 +12,8 @@ from typing import Any
 
 from rankscope.live.monitor.alarms import Action, AlarmRule, Fault, MeasurementRows
 
+WAYS = {True: ("up", "blow up"), False: ("down", "vanish")}  # whether a size is too large: the way, and in words
+
 
 class Collapse(AlarmRule):
     """Tokens become the same: from some layer to the last, `relative_mu` (||res X||_F / ||X||_F) is small.
@@ -45,11 +47,9 @@ class Collapse(AlarmRule):
         if not collapsed:
             return {}
         layer, last = collapsed[-1], max(now)
-        description = (
-            f"tokens collapse from layer {layer} on: they differ by {_short(now[layer])} of their size there "
-            f"and {_short(now[last])} at layer {last} ({_short(start[str(layer)])} and "
-            f"{_short(start[str(last)])} at the first measurement)"
-        )
+        differ = f"{_short(now[layer])} of their size there and {_short(now[last])} at layer {last}"
+        before = f"{_short(start[str(layer)])} and {_short(start[str(last)])} at the first measurement"
+        description = f"tokens collapse from layer {layer} on: they differ by {differ} ({before})"
         return {"tokens": Fault(layer, None, description)}
 
 
@@ -77,11 +77,8 @@ class EntropyCollapse(AlarmRule):
         for layer, entropy in rows.layers("entropy").items():
             highest = peak[str(layer)] = max(entropy, peak.get(str(layer), entropy))
             if entropy < self.threshold or entropy < self.share * highest:
-                description = (
-                    f"attention of layer {layer} falls on single tokens: its entropy is {_short(entropy)} "
-                    f"nats, and was {_short(highest)} at the highest"
-                )
-                faults[str(layer)] = Fault(layer, None, description)
+                nats = f"its entropy is {_short(entropy)} nats, and was {_short(highest)} at the highest"
+                faults[str(layer)] = Fault(layer, None, f"attention of layer {layer} falls on single tokens: {nats}")
         return faults
 
 
@@ -105,14 +102,12 @@ class AttentionSink(AlarmRule):
         """A fault for each layer whose attention goes to the first token."""
         now = rows.layers("first_token_mass")
         start = self.first_values("start", now)
-        return {
-            str(layer): Fault(
-                layer, None, f"the first token takes {share:.0%} of the attention of layer {layer} "
-                f"({start[str(layer)]:.0%} at the first measurement)",
-            )
-            for layer, share in now.items()
-            if share > self.threshold and share - start[str(layer)] > self.risen
-        }  # fmt: skip
+        faults = {}
+        for layer, share in now.items():
+            if share > self.threshold and share - start[str(layer)] > self.risen:
+                takes = f"the first token takes {share:.0%} of the attention of layer {layer}"
+                faults[str(layer)] = Fault(layer, None, f"{takes} ({start[str(layer)]:.0%} at the first measurement)")
+        return faults
 
 
 class SizeRule(AlarmRule):
@@ -147,13 +142,9 @@ class SizeRule(AlarmRule):
             usual = recent.setdefault(name, start[name])
             drift, jump = log - start[name], log - usual
             if abs(jump) > self.jump or abs(drift) > self.drift:
-                up = jump > 0 if abs(jump) > self.jump else drift > 0
-                way = "up" if up else "down"
-                description = (
-                    f"{words} of layer {layer} {'blow up' if up else 'vanish'}: {_short(size)} now, "
-                    f"{_short(10**usual)} over the last measurements, {_short(10 ** start[name])} at the "
-                    "first"
-                )
+                way, verb = WAYS[jump > 0 if abs(jump) > self.jump else drift > 0]
+                before = f"{_short(10**usual)} over the last measurements, {_short(10 ** start[name])} at the first"
+                description = f"{words} of layer {layer} {verb}: {_short(size)} now, {before}"
                 faults[f"{name} {way}"] = Fault(layer, None, description, f"{metric} {way}")
             else:  # only healthy sizes count as usual ones
                 recent[name] = usual + 0.1 * jump
@@ -173,8 +164,7 @@ class TokenSize(SizeRule):
         mu, relative_mu = rows.layers("mu"), rows.layers("relative_mu")
         if not relative_mu:
             return self.changes("mu", "differences between tokens", mu, rows.broken("mu"))
-        both = {layer: relative for layer, relative in relative_mu.items() if layer in mu and relative > 0}
-        sizes = {layer: mu[layer] / relative for layer, relative in both.items()}
+        sizes = {k: mu[k] / relative for k, relative in relative_mu.items() if k in mu and relative > 0}
         return self.changes("size", "tokens", sizes, rows.broken("mu"))
 
 
@@ -215,20 +205,16 @@ class GradientSize(SizeRule):
             for layer, size in now.items():
                 above = -_decades_fallen(middle, size)
                 if abs(above) > self.apart:
-                    way, verb = ("up", "blow up") if above > 0 else ("down", "vanish")
-                    description = (
-                        f"{words} of layer {layer} {verb}: {_short(size)}, where the median of the layers "
-                        f"is {_short(middle)}"
-                    )
-                    faults[f"{metric} {layer} {way}"] = Fault(layer, None, description, f"{metric} {way}")
+                    way, verb = WAYS[above > 0]
+                    beside = f"{_short(size)}, where the median of the layers is {_short(middle)}"
+                    fault = Fault(layer, None, f"{words} of layer {layer} {verb}: {beside}", f"{metric} {way}")
+                    faults[f"{metric} {layer} {way}"] = fault
             changes |= self.changes(metric, words, now, rows.broken(metric))
         values = rows.layers("grad_value_output")
         for layer, size in rows.layers("grad_query_key").items():
             if _decades_fallen(values.get(layer, 0.0), size) > self.starved:
-                description = (
-                    f"gradients of queries and keys of layer {layer} vanish: {_short(size)}, where those of "
-                    f"its values and outputs are {_short(values[layer])}"
-                )
+                beside = f"{_short(size)}, where those of its values and outputs are {_short(values[layer])}"
+                description = f"gradients of queries and keys of layer {layer} vanish: {beside}"
                 fault = Fault(layer, None, description, "grad_query_key down")
                 faults.setdefault(f"grad_query_key {layer} down", fault)
         return faults | {name: fault for name, fault in changes.items() if name not in faults}
@@ -258,10 +244,8 @@ class DeadHead(AlarmRule):
                 rest = [heads[k] for k in heads if k != head]
                 middle = median(rest) if rest else 0.0
                 if size < self.threshold * middle:
-                    description = (
-                        f"head {head} of layer {layer} tells tokens apart no more: what it adds differs by "
-                        f"{_short(size)} between them, the other heads' by {_short(middle)}"
-                    )
+                    adds = f"what it adds differs by {_short(size)} between them, the other heads' by {_short(middle)}"
+                    description = f"head {head} of layer {layer} tells tokens apart no more: {adds}"
                     faults[f"{layer} {head}"] = Fault(layer, head, description)
         return faults
 

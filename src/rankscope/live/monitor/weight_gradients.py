@@ -95,7 +95,8 @@ def _slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Group, Pa
     modules = [block.get_submodule(".".join(path[: k + 1])) for k in range(len(path))]
     owner = modules[-1] if modules else block
     words = [word.lower() for word in (*path, last.removesuffix("weight").removesuffix("_")) if word]
-    in_attention = [_is_attention(word, module) for word, module in zip(path, modules, strict=True)]
+    names = [f"{word} {type(module).__name__}".lower() for word, module in zip(path, modules, strict=True)]
+    in_attention = ["attn" in name or "attention" in name for name in names]
     if not any(in_attention):
         return [("mlp", ParameterSlice(owner, last))] if MLP & {*words} else []
     inside = words[in_attention.index(True) + 1 :]
@@ -109,11 +110,6 @@ def _slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Group, Pa
     return []
 
 
-def _is_attention(word: str, module: nn.Module) -> bool:
-    names = (word.lower(), type(module).__name__.lower())
-    return any("attn" in name or "attention" in name for name in names)
-
-
 def _fused_slices(
     word: str, modules: Sequence[nn.Module], owner: nn.Module, last: str, weight: Tensor
 ) -> list[tuple[Group, ParameterSlice]]:
@@ -123,33 +119,25 @@ def _fused_slices(
     attention = modules[-1] if last != "weight" else modules[-2]
     if weight.ndim != 2 or type(attention).__name__ in OTHER_LAYOUTS:
         return []
-    value_width = _size(attention, "num_key_value_heads") * _size(attention, "head_dim")
-    if word in BY_HEAD:
-        heads = _size(attention, "num_attention_heads", "num_heads", "n_head", "n_heads")
-        if outputs != 3 * inputs or not heads or inputs % heads:
-            return []
-        choices = _by_head(heads)
-    elif outputs == 3 * inputs:
-        choices = _in_turn(inputs)
-    elif word == "qkv_proj" and 0 < 2 * value_width < outputs:
-        choices = _in_turn(value_width)
+    narrow = _size(attention, "num_key_value_heads") * _size(attention, "head_dim")
+    heads = _size(attention, "num_attention_heads", "num_heads", "n_head", "n_heads") if word in BY_HEAD else 1
+    if outputs == 3 * inputs and heads and not inputs % heads:
+        values = inputs // heads  # of each head, or of all together
+    elif word == "qkv_proj" and 0 < 2 * narrow < outputs:
+        values = narrow
     else:
         return []
+
+    def query_key(numbers: Tensor) -> Tensor:
+        return numbers.reshape(heads, -1)[:, :-values].reshape(-1)
+
+    def value(numbers: Tensor) -> Tensor:
+        return numbers.reshape(heads, -1)[:, -values:].reshape(-1)
+
     return [
-        ("query_key", ParameterSlice(owner, last, axis, choices[0])),
-        ("value_output", ParameterSlice(owner, last, axis, choices[1])),
+        ("query_key", ParameterSlice(owner, last, axis, query_key)),
+        ("value_output", ParameterSlice(owner, last, axis, value)),
     ]
-
-
-def _by_head(heads: int) -> tuple[OutputChoice, OutputChoice]:
-    return (
-        lambda outputs: outputs.reshape(heads, 3, -1)[:, :2].reshape(-1),
-        lambda outputs: outputs.reshape(heads, 3, -1)[:, 2].reshape(-1),
-    )
-
-
-def _in_turn(value_width: int) -> tuple[OutputChoice, OutputChoice]:
-    return (lambda outputs: outputs[:-value_width], lambda outputs: outputs[-value_width:])
 
 
 def _size(module: nn.Module, *names: str) -> int:
@@ -172,19 +160,17 @@ class WeightGradients:
     def __init__(self, optimizer: Any, blocks: list[nn.Module]) -> None:
         inner = torch_optimizer(optimizer)
         if inner is None:
-            raise MonitorError(
-                f"optimizer must be a torch optimiser; received a {type(optimizer).__name__}: give the one "
-                "whose step() the loop calls",
-                subject="optimizer",
-            )
+            received = f"received a {type(optimizer).__name__}: give the one whose step() the loop calls"
+            raise MonitorError(f"optimizer must be a torch optimiser; {received}", subject="optimizer")
         self.optimizer, self.recording = inner, False
         self.groups, left_out = parameter_groups(blocks)
-        self.notes = [_left_out_note(left_out)] if left_out else []
+        self.notes = []
+        if left_out:
+            shown = ", ".join(left_out[:4]) + (f" and {len(left_out) - 4} more" if len(left_out) > 4 else "")
+            self.notes.append(f"gradients of weights: {shown} of a block belong to no known group, and are left out")
         if not self.groups:
-            self.notes.append(
-                "gradients of weights are not measured: no block has weights whose names say whether they "
-                "are of queries, keys, values, outputs or the MLP"
-            )
+            why = "no block has weights whose names say whether they are of queries, keys, values, outputs or the MLP"
+            self.notes.append(f"gradients of weights are not measured: {why}")
         self._slices = {_key(part): part for parts in self.groups.values() for part in parts}
         self._before: dict[SliceKey, Tensor] = {}
         # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
@@ -268,11 +254,12 @@ class WeightGradients:
 
     def _sums(self, tensors: Mapping[SliceKey, Tensor | None]) -> dict[SliceKey, Tensor]:
         """The sum of squares at each output; a weight without gradient has none."""
-        return {
-            key: _sums_of_squares(tensor, self._slices[key].axis)
-            for key, tensor in tensors.items()
-            if tensor is not None
-        }
+        sums = {}
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                dims = [k for k in range(tensor.ndim) if k != self._slices[key].axis]
+                sums[key] = torch.linalg.vector_norm(tensor, dim=dims, dtype=torch.float64).square()
+        return sums
 
 
 def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
@@ -283,11 +270,6 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 def _key(part: ParameterSlice) -> SliceKey:
     return id(part.owner), part.name
-
-
-def _sums_of_squares(tensor: Tensor, axis: int) -> Tensor:
-    dims = [k for k in range(tensor.ndim) if k != axis]
-    return torch.linalg.vector_norm(tensor, dim=dims, dtype=torch.float64).square()
 
 
 def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tensor:
@@ -305,8 +287,3 @@ def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tenso
 def _counted_once(value: Tensor) -> Tensor:
     """A value that all ranks have, as a sample of the rank that writes only."""
     return value[None] if distributed.is_writer() else NO_VALUE
-
-
-def _left_out_note(names: list[str]) -> str:
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"gradients of weights: {shown} of a block belong to no known group, and are left out"

@@ -24,9 +24,8 @@ import polars as pl
 import torch
 
 from rankscope.lab import Initialisation, Interface, Recipe, Training
-from rankscope.lab.tasks import Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import FixedTask, attention_alone
-from rankscope.lab.tasks.sort import SORTED
+from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
+from rankscope.lab.tasks.fixed import SORTED, FixedTask, attention_alone
 from rankscope.nets import Architecture
 from rankscope.studies.dong2021.fig4_figure import LENGTHS, Published, curve, effectiveness_figure
 from rankscope.studies.dong2021.path_effects import path_effects
@@ -263,7 +262,7 @@ def _why_paths(task: FixedTask) -> str:
 
 def _notes(setup: Setup, plans: Mapping[str, TaskPlan]) -> list[str]:
     words = plans["memorization"].task.data[0]
-    tokens = int((~words.padding).sum())
+    tokens = int((words.labels != UNLABELLED).sum())
     notes = [
         "Networks: 6 layers of attention, skips and LayerNorm, no MLP, as the published code has. Norms "
         "have neither gain nor bias, heads no bias but in their scores: along a path the published code "

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.lab import Model
-from rankscope.lab.tasks.fixed import LabelledSamples
+from rankscope.lab.tasks import UNLABELLED, Batch
 from rankscope.nets import Transformer
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, freeze
@@ -56,9 +56,7 @@ def draws(layers: int, heads: int, counts: tuple[int, ...], repeats: int, seed: 
 
 
 @torch.no_grad()
-def path_effects(
-    model: Model, data: LabelledSamples, counts: tuple[int, ...], repeats: int, seed: int = 0
-) -> pl.DataFrame:
+def path_effects(model: Model, data: Batch, counts: tuple[int, ...], repeats: int, seed: int = 0) -> pl.DataFrame:
     """The accuracy of a few paths at a time: one row per attention, paths (5, 20, all), length and repeat,
     and one for the network as it is (attention 'full', length null)."""
     precise = copy.deepcopy(model).double().eval()
@@ -67,9 +65,9 @@ def path_effects(
     right: Counter[Key] = Counter()
     tokens = 0
     for piece in _pieces(data, net.arch.width):
-        valid = ~piece.padding
+        valid = piece.labels != UNLABELLED
         tokens += int(valid.sum())
-        for key, Y in _sums(net, precise.tokens(piece.inputs), piece.padding, drawn):
+        for key, Y in _sums(net, precise.tokens(piece.inputs), ~valid, drawn):
             logits = precise.head(F.layer_norm(Y, Y.shape[-1:], eps=net.arch.norm_eps))
             right[key] += int(((logits.argmax(-1) == piece.labels) & valid).sum())
     rows = [(*key, hits / tokens) for key, hits in right.items()]
@@ -106,7 +104,7 @@ def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], step: Step) -> d
     return sums
 
 
-def _pieces(data: LabelledSamples, width: int) -> Iterator[LabelledSamples]:
+def _pieces(data: Batch, width: int) -> Iterator[Batch]:
     most = max(1, PIECE // (data.labels.shape[1] * width))
     for start in range(0, len(data), most):
-        yield data.part(slice(start, start + most)).trimmed()
+        yield data.part(slice(start, start + most))

@@ -266,7 +266,7 @@ def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
         (PALETTE[4], "rank 2, token 1 at (0, −1)"),
         ("#d9e6f2", "rank 1"),
     ):
-        torus.plot([], [], linestyle="none", marker="s", color=colour, label=label)
+        torus.plot([], [], linestyle="none", marker="s", color=colour, markeredgecolor=FAINT, label=label)
     torus.legend(fontsize=8, loc="upper left", frameon=True, framealpha=0.9)
     by_w.plot(shares["w"], shares["share"], color=PALETTE[1], marker="o", linewidth=1.8)
     by_w.set(xlabel="$w$", ylabel="share of starts", xscale="log", ylim=(0, None))

@@ -1,12 +1,9 @@
 """Tasks: what is asked is what the words say, and the same seed and step ask the same."""
 
-import sys
-from collections import Counter
-
 import pytest
 import torch
 
-from rankscope.errors import LabError, MissingExtraError
+from rankscope.errors import LabError
 from rankscope.lab.model import Model
 from rankscope.lab.tasks import (
     TASKS,
@@ -66,56 +63,6 @@ def test_the_architecture_it_wants_takes_its_samples(each: Task) -> None:
     right = sum(int(row.argmax()) == label for row, label in labelled) / len(labelled)
     assert float(each.loss(said, batch)) == pytest.approx(loss, rel=1e-12)
     assert float(each.accuracy(said, batch)) == pytest.approx(right)
-
-
-def test_what_is_copied_and_what_follows() -> None:
-    batch = SMALL[1].batch(20, 0, 0)
-    for row, labels in zip(batch.inputs.tolist(), batch.labels.tolist(), strict=True):
-        assert row[4] == 5 and row[5:] == row[:3]
-        assert labels == [UNLABELLED] * 4 + row[:4]
-    batch = SMALL[2].batch(200, 0, 0)
-    periods: Counter[int] = Counter()
-    for row, labels in zip(batch.inputs.tolist(), batch.labels.tolist(), strict=True):
-        seen: dict[int, int] = {}
-        for place, (symbol, label) in enumerate(zip(row, labels, strict=True)):
-            if symbol in seen:
-                assert label == row[seen[symbol] + 1]  # what followed it last time
-            else:
-                assert label == UNLABELLED
-            seen[symbol] = place
-        periods[len(seen)] += 1
-    assert set(periods) == {2, 3, 4, 5, 6}
-
-
-def test_the_text_that_is_held_out_is_not_learnt_from() -> None:
-    given = NextCharacter(context=4, text="a" * 900 + "b" * 100)
-    assert given.batch(300, 0, 0).inputs.unique().tolist() == [0]
-    held = given.held_out(50)
-    assert held.inputs.unique().tolist() == [1] and torch.equal(held.inputs[:, 1:], held.labels[:, :-1])
-    assert len(NextCharacter().characters.ids) > 100_000
-
-
-def test_patches_are_squares_of_the_image() -> None:
-    from sklearn.datasets import load_digits
-
-    images, held = load_digits().images, Digits(patch=4).held_out(10)
-    assert held.inputs.shape == (10, 4, 16)
-    corner = torch.from_numpy(images[-360][:4, 4:]).float().flatten() / 8 - 1
-    assert torch.equal(held.inputs[0, 1], corner)
-    assert held.labels.tolist() == load_digits().target[-360:-350].tolist()
-
-
-def test_without_scikit_learn_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[lab\]'"):
-        Digits().batch(2, 0, 0)
-
-
-def test_a_pass_goes_through_all_samples_once() -> None:
-    sort = Sort(30, 10)
-    seen = torch.cat([sort.batch(8, 1, step).inputs for step in range(4)])
-    assert sorted(seen.tolist()) == sorted(sort.data[0].inputs.tolist())
-    assert len(sort.batch(8, 1, 3)) == 6
 
 
 def test_by_name() -> None:

@@ -8,8 +8,7 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.lab.tasks import Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import ceiling
-from rankscope.lab.tasks.hull import on_hull
+from rankscope.lab.tasks.fixed import ceiling, on_hull
 from rankscope.lab.tasks.memorization import prose
 from tests.raising import raises
 
@@ -87,3 +86,10 @@ def test_every_draw_is_the_seeds() -> None:
     for make in (Sort, Hull):
         first, again, other = (make(20, 5, seed).data[0].inputs for seed in (0, 0, 1))
         assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_pass_goes_through_all_samples_once() -> None:
+    sort = Sort(30, 10)
+    seen = torch.cat([sort.batch(8, 1, step).inputs for step in range(4)])
+    assert sorted(seen.tolist()) == sorted(sort.data[0].inputs.tolist())
+    assert len(sort.batch(8, 1, 3)) == 6

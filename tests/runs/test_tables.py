@@ -1,0 +1,39 @@
+"""How rows and tables are written: every number survives, and a damaged file is named."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+from polars.testing import assert_frame_equal
+
+from rankscope.errors import FileError
+from rankscope.runs import Manifest
+from rankscope.runs.tables import frame_of, lines_of, manifest_in, read_lines, read_parquet, text_of, write_parquet
+from tests.raising import raises
+
+TABLE = pl.DataFrame(
+    {"step": [0, 0, 7], "x": [float("nan"), float("-inf"), None], "n": [None, 2**62, -1], "name": ["é\n", "nan", None]}
+)
+
+
+def test_lines_of_json_keep_every_value_and_those_after_a_step_are_read(tmp_path: Path) -> None:
+    lines = lines_of(TABLE)
+    path = tmp_path / "journal.jsonl"
+    path.write_text(text_of(lines) + '{"step": 9, "ro', encoding="utf-8")
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()[:2]] == [0, 7]
+    assert_frame_equal(frame_of(read_lines(path, -1), TABLE.schema), TABLE)
+    assert_frame_equal(frame_of(read_lines(path, 0), TABLE.schema), TABLE[2:])
+    assert read_lines(tmp_path / "none", -1) == []
+
+
+def test_a_table_holds_its_manifest_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", TABLE, Manifest(model="minilm"))
+    table, manifest = read_parquet(path)
+    assert_frame_equal(table, TABLE)
+    assert manifest == manifest_in(path) == Manifest(model="minilm")
+    TABLE.write_parquet(path)
+    assert read_parquet(path)[1] is None
+    path.write_bytes(path.read_bytes()[:50])
+    for read in (read_parquet, manifest_in):
+        with raises(FileError, subject=str(path)):
+            read(path)
