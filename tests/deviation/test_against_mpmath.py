@@ -64,4 +64,4 @@ def test_random_networks(fields: dict[str, Any], seed: int) -> None:
 def test_pure_attention_far_below_floating_point(norm: Any) -> None:
     """Six layers without skips: the residual passes 1e-150 and still agrees."""
     arch = Architecture(**{**SMALL, "layers": 6}, norm=norm, mlp="none", attention_skip=0.0, biases=False)
-    assert min(compare(arch, seed) for seed in range(4)) < -150
+    assert min(compare(arch, seed) for seed in range(2)) < -150

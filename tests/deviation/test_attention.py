@@ -13,13 +13,12 @@ from rankscope.nets import Architecture
 from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import SMALL, compare
-from tests.deviation.test_against_mpmath import MASKS
 
 
 @pytest.mark.parametrize(("norm", "place"), [("none", "post"), ("rms", "pre"), ("layer", "post")])
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_gated_heads_are_exact(norm: Any, place: Any, skip: float) -> None:
-    for seed, mask in enumerate(MASKS):
+    for seed, mask in enumerate(("complete", "causal")):
         arch = Architecture(**SMALL, norm=norm, norm_place=place, mask=mask, head_gate=True, key_heads=1,
                             attention_skip=skip, mlp_skip=skip)  # fmt: skip
         compare(arch, seed)

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from rankscope import measure
 from rankscope.deviation import propagate
-from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern
-from rankscope.nets import Architecture, Transformer, streaming
-from rankscope.profiles import propagation
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure_together
 from rankscope.profiles.pass_cost import by_rows
 from tests.builders import normal
 from tests.raising import raises
@@ -31,23 +30,26 @@ METRICS = ["relative_residual", "mu", "mean_cosine_gap", "max_cosine_gap", "head
            "first_token_mass", "dobrushin", "second_singular_value", "row_sum_defect"]  # fmt: skip
 
 
-@contextmanager
-def rows_at_once(number: int, net: Transformer, X: torch.Tensor) -> Iterator[None]:
-    """Blocks of so many rows, and nothing held whole."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(AT_ONCE, "cpu", 8 * len(X) * net.arch.heads * X.shape[1] * number)
-        patch.setitem(streaming.AT_ONCE, "cpu", 8 * len(X) * X.shape[1] * number)
-        patch.setattr(propagation, "WHOLE", 0)
-        yield
+def bytes_of(rows: int, net: Transformer, X: torch.Tensor) -> int:
+    """The bytes of a block of so many rows."""
+    return 8 * len(X) * net.arch.heads * X.shape[1] * rows
+
+
+def by_blocks(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, metrics: Any, rows: int) -> pl.DataFrame:
+    """What is measured in blocks of so many rows, with no pattern held whole."""
+    options = {"most_held": 0, "block_bytes": bytes_of(rows, net, X)}
+    (profile,) = measure_together({"as given": (net, X, padding)}, metrics, **options)
+    return profile.table
 
 
 def both(
-    net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, number: int = 3
+    net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, rows: int = 3
 ) -> Iterator[tuple[DeviationStep, DeviationStep]]:
     """Every layer whole, and by rows."""
-    whole = list(propagate(net, X, padding))
-    with rows_at_once(number, net, X):
-        yield from zip(whole, propagate(net, X, padding, by_rows=True), strict=True)
+    block_bytes = bytes_of(rows, net, X)
+    yield from zip(
+        propagate(net, X, padding), propagate(net, X, padding, by_rows=True, block_bytes=block_bytes), strict=True
+    )
 
 
 def padded(before: int, n: int, after: int) -> torch.Tensor:
@@ -70,8 +72,8 @@ def test_states_are_those_of_the_whole_matrix(
     padding = padded(before, n, after)
     X = normal(2, padding.shape[1], 8, seed=seed)
     for whole, rows in both(net, X, padding, number):
-        there = whole.state.tokens()
-        assert torch.allclose(rows.state.tokens(), there, rtol=0, atol=1e-12 * float(there.abs().max()))
+        expected = whole.state.tokens()
+        assert torch.allclose(rows.state.tokens(), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
         assert float(state_distance(whole.state, rows.state, deep=False).max()) <= 1e-12
         assert rows.attention is None and (rows.rows is None) == (whole.attention is None)
 
@@ -111,8 +113,7 @@ def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor
     if net.arch.cross_attention:
         net = net.with_memory(normal(2, 7, 8, seed=3))
     whole = measure(net, X, padding, METRICS).table
-    with rows_at_once(3, net, X):
-        rows = measure(net, X, padding, METRICS).table
+    rows = by_blocks(net, X, padding, METRICS, 3)
     assert rows["below_floor"].equals(whole["below_floor"])
     for one, other in zip(whole.iter_rows(named=True), rows.iter_rows(named=True), strict=True):
         assert [one[name] for name in ("sample", "layer", "head", "metric")] == [
@@ -132,8 +133,7 @@ def test_what_rounding_decides_is_marked(divisor: float) -> None:
     net, X = Transformer.random(arch, seed=0), normal(1, 9, 8)
     X[:, 5:] = X[:, :4] * (1 + 1e-15 * normal(1, 4, 8, seed=5))
     whole = measure(net, X, metrics=["mu", "entropy"]).table
-    with rows_at_once(2, net, X):
-        rows = measure(net, X, metrics=["mu", "entropy"]).table
+    rows = by_blocks(net, X, None, ["mu", "entropy"], 2)
     sure = measure(net, X, metrics=["mu", "entropy"], confirm=True).table["log10"]
     wrong = [(each["log10"] - sure).abs() > 1e-6 * sure.abs() for each in (whole, rows)]
     assert all(each.sum() > 2 for each in wrong)
@@ -149,8 +149,7 @@ def test_a_metric_with_a_rule_of_its_own_keeps_the_matrix() -> None:
     mine = replace(metric("first_token_mass"), name="trace", rule=rule)
     net, X = Transformer.random(Architecture(layers=1, width=8, heads=2)), normal(1, 6, 8)
     whole = measure(net, X, metrics=[mine]).table
-    with rows_at_once(2, net, X):
-        assert measure(net, X, metrics=[mine]).table.equals(whole)
+    assert by_blocks(net, X, None, [mine], 2).equals(whole)
 
 
 PEAK = """

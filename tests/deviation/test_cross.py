@@ -11,7 +11,7 @@ from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, log10_residual
 
-SMALL: dict[str, Any] = {"layers": 4, "width": 8, "heads": 2, "cross_attention": True}
+SMALL: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2, "cross_attention": True}
 BARE: dict[str, Any] = {"norm": "none", "mlp": "none", "attention_skip": 0.0}
 CASES: dict[str, dict[str, Any]] = {
     "post": {},

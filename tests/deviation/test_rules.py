@@ -10,7 +10,7 @@ from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, log10_residual
 
-SMALL: dict[str, Any] = {"layers": 4, "width": 8, "heads": 2, "head_width": 6, "value_width": 3}
+SMALL: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2, "head_width": 6, "value_width": 3}
 BARE: dict[str, Any] = {"norm": "none", "mlp": "none", "attention_skip": 0.0}
 ROTARY: dict[str, Any] = {"positions": "rotary", "rotary_share": 2 / 6, "rotary_pairs": "adjacent"}
 CASES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from tests.builders import normal
+from tests.builders import normal, thinned
 from tests.deviation.reference import DIGITS, Network, log10_residual
 
 
@@ -29,9 +29,9 @@ def tokens(n: int, width: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
     return normal(batch, n, width, seed=seed)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
-@pytest.mark.parametrize("place", ["pre", "post"])
-@pytest.mark.parametrize("query_norm", [False, True])
+@pytest.mark.parametrize(
+    ("norm", "place", "query_norm"), thinned(("layer", "rms", "scale"), ("pre", "post"), (False, True))
+)
 def test_padding_casts_no_doubt_on_real_tokens(norm: Any, place: Any, query_norm: bool) -> None:
     """A padded token has no length, and a norm of a small epsilon would draw out its rounding without end."""
     arch = Architecture(layers=4, width=16, heads=2, norm=norm, norm_place=place, query_norm=query_norm, norm_eps=1e-12)

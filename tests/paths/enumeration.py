@@ -7,7 +7,7 @@ walked on its own, from the embedding and from every single bias.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.nets import Transformer
+from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.paths import Decomposition, decompose
+from tests.builders import awake, normal
 
 Array = np.ndarray[Any, Any]
 EVERY = "every"
@@ -195,3 +197,63 @@ class Enumeration:
                 Y = self.through(layer, np.zeros_like(self.X), heads, past=head is None)
                 self.biases = ""
                 yield layer, head, Y
+
+
+BASE: dict[str, Any] = {"layers": 3, "width": 6, "heads": 2, "head_width": 4, "mlp_width": 5, "length": 8}
+CASES: dict[str, dict[str, Any]] = {
+    "post-norm": {},
+    "pre-norm with a last norm": {"norm_place": "pre", "final_norm": True},
+    "sandwich": {"norm_place": "sandwich", "final_norm": True},
+    "no norm": {"norm": "none"},
+    "scale-only, gated": {"norm": "scale", "mlp": "gated", "norm_place": "pre"},
+    "rms, rotary, grouped, causal": {
+        "norm": "rms", "positions": "rotary", "key_heads": 1, "mask": "causal", "norm_place": "pre",
+        "mlp": "gated", "activation": "silu", "query_norm": True,
+    },
+    "parallel": {"parallel": True, "norm_place": "pre", "activation": "relu"},
+    "parallel, post": {"parallel": True},
+    "pure attention": {"norm": "none", "mlp": "none", "attention_skip": 0.0},
+    "attention and skips": {"norm": "none", "mlp": "none", "attention_skip": 0.7},
+    "no skip past heads": {"attention_skip": 0.0, "mlp_skip": 0.5},
+    "no skip past the MLP": {"mlp_skip": 0.0},
+    "shared, windowed, relative": {"shared": True, "mask": "window:1", "positions": "relative"},
+    "bias positions, no biases": {"positions": "bias", "biases": False, "divisor": 1.0},
+    "sigmoid": {"kernel": "sigmoid"},
+    "linformer": {"kernel": "linformer:2", "positions": "absolute"},
+    "mixture of experts": {
+        "norm_place": "pre", "mlp": "experts",
+        "experts": Experts(number=4, chosen=2, width=3, renormalised=True, dense_layers=(1,)),
+    },
+    "shared expert, no skip past the MLP": {
+        "mlp": "experts", "mlp_skip": 0.0, "activation": "silu",
+        "experts": Experts(number=3, chosen=1, width=3, shared_width=5, shared_gate=True),
+    },
+    "capped": {"score_cap": 0.5},
+    "gated heads": {"norm_place": "pre", "head_gate": True, "key_heads": 1},
+    "bare first layer": {"norm_place": "pre", "bare_layers": (0,)},
+}  # fmt: skip
+
+
+def network(fields: dict[str, Any], seed: int = 0) -> Transformer:
+    return awake(Architecture(**{**BASE, **fields}), seed, 0.4)
+
+
+def tokens(seed: int = 1, samples: int = 1) -> torch.Tensor:
+    return normal(samples, 4, BASE["width"], seed=seed)
+
+
+@cache
+def both(case: str) -> tuple[Decomposition, Enumeration]:
+    net, X = network(CASES[case]), tokens()
+    return decompose(net, X), Enumeration(net, X[0])
+
+
+def sums(terms: list[Term], lengths: int, like: Any) -> Any:
+    total = [np.zeros_like(like) for _ in range(lengths)]
+    for term in terms:
+        total[term.length] += term.value
+    return np.stack(total)
+
+
+def close(mine: torch.Tensor, theirs: Any, scale: Any) -> None:
+    np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-10, atol=1e-11 * max(np.abs(scale).max(), 1e-300))

@@ -17,7 +17,7 @@ from rankscope.paths import Decomposition, decompose
 from rankscope.paths.counts import Path
 from rankscope.paths.heaviest import _ahead, _bound
 from rankscope.paths.terms import shared_step
-from tests.paths.test_enumeration import CASES, network, tokens
+from tests.paths.enumeration import CASES, both, network, tokens
 from tests.raising import raises
 
 
@@ -165,3 +165,35 @@ def test_a_tie_is_no_proof() -> None:
         found = decompose(Transformer.from_weights(net.arch, state), X).top(1, by)
         assert (found.proved, found.tied) == (0, 1) and "1 more within rounding of others" in repr(found)
         assert decompose(Transformer.from_weights(net.arch, state), X).top(2, by).proved == 2
+
+
+BY_TURNS = [
+    pytest.param(case, by, marks=[pytest.mark.slow] if (number + turn) % 2 else [])
+    for number, case in enumerate(CASES)
+    for turn, by in enumerate(["norm", "residual"])
+]
+
+
+@pytest.mark.parametrize(("case", "by"), BY_TURNS)
+def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
+    d, reference = both(case)
+    terms = reference.embedding_terms
+
+    def weight(value: Any) -> float:
+        return float(np.linalg.norm(value - value.mean(0) if by == "residual" else value))
+
+    expected = sorted((weight(t.value) for t in terms), reverse=True)
+    found = d.top(len(terms), by=by)
+    assert found.proved == len(terms)
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-8, atol=1e-11)
+    assert len(set(found.paths)) == len(terms)
+    by_path = {t.choices: weight(t.value) for t in terms}
+    np.testing.assert_allclose([by_path[p] for p in found.paths], found.weights, rtol=1e-8, atol=1e-11)
+    few = d.top(3, by=by)
+    assert few.proved == min(3, len(terms)) and few.next_bound <= few.weights[-1] * (1 + 1e-8)
+    hurried = d.top(3, by=by, budget=4)
+    assert hurried.proved < len(hurried.paths) <= 3
+    np.testing.assert_allclose([by_path[p] for p in hurried.paths], hurried.weights, rtol=1e-8, atol=1e-11)
+    # Whatever is not listed weighs no more than the bound says.
+    rest = [by_path[p] for p in by_path if p not in hurried.paths]
+    assert max(rest, default=0.0) <= max(hurried.next_bound, *hurried.weights, 0.0) * (1 + 1e-8)

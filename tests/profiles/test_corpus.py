@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -22,11 +21,12 @@ from rankscope.profiles.profile import SCHEMA
 from rankscope.runs import Store, read
 from rankscope.sources import bundled_excerpts
 from rankscope.sources.fresh import untrained
+from tests.raising import raises
 
 NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init="xavier")
 NETS = {name: NET.variant(name) for name in ("san", "transformer")}
 TEXTS = bundled_excerpts(10)[:26]
-FLOATS = ["deviation", "float32"]
+FLOATS = ["float64", "float32"]
 ASKED: dict[str, Any] = {"metrics": ["mu", "entropy"], "arithmetic": FLOATS, "tokens": 12, "batch": 4}
 
 
@@ -63,7 +63,7 @@ def once() -> Summary:
     return measure_corpus(NETS, TEXTS, **ASKED)
 
 
-@pytest.mark.parametrize("after", [3, 4, 9, 25])
+@pytest.mark.parametrize("after", [3, 4, 9])
 def test_an_interrupted_run_gives_the_same_bits(tmp_path: Path, after: int, once: Summary) -> None:
     with pytest.raises(StoppedError):
         measure_corpus(NETS, stopping(TEXTS, after), folder=tmp_path, **ASKED)
@@ -140,21 +140,18 @@ def test_ctrl_c_waits_until_a_chunk_is_counted() -> None:
 def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
     measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     before = (tmp_path / "manifest.json").read_bytes()
-    changes: list[tuple[str, Any, str]] = [
-        ("tokens", 9, "tokens (12, now 9)"),
-        ("batch", 5, "batch (4, now 5)"),
-        ("metrics", ["mu"], "metrics (mu, entropy, now mu)"),
-    ]
-    for name, value, said in changes:
-        expected = re.escape(f"it is of one with other {said}: give another folder")
-        with pytest.raises(FileError, match=expected):
+    rows = str(tmp_path / "rows")
+    changes: dict[str, Any] = {"tokens": 9, "batch": 5, "metrics": ["mu"]}
+    for name, value in changes.items():
+        with raises(FileError, subject=rows) as caught:
             measure_corpus(NETS, TEXTS, folder=tmp_path, **{**ASKED, name: value})
-    other = {"san": NETS["san"], "transformer": NETS["transformer"].variant(skip=0.5)}
-    with pytest.raises(FileError, match="other variants of transformer: "):
-        measure_corpus(other, TEXTS, folder=tmp_path, **ASKED)
+        assert f"{name} (" in str(caught.value)
+    others = {"san": NETS["san"], "transformer": NETS["transformer"].variant(skip=0.5)}
+    with raises(FileError, subject=rows):
+        measure_corpus(others, TEXTS, folder=tmp_path, **ASKED)
     assert (tmp_path / "manifest.json").read_bytes() == before
-    for texts, came in ((["new", *TEXTS[1:]], "others came"), (TEXTS[:20], "only 20 came")):
-        with pytest.raises(FileError, match=f"has counted 24 excerpts, .*; {came}: give another folder"):
+    for texts in (["new", *TEXTS[1:]], TEXTS[:20]):
+        with raises(FileError, subject=rows):
             measure_corpus(NETS, texts, folder=tmp_path, **ASKED)
 
 
@@ -164,7 +161,7 @@ def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Su
     whole = path.read_bytes()
     for content in (b"", b"hello", whole[: len(whole) // 2], whole + b"\0"):
         path.write_bytes(content)
-        with pytest.raises(FileError, match=f"{path.name} must be as it was .* delete .*rows to start"):
+        with raises(FileError, subject=f"rows/{path.name}"):
             measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     shutil.rmtree(tmp_path / "rows")
     assert measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED).table.equals(once.table)
@@ -174,15 +171,15 @@ def test_progress_is_told_and_mistakes_are_sentences() -> None:
     told: list[int] = []
     measure_corpus(NETS, TEXTS, metrics="mu", tokens=4, batch=10, progress=told.append)
     assert told == [10, 20, 26]
-    with pytest.raises(TokensError, match="at least one excerpt with a token; it holds none"):
+    with raises(TokensError, subject="texts"):
         measure_corpus(NETS, [])
-    with pytest.raises(TokensError, match="batch must be at least 1 excerpt; got 0"):
+    with raises(TokensError, subject="batch"):
         measure_corpus(NETS, TEXTS, batch=0)
-    with pytest.raises(MetricError, match="at least one network; received none"):
+    with raises(MetricError, subject="nets"):
         measure_corpus({}, TEXTS)
-    with pytest.raises(MetricError, match="metric must be one of"):
+    with raises(MetricError, subject="metric"):
         measure_corpus(NETS, TEXTS, metrics="mew")
-    with pytest.raises(TokensError, match="has no tokenizer and no embedding"):
+    with raises(TokensError, subject="texts"):
         measure_corpus({"bare": Transformer.random(NET.arch)}, TEXTS)
 
 

@@ -1,10 +1,13 @@
-"""A large P that somebody holds is reduced a block of rows at a time, to what it is reduced to whole."""
+"""Readings: of a large P by blocks of rows what they are of the whole, and the floor, at which they are noise."""
 
 import pytest
 import torch
 
 from rankscope.metrics import METRICS, Metric
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure
 from rankscope.profiles.readings import read_tensor
+from tests.builders import thinned
 
 ATTENTION = [each for each in METRICS.values() if each.of == "attention"]
 TRACE = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
@@ -28,3 +31,44 @@ def test_blocks_say_what_the_whole_says(dtype: torch.dtype) -> None:
             one.value.nan_to_num().flatten().tolist(), rel=1e-12, abs=1e-14
         )
         assert one.floor.isnan().equal(other.floor.isnan())
+
+
+METRICS = ("relative_residual", "relative_mu", "relative_spectral_residual", "relative_max_residual",
+           "residual", "mu")  # fmt: skip
+
+
+VARIANTS = ("san", "san+norm", "san+norm+mlp+mlp_skip")
+SIZES = ((4, 8, 2), (64, 64, 4), (256, 32, 2))
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "variant", "size", "init"),
+    thinned(("float64", "float32", "bfloat16"), VARIANTS, SIZES, ("bert", "xavier")),
+)
+def test_a_collapsed_network_is_at_its_floor(
+    arithmetic: str, variant: str, size: tuple[int, int, int], init: str
+) -> None:
+    """Pure attention at depth 10 has a true residual far below 1e-16: whatever is read there is noise."""
+    n, width, heads = size
+    arch = Architecture(layers=10, width=width, heads=heads)
+    net = Transformer.random(arch, seed=2, init=init).variant(variant)
+    X = torch.randn(2, n, width, dtype=torch.float64)
+    profile = measure(net, X, metrics=METRICS, arithmetic=arithmetic)
+    for name in METRICS:
+        assert bool(profile.curve(name, "below_floor")[:, 8:].all())
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_lies_above_the_floor_has_the_right_size(arithmetic: str, seed: int) -> None:
+    """Above its floor a low-precision value is within a factor of two of float64's."""
+    arch = Architecture(layers=6, width=32, heads=2)
+    net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
+    X = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    exact = measure(net, X, metrics=METRICS)
+    coarse = measure(net, X, metrics=METRICS, arithmetic=arithmetic)
+    for name in METRICS:
+        real = coarse.curve(name, "below_floor") == 0
+        assert bool(real[:, 0].all()) and not bool(real.all())
+        ratio = coarse.curve(name)[real] / exact.curve(name)[real]
+        assert 0.5 < float(ratio.min()) <= float(ratio.max()) < 2

@@ -23,11 +23,10 @@ from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.metrics.rows import PatternRows
-from rankscope.nets.architecture import Architecture
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.positions import score_bias
+from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
-from rankscope.nets.weights import Weights
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # bytes of a block of rows of all heads, by device
@@ -44,12 +43,13 @@ class RowMaker:
     perturb: Callable[[Tensor, int], Tensor] | None = None
     """Moves the last digits of rows of D, given their first row: the same each time they are made."""
     largest: LogScales | None = None  # the log of the largest part of any score, if scores are capped
+    block_bytes: int | None = None  # bytes of a block of rows of all heads; None takes `AT_ONCE`
 
     def blocks(self) -> Iterator[slice]:
-        """Slices that cover all rows, each of as many as `AT_ONCE` allows."""
+        """Slices that cover all rows, each of as many as `block_bytes` allows."""
         n = self.valid.mask.shape[1]
         batch, heads, columns = self.scores.ref.value.shape
-        most_bytes = AT_ONCE.get(self.valid.mask.device.type, AT_ONCE["cuda"])
+        most_bytes = self.block_bytes or AT_ONCE.get(self.valid.mask.device.type, AT_ONCE["cuda"])
         step = max(1, most_bytes // max(1, 8 * batch * heads * columns))
         for start in range(0, n, step):
             yield slice(start, min(n, start + step))
@@ -263,10 +263,10 @@ class PatternByRows:
 class StreamedDeviation(Deviation):
     """Deviation arithmetic with attention by blocks of rows."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, weights: Weights) -> None:
-        """The settings have no masks; `weights` are the network's."""
-        super().__init__(arch, settings)
-        self.table = weights
+    def __init__(self, net: Transformer, settings: PassSettings, block_bytes: int | None = None) -> None:
+        """The settings have no masks; a block of rows takes `block_bytes`, if given."""
+        super().__init__(net.arch, settings)
+        self.table, self.block_bytes = net.weights, block_bytes
 
     def pattern(self, block: Block, state: State) -> PatternByRows:  # type: ignore[override]
         """The pattern, of which only the shared row is held: its rows are made as they are used."""
@@ -283,7 +283,7 @@ class StreamedDeviation(Deviation):
 
     def rows(self, maker: RowMaker) -> PatternByRows:
         """The pattern of these rows of scores."""
-        return PatternByRows.of(maker)
+        return PatternByRows.of(replace(maker, block_bytes=self.block_bytes))
 
     def _bias(self, block: Block) -> Callable[[slice], Tensor] | None:
         """A function that makes rows of the positions' bias on scores; None if there is no such bias."""

@@ -245,8 +245,8 @@ class PerturbedDeviation(_Perturbed, Deviation):
 class PerturbedRows(PerturbedDeviation, StreamedDeviation):
     """Deviation arithmetic with attention by rows, every result perturbed."""
 
-    def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0) -> None:
-        StreamedDeviation.__init__(self, net.arch, settings, net.weights)
+    def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0, block_bytes: int | None = None) -> None:
+        StreamedDeviation.__init__(self, net, settings, block_bytes)
         self._set_up(seed)
 
     def rows(self, maker: RowMaker) -> PatternByRows:
@@ -257,4 +257,5 @@ class PerturbedRows(PerturbedDeviation, StreamedDeviation):
             noise.calls = calls + start
             return noise.perturb(t)
 
-        return PatternByRows.of(replace(maker, perturb=perturb), self.of_scores.scaled)
+        maker = replace(maker, perturb=perturb, block_bytes=self.block_bytes)
+        return PatternByRows.of(maker, self.of_scores.scaled)

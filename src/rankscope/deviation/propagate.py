@@ -79,6 +79,7 @@ def propagate(
     doubled: bool = False,
     compile: bool = False,
     by_rows: bool = False,
+    block_bytes: int | None = None,
 ) -> Iterator[DeviationStep]:
     """Yields the layers of the forward pass with hidden states `X = 1 x^T + e^s R`, in float64 whatever the
     network's dtype: x is the common token, R the tokens' deviations from it, s a log-scale per sample.
@@ -90,6 +91,7 @@ def propagate(
         doubled: Runs the rules in doubled precision (about 32 digits); `rounded` makes ordinary steps of it.
         compile: Compiles layers first: a minute or two, worth it for hundreds of batches of one shape.
         by_rows: Takes attention a block of rows at a time, so that no `[head, token, token]` is held.
+        block_bytes: The bytes of such a block, of all samples and heads; left out, by the device.
 
     Raises:
         ArchitectureError: The network has a part without a rule (`without_rule`), or none by rows.
@@ -110,7 +112,8 @@ def propagate(
     if by_rows and not (streams(net.arch) and kernel_of(net.arch.kernel).deviation_by_row):
         sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
         raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
-    yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
+    inputs = PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows, block_bytes=block_bytes)
+    yield from layers(inputs, compile)
 
 
 def layers(inputs: "PassInputs", compile: bool = False) -> Iterator[DeviationStep]:
@@ -159,10 +162,18 @@ class PassInputs:
     order: TokenOrder | None  # how valid tokens were moved to the front; None if they were there
     doubled: bool = False
     by_rows: bool = False
+    block_bytes: int | None = None
 
     @classmethod
     def of(
-        cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False, by_rows: bool = False
+        cls,
+        net: Transformer,
+        X: Tensor,
+        padding: Tensor | None = None,
+        *,
+        doubled: bool = False,
+        by_rows: bool = False,
+        block_bytes: int | None = None,
     ) -> "PassInputs":
         """The inputs of a pass over tokens `[batch, token, width]`; the arguments are those of `propagate`."""
         net = net.to(torch.float64)
@@ -178,13 +189,14 @@ class PassInputs:
         table = net.weights.positions
         state = State.of(X, valid, None if table is None else table[: X.shape[1]])
         settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
-        return cls(net, state, settings, order, by_rows=by_rows)
+        return cls(net, state, settings, order, by_rows=by_rows, block_bytes=block_bytes)
 
     @property
     def rules(self) -> Deviation:
         """The rules that take states through blocks."""
-        arch, weights = self.net.arch, self.net.weights
-        return StreamedDeviation(arch, self.settings, weights) if self.by_rows else Deviation(arch, self.settings)
+        if self.by_rows:
+            return StreamedDeviation(self.net, self.settings, self.block_bytes)
+        return Deviation(self.net.arch, self.settings)
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights in the precision of the pass."""

@@ -92,7 +92,7 @@ class SecondPass:
             rules = [PerturbedDeviation(arch, settings, rule_seed) for rule_seed in seeds]
         else:
             self.plain_rules = PerturbedStreamed(inputs.net, settings, by_rows, seed)
-            rules = [PerturbedRows(inputs.net, settings, rule_seed) for rule_seed in seeds]
+            rules = [PerturbedRows(inputs.net, settings, rule_seed, by_rows.block_bytes) for rule_seed in seeds]
         self.perturbed_rules, self.perturbed_again_rules = rules
         # The first product with a matrix rounds the input as well.
         self.state = self.perturbed_rules.noise.of(inputs.state)

@@ -40,10 +40,12 @@ class AttentionRequest:
     Args:
         by_row: (rows of P `[batch, head, row, token]`, valid tokens `[batch, 1, token]`) to a number per row.
         by_head: P, whose rows are computed as often as they are read, to a number per head.
+        block_bytes: The bytes of a block of rows; None takes `AT_ONCE`.
     """
 
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     by_head: Mapping[str, Callable[[PatternRows], Tensor]] = field(default_factory=dict)
+    block_bytes: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.by_row or self.by_head)
@@ -137,7 +139,7 @@ class StreamedPlain(Plain):
             return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
         together = 1 if q.device.type == "cpu" else heads
-        memory = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        memory = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
         step = max(1, memory // max(1, batch * together * V.shape[2] * q.element_size()))
         outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}

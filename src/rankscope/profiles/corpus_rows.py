@@ -85,7 +85,7 @@ class CorpusRows:
     def summary(self) -> Summary:
         """The statistics of what has come so far."""
         if self.manifest is None:
-            raise MetricError("a summary must be of at least one excerpt; none was added")
+            raise MetricError("a summary must be of at least one excerpt; none was added", subject="excerpts")
         parts = []
         step = max(1, CELLS // self.excerpts)
         for first in range(0, len(self.kinds), step):
@@ -126,8 +126,9 @@ class CorpusRows:
         expected = np.repeat(np.arange(len(self.kinds)), rows["sample"].n_unique())
         if rows["kind"].null_count() or not np.array_equal(rows["kind"], expected):
             raise MetricError(
-                f"a profile to add must have the {len(self.kinds)} rows of the first (variant, arithmetic, "
-                "layer, head, metric) for each sample; this one has others: measure the same networks"
+                f"a profile to add must have the {len(self.kinds)} rows of the first (variant, arithmetic, layer, "
+                "head, metric) for each sample; this one has others: measure the same networks",
+                subject="profile",
             )
         return rows
 

@@ -10,10 +10,11 @@ What happens when it is called, file by file:
 4. Every **reader** (`readers.py`) is shown every step: here one of metrics, one of checks, and the caller's.
 5. The reader of metrics asks the step for its **readings** (`readings.py`, `deviation/readings.py`), which
    `agreement.py` compares with those of the second pass: where the two differ, a reading is marked.
-6. Readings become **rows** of one table (`rows.py`), and the table a `Profile` (`profile.py`).
+6. Readings become **rows** of one table (`readings.py`), and the table a `Profile` (`profile.py`).
 """
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.propagation import Progress, layer_pass, run_side_by_side
+from rankscope.profiles.propagation import PassOptions, Progress, layer_pass, run_side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.readings import table
 from rankscope.runs import manifest_of
@@ -89,9 +90,8 @@ def measure(
     torch.Size([3, 3])
     """
     net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
-    (profile,) = run_side_by_side([
-        _measuring(net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
-            device=device, readers=readers, check=check, confirm=confirm, compile=compile)])  # fmt: skip
+    options = PassOptions(arithmetic, batch, progress, device, check, confirm, compile)
+    (profile,) = run_side_by_side([_measuring(net, tokens, padding, metrics, variant, readers, options)])
     return profile
 
 
@@ -113,7 +113,7 @@ def measure_together(
         arithmetic: As of `measure`.
         progress: Called as `progress(done, total)`, in thousandths of all networks.
         readers: By name of a network, what else is taken from its pass.
-        **options: Other options of `measure`.
+        **options: Other options of `measure`, and those of `propagation.PassOptions`.
 
     >>> from rankscope.nets import Architecture
     >>> net, X = Transformer.random(Architecture(layers=2, width=8, heads=2)), torch.randn(3, 5, 8)
@@ -131,10 +131,15 @@ def measure_together(
 
         return report
 
-    return run_side_by_side([
-        _measuring(*inputs, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
-            progress=progress_of(index), sharing=len(networks), **options)
-        for index, (name, inputs) in enumerate(networks.items())])  # fmt: skip
+    shared = PassOptions(arithmetic, sharing=len(networks), **{"check": True, **options})
+    return run_side_by_side(
+        [
+            _measuring(
+                *inputs, metrics, name, (readers or {}).get(name, ()), replace(shared, progress=progress_of(index))
+            )
+            for index, (name, inputs) in enumerate(networks.items())
+        ]
+    )
 
 
 def _measuring(
@@ -142,22 +147,15 @@ def _measuring(
     X: Tensor,
     padding: Tensor | None,
     metrics: MetricsLike,
-    arithmetic: str,
-    *,
     variant: str,
     readers: Sequence[Reader],
-    check: bool = True,
-    confirm: bool = False,
-    **options: Any,
+    options: PassOptions,
 ) -> Generator[None, None, Profile]:
     """`measure` as a generator: it yields after each layer, and returns the profile."""
     readings, checks = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
-    ran = yield from layer_pass(
-        net, X, padding, [readings, checks, *readers], arithmetic, check=check, confirm=confirm, **options
-    )
-    notes: dict[str, Any] = {
-        "arithmetic_asked": arithmetic, "dropout": 0.0, "check": check, "confirm": confirm, **checks.result(),
-    }  # fmt: skip
+    ran = yield from layer_pass(net, X, padding, [readings, checks, *readers], options)
+    how = {"arithmetic_asked": options.arithmetic, "dropout": 0.0, "check": options.check, "confirm": options.confirm}
+    notes: dict[str, Any] = how | checks.result()
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [metric.name for metric in readings.metrics]
     return Profile(

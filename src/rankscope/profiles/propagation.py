@@ -7,7 +7,7 @@ second pass, or in doubled precision), and every reader is shown every step.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
@@ -51,6 +51,22 @@ class PassRecord(NamedTuple):
     device: str
 
 
+@dataclass(frozen=True)
+class PassOptions:
+    """How a pass is to be run; `one_pass` says what each option means."""
+
+    arithmetic: str = "deviation"
+    batch: int = 16
+    progress: Progress | None = None
+    device: str | torch.device | None = None
+    check: bool = False
+    confirm: bool = False
+    compile: bool = False
+    sharing: int = 1  # passes that run side by side, and share memory
+    most_held: int = WHOLE  # bytes of a layer's attention pattern above which it is read by blocks of rows
+    block_bytes: int | None = None  # bytes of such a block; None chooses by the device
+
+
 def one_pass(
     net: Transformer,
     X: Tensor,
@@ -84,9 +100,8 @@ def one_pass(
         confirm: Whether doubled precision runs beside it.
         compile: Whether deviation arithmetic is compiled.
     """
-    (record,) = run_side_by_side([
-        layer_pass(net, X, padding_from(padding, attention_mask), readers, arithmetic, batch=batch,
-            progress=progress, device=device, check=check, confirm=confirm, compile=compile)])  # fmt: skip
+    options = PassOptions(arithmetic, batch, progress, device, check, confirm, compile)
+    (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])
     return record
 
 
@@ -106,66 +121,47 @@ def run_side_by_side(passes: Sequence[Generator[None, None, Result]]) -> list[Re
 
 
 def layer_pass(
-    net: Transformer,
-    X: Tensor,
-    padding: Tensor | None,
-    readers: Sequence[Reader],
-    arithmetic: str,
-    *,
-    batch: int = 16,
-    progress: Progress | None = None,
-    device: str | torch.device | None = None,
-    check: bool = False,
-    confirm: bool = False,
-    compile: bool = False,
-    sharing: int = 1,
+    net: Transformer, X: Tensor, padding: Tensor | None, readers: Sequence[Reader], options: PassOptions
 ) -> Generator[None, None, PassRecord]:
-    """`one_pass` as a generator, to be run without gradients: it yields after each layer. Its arguments are
-    those of `one_pass`; `sharing` counts the passes that run side by side, and share memory."""
+    """`one_pass` as a generator, to be run without gradients: it yields after each layer."""
+    arithmetic, batch, progress = options.arithmetic, options.batch, options.progress
     if arithmetic not in ARITHMETICS:
         raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS), subject="arithmetic")
     if batch < 1:
         raise TokensError(f"batch must be at least 1 sample; got {batch}", subject="batch")
     if not isinstance(X, Tensor) or not X.is_floating_point():
-        raise TokensError(
-            "tokens must be a floating tensor [batch, token, width]; received "
-            f"{X.dtype if isinstance(X, Tensor) else type(X).__name__}",
-            subject="X",
-        )
+        received = X.dtype if isinstance(X, Tensor) else type(X).__name__
+        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; received {received}", subject="X")
     needs = frozenset[Of]().union(*(reader.needs for reader in readers))
     for need in needs - set(get_args(Of)):
         raise MetricError(one_of("what a reader needs", need, get_args(Of)), subject="needs")
     if "routing" in needs and not any(map(net.arch.mixes, range(net.arch.layers))):
-        raise MetricError(
-            "expert_load, expert_entropy and their like are of a mixture of experts; this network has none: "
-            "leave them out",
-            subject="metrics",
-        )
+        raise MetricError("metrics of routing need a mixture of experts; this network has none", subject="metrics")
     if arithmetic == "deviation" and not applies(net):
         arithmetic = "float64"
-    net = net.to(ARITHMETICS[arithmetic], device)
+        options = replace(options, arithmetic=arithmetic)
+    net = net.to(ARITHMETICS[arithmetic], options.device)
     X = X.to(dtype=net.dtype, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
-    kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
-    request = _row_request(net, readers, kind)
-    by_rows = X.ndim == 3 and kind == "deviation" and request is not None and _large(net, X[:batch], kind)
+    kind = "float" if arithmetic != "deviation" else "confirm" if options.confirm else "deviation"
+    request = _row_request(net, readers, kind, options.block_bytes)
+    by_rows = X.ndim == 3 and kind == "deviation" and request is not None and _large(net, X[:batch], kind, options)
     memory_kind = "rows" if by_rows else kind
     if X.ndim == 3 and (kind != "float" or request is None):
-        check_memory(net.arch, len(X), X.shape[1], batch, memory_kind, net.device,
-            streams=request is not None, heads="heads" in needs)  # fmt: skip
+        shape = (len(X), X.shape[1], batch)
+        check_memory(net.arch, *shape, memory_kind, net.device, streams=request is not None, heads="heads" in needs)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     not_needed: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
 
     def steps_from(start: int) -> Iterator[LayerStep]:
         samples = slice(start, start + batch)
-        rows = request if _large(net, X[samples], kind) else None
-        of_samples = net.for_samples(start, start + batch)
-        return _layer_steps(of_samples, X[samples], valid[samples], start, arithmetic, check, confirm, compile, rows)
+        rows = request if _large(net, X[samples], kind, options) else None
+        return _layer_steps(net.for_samples(start, start + batch), X[samples], valid[samples], start, options, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     side_by_side = net.streamed and X.ndim == 3
     beside = batches_beside(net.arch, X.shape[1], batch, memory_kind, net.device) if side_by_side else 1
-    beside = max(1, beside // sharing)
+    beside = max(1, beside // options.sharing)
     for first in range(0, len(starts), beside):
         group = starts[first : first + beside]
         for steps in zip(*map(steps_from, group), strict=True):
@@ -185,29 +181,21 @@ def layer_pass(
 
 
 def _layer_steps(
-    net: Transformer,
-    X: Tensor,
-    valid: Tensor,
-    start: int,
-    arithmetic: str,
-    check: bool,
-    confirm: bool,
-    compile: bool,
-    request: AttentionRequest | None,
+    net: Transformer, X: Tensor, valid: Tensor, start: int, options: PassOptions, request: AttentionRequest | None
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with the second pass of each where one was asked for."""
-    padding = ~valid
+    padding, arithmetic, compile = ~valid, options.arithmetic, options.compile
     if request is not None and arithmetic != "deviation":
         for step, rows in streamed(net, X, padding, request):
             yield LayerStep(net, start, valid, step, rows=rows)
     elif arithmetic != "deviation":
         yield from (LayerStep(net, start, valid, step) for step in net.steps(X, padding))
-    elif confirm and X.shape[1]:
+    elif options.confirm and X.shape[1]:
         for confirmation in confirmations(net, X, padding):
             yield LayerStep(net, start, valid, confirmation.doubled, confirmation=confirmation)
     else:
-        inputs = PassInputs.of(net, X, padding, by_rows=request is not None)
-        if check and X.shape[1]:
+        inputs = PassInputs.of(net, X, padding, by_rows=request is not None, block_bytes=options.block_bytes)
+        if options.check and X.shape[1]:
             both = with_second_pass(inputs, request, compile)
             steps = (LayerStep(net, start, valid, *pair) for pair in both)
         else:
@@ -219,17 +207,19 @@ def _layer_steps(
         yield from steps
 
 
-def _large(net: Transformer, X: Tensor, kind: str) -> bool:
+def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions) -> bool:
     """Whether P is read by rows, where it can be. Off the CPU deviation arithmetic holds what fits: there it
     is many times as fast."""
     size = size_of_attention(net.arch, len(X), X.shape[1])
     if kind == "deviation" and net.device.type != "cpu":
         free = free_memory(net.device)
         return free is not None and MATRICES[kind] * size > free
-    return kind != "confirm" and size > WHOLE
+    return kind != "confirm" and size > options.most_held
 
 
-def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> AttentionRequest | None:
+def _row_request(
+    net: Transformer, readers: Sequence[Reader], kind: str, block_bytes: int | None
+) -> AttentionRequest | None:
     """What is to be taken of attention where P is too large; None where it must be whole."""
     wanted = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
     if not streams(net.arch) or any(metrics is None for metrics in wanted):
@@ -244,4 +234,4 @@ def _row_request(net: Transformer, readers: Sequence[Reader], kind: str) -> Atte
     # be one.
     if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
-    return AttentionRequest(by_row, by_head)
+    return AttentionRequest(by_row, by_head, block_bytes)

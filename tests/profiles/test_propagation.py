@@ -9,9 +9,8 @@ import torch
 
 from rankscope import Architecture, Transformer, measure
 from rankscope.metrics import Metric
-from rankscope.nets import streaming
 from rankscope.nets.masks import matrix, rows
-from rankscope.profiles import propagation
+from rankscope.profiles import Profile, measure_together
 
 METRICS = ["relative_residual", "mu", "entropy", "first_token_mass", "row_sum_defect", "head_mu", "dobrushin",
            "second_singular_value", "spectral_gap"]  # fmt: skip
@@ -36,17 +35,23 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def both(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, monkeypatch: Any,
-         metrics: Sequence[str | Metric] = METRICS) -> tuple[pl.DataFrame, pl.DataFrame]:  # fmt: skip
-    whole = measure(net, X, padding, metrics, "float64").table
-    monkeypatch.setattr(propagation, "WHOLE", 0)
-    monkeypatch.setitem(streaming.AT_ONCE, "cpu", 8 * len(X) * X.shape[1] * 3)  # three rows
-    return whole, measure(net, X, padding, metrics, "float64").table
+def streamed(
+    net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, metrics: Sequence[str | Metric], rows: int = 3
+) -> Profile:
+    """What is measured in blocks of so many rows, with no pattern held whole."""
+    options = {"most_held": 0, "block_bytes": 8 * len(X) * X.shape[1] * rows}
+    (profile,) = measure_together({"as given": (net, X, padding)}, metrics, "float64", **options)
+    return profile
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: Any) -> None:
+def both(
+    net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, metrics: Sequence[str | Metric] = METRICS
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    return measure(net, X, padding, metrics, "float64").table, streamed(net, X, padding, metrics).table
+
+
+@pytest.mark.parametrize(("kind", "padded"), [*((kind, True) for kind in NETWORKS), ("causal, rotary", False)])
+def test_rows_give_what_the_matrix_gives(kind: str, padded: bool) -> None:
     torch.manual_seed(0)
     net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}))
     X = torch.randn(3, 11, 8, dtype=torch.float64)
@@ -56,59 +61,56 @@ def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: A
         net = net.with_memory(M, hidden)
     padding = torch.zeros(3, 11, dtype=torch.bool)
     padding[0, :4] = padding[1, 9:] = padded
-    whole, streamed = both(net, X, padding, monkeypatch)
-    assert whole.drop("value", "log10", "floor").equals(streamed.drop("value", "log10", "floor"))
-    for one, other in zip(whole["value"], streamed["value"], strict=True):
+    whole, rows = both(net, X, padding)
+    assert whole.drop("value", "log10", "floor").equals(rows.drop("value", "log10", "floor"))
+    for one, other in zip(whole["value"], rows["value"], strict=True):
         assert other == pytest.approx(one, rel=1e-12, abs=1e-13, nan_ok=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @pytest.mark.parametrize("mask", ["causal", "complete", "causal&window:64"])
-def test_a_thousand_tokens(mask: str, positions: Any, monkeypatch: Any) -> None:
+def test_a_thousand_tokens(mask: str, positions: Any) -> None:
     torch.manual_seed(0)
     arch = Architecture(layers=2, width=64, heads=2, mask=mask, positions=positions)
     net, X = Transformer.random(arch), torch.randn(1, 1024, 64, dtype=torch.float64)
     whole = measure(net, X, None, METRICS, "float64").table
-    monkeypatch.setattr(propagation, "WHOLE", 0)
-    streamed = measure(net, X, None, METRICS, "float64").table
-    for name, one, other in zip(whole["metric"], whole["value"], streamed["value"], strict=True):
+    rows = streamed(net, X, None, METRICS, rows=512).table
+    for name, one, other in zip(whole["metric"], whole["value"], rows["value"], strict=True):
         assert other == pytest.approx(one, rel=1e-12, abs=1e-12 if name == "row_sum_defect" else 0.0)
 
 
-def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None:
+def test_tokens_alone_are_read_through_fused_attention() -> None:
     torch.manual_seed(0)
     for mask in ("complete", "causal"):
         net = Transformer.random(Architecture(layers=3, width=8, heads=2, mask=mask, kept_heads=((0,), (1,), (0, 1))))
         X = torch.randn(2, 13, 8, dtype=torch.float64)
-        with monkeypatch.context() as patched:
-            whole, streamed = both(net, X, None, patched, ["residual", "mu"])
-        assert streamed["value"].to_list() == pytest.approx(whole["value"].to_list(), rel=1e-12)
+        whole, rows = both(net, X, None, ["residual", "mu"])
+        assert rows["value"].to_list() == pytest.approx(whole["value"].to_list(), rel=1e-12)
 
 
-def test_rows_that_need_not_sum_to_one_are_looked_at(monkeypatch: Any) -> None:
+def test_rows_that_need_not_sum_to_one_are_looked_at() -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, kernel="sigmoid"))
     X = torch.randn(1, 13, 8, dtype=torch.float64)
     whole = measure(net, X, None, ["mu"], "float64").manifest.networks[0].checks
-    monkeypatch.setattr(propagation, "WHOLE", 0)
-    streamed = measure(net, X, None, ["mu"], "float64").manifest.networks[0].checks
-    assert not streamed["rows_sum_to_one"]
-    assert streamed["largest_row_sum_defect"] == pytest.approx(whole["largest_row_sum_defect"], rel=1e-12)
+    by_rows = streamed(net, X, None, ["mu"]).manifest.networks[0].checks
+    assert not by_rows["rows_sum_to_one"]
+    assert by_rows["largest_row_sum_defect"] == pytest.approx(whole["largest_row_sum_defect"], rel=1e-12)
 
 
-def test_a_metric_of_the_whole_matrix_keeps_it_whole(monkeypatch: Any) -> None:
+def test_a_metric_of_the_whole_matrix_keeps_it_whole() -> None:
     net = Transformer.random(Architecture(layers=1, width=8, heads=2))
     trace = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
-    whole, same = both(net, torch.randn(1, 9, 8), None, monkeypatch, ["entropy", trace])
+    whole, same = both(net, torch.randn(1, 9, 8), None, ["entropy", trace])
     assert whole.equals(same)
 
 
-def test_a_sample_that_overflows_is_broken_and_the_others_are_read(monkeypatch: Any) -> None:
+def test_a_sample_that_overflows_is_broken_and_the_others_are_read() -> None:
     net = Transformer.random(Architecture(layers=1, width=4, heads=1, norm="none"))
     X = torch.randn(2, 6, 4, dtype=torch.float64)
     X[0] *= 1e200
-    whole, streamed = both(net, X, None, monkeypatch, ["entropy"])
-    assert whole["value"].is_nan().to_list() == streamed["value"].is_nan().to_list() == [True, False]
+    whole, rows = both(net, X, None, ["entropy"])
+    assert whole["value"].is_nan().to_list() == rows["value"].is_nan().to_list() == [True, False]
 
 
 MASKS = ["complete", "causal", "window:2", "unidirectional", "dilated:2:3", "strided", "strided:2",
