@@ -127,7 +127,9 @@ def gradients(model: Any, net: Transformer, ids: Tensor, padding: Tensor) -> lis
     return [(name, each.grad, ours) for (name, each), ours in zip(original.items(), back, strict=True)]
 
 
-@pytest.mark.parametrize("which", ["minilm", "gpt2/decoder", "gpt2/scores by layer"])
+@pytest.mark.parametrize(
+    "which", [pytest.param("minilm", marks=pytest.mark.slow), "gpt2/decoder", "gpt2/scores by layer"]
+)
 def test_gradients_are_those_of_the_original(which: str) -> None:
     """Of every weight that is mapped, within 1e-9 of its largest entry; where a gradient is zero but for
     rounding (a key's bias), of the largest of its layer's."""

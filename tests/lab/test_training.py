@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_one_of_several_learns_what_it_learns_alone(task: Task, initialisation: Initialisation) -> None:
     """Its own samples, gradients and clipping."""
     kwargs: Any = {"task": task, "initialisation": initialisation, "dtype": WIDE}
-    together = made(seeds=[3, 0, 8], **kwargs).finish()
+    together = made(seeds=[3, 0], **kwargs).finish()
     for place, seed in enumerate(together.seeds):
         alone = made(seeds=[seed], **kwargs).finish()
         for name, each in alone.models[0].state_dict().items():

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.load import random_model
 
@@ -18,3 +20,10 @@ def model_of(name: str, label: str, seed: int = 5) -> Any:
     if model._can_set_experts_implementation():  # the usual one has no float64
         model.set_experts_implementation("eager")
     return model
+
+
+FIRST = dict(reversed(CASES))
+FIRST_QUICK = [
+    pytest.param(name, label, marks=[] if FIRST[name] == label else pytest.mark.slow) for name, label in CASES
+]
+"""Every case; those that are not the first of their family are slow."""

@@ -16,7 +16,7 @@ from rankscope.sources.families import FAMILIES
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.parity import lifted
 from tests.raising import raises
-from tests.sources.models import CASES, model_of
+from tests.sources.models import CASES, FIRST_QUICK, model_of
 from tests.sources.originals import agrees
 
 OUTPUT = {
@@ -139,7 +139,7 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
             close(state[sample : sample + 1, real], mine, torch.ones(1, int(real.sum()), dtype=torch.bool))
 
 
-@pytest.mark.parametrize(("name", "label"), CASES)
+@pytest.mark.parametrize(("name", "label"), FIRST_QUICK)
 def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
     """The rules of deviation arithmetic cover what loaded networks are made of."""
     _, net, inputs, hidden = case(name, label)
@@ -148,7 +148,7 @@ def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> N
     torch.testing.assert_close(curves[0], curves[1], rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(("name", "label"), CASES)
+@pytest.mark.parametrize(("name", "label"), FIRST_QUICK)
 def test_the_users_model_is_left_as_it_is(name: str, label: str) -> None:
     model = model_of(name, label).float()
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")

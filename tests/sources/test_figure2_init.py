@@ -6,9 +6,9 @@ import torch
 from rankscope.nets import PUBLISHED
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, fresh, word_tokens
-from rankscope.studies.dong2021.published import published
+from rankscope.studies.study import published
 
-PUBLISHED_VALUES = published()["figure2_init"]["bert"]
+PUBLISHED_VALUES = published("dong2021")["figure2_init"]["bert"]
 SEEDS = range(4)
 pytestmark = pytest.mark.slow
 

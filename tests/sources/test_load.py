@@ -36,6 +36,12 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
+@pytest.fixture(scope="module")
+def minilm() -> Transformer:
+    """The embedded model, loaded once for the tests that read it."""
+    return load("minilm")
+
+
 def refused(subject: str, *given: Any, by: Callable[..., Any] = load, **options: Any) -> None:
     """Loading, or what else it is `by`, ends with an error about this subject, which has all of these `names`."""
     kind, names = options.pop("kind", SourceError if by is load else TokensError), options.pop("names", ())
@@ -227,10 +233,10 @@ def test_padding_anywhere_counts_positions_of_real_tokens(saved: Path) -> None:
     assert torch.equal(left.roll(-2, 1), X)
 
 
-def test_minilm_is_a_trained_english_bert() -> None:
+def test_minilm_is_a_trained_english_bert(minilm: Transformer) -> None:
     """Its last hidden state, averaged over tokens, is the sentence embedding it was trained for: sentences
     that mean the same lie closer than sentences that do not."""
-    net = load("minilm")
+    net = minilm
     assert (net.arch.layers, net.arch.heads, net.arch.width) == (6, 12, 384)
     parity: Any = net.origin
     assert parity.parity.states < 1e-12 and parity.parity.attention < 1e-12
@@ -287,11 +293,10 @@ def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> N
     assert "revision" not in origin.described()
 
 
-def test_a_length_without_room_for_special_tokens() -> None:
+def test_a_length_without_room_for_special_tokens(minilm: Transformer) -> None:
     """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
-    net = load("minilm")
-    assert net.encode("the whale " * 50, tokens=2).X.shape[1] == 2
-    refused("tokens", "the whale " * 50, tokens=1, by=net.encode)
+    assert minilm.encode("the whale " * 50, tokens=2).X.shape[1] == 2
+    refused("tokens", "the whale " * 50, tokens=1, by=minilm.encode)
 
 
 def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> None:
@@ -302,20 +307,19 @@ def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> N
     refused("layers", Architecture(layers=10**6, width=4096, heads=2), by=fresh, kind=ArchitectureError)
 
 
-def test_ids_come_whole() -> None:
+def test_ids_come_whole(minilm: Transformer) -> None:
     net = load(model_of("llama", "llama"))
     ids = torch.randint(1, 60, (1, 300))
     assert net.encode(ids).X.shape == (1, 300, 16)
     assert net.encode(ids, 128).X.shape == (1, 128, 16)
     padding = torch.arange(300)[None] >= 290
     assert net.encode(ids, padding=padding).padding.sum() == 10
-    minilm = load("minilm")
     refused("tokens", torch.full((1, 600), 5), by=minilm.encode, names=("512", "600"))
     assert minilm.encode("the whale " * 200).X.shape[1] == 128
 
 
-def test_texts_that_cannot_be_tokenised(saved: Path) -> None:
-    net = load("minilm")
+def test_texts_that_cannot_be_tokenised(saved: Path, minilm: Transformer) -> None:
+    net = minilm
     refused("texts", ["a", "a \ud800"], by=net.encode)
     refused("padding", ["a"], padding=torch.zeros(1, 3, dtype=torch.bool), by=net.encode)
     refused("input_ids", torch.tensor([4, 5, 6]), by=load(saved).encode)

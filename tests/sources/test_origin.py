@@ -41,12 +41,12 @@ def test_a_network_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) ->
 def test_layers_that_come_again_are_kept_once(tmp_path: Path) -> None:
     net = awake(Architecture(layers=1, width=8, heads=2))
     net.save(tmp_path / "one")
-    net.variant(layers=50).save(tmp_path / "many")
+    net.variant(layers=6).save(tmp_path / "many")
     sizes = [(tmp_path / each / "network.safetensors").stat().st_size for each in ("one", "many")]
     assert sizes[0] == sizes[1]
     again = load(tmp_path / "many")
-    same(net.variant(layers=50), again)
-    assert again.weights.layers[0].attention.key.weight is again.weights.layers[49].attention.key.weight
+    same(net.variant(layers=6), again)
+    assert again.weights.layers[0].attention.key.weight is again.weights.layers[5].attention.key.weight
 
 
 @pytest.mark.parametrize(("name", "label"), [("bert", "encoder"), ("opt", "post-norm, narrow"), ("vit", "image")])

@@ -39,6 +39,10 @@ FAMILIES = [
 made of a latent, shifted by one, with a table in the first block, in float32 whatever is asked for."""
 
 
+QUICK = ("llama", "albert", "mixtral", "t5", "xlnet", "vit")
+"""Families whose tensors lie in ways that the others' do as well."""
+
+
 def saved(folder: Path, name: str, label: str | None, dtype: torch.dtype = torch.bfloat16) -> Path:
     model = model_of(name, label or next(iter(KNOWN[name].tiny_configs()))).to(dtype)
     model.save_pretrained(folder, max_shard_size="3KB")
@@ -75,7 +79,9 @@ def equal(one: Transformer, other: Transformer) -> None:
 
 @pytest.mark.parametrize(
     ("name", "label", "dtype"),
-    [(*each, torch.bfloat16) for each in FAMILIES] + [(*each, torch.float32) for each in FAMILIES[:2]],
+    [(*case, torch.bfloat16) for case in FAMILIES if case[0] in QUICK]
+    + [pytest.param(*case, torch.bfloat16, marks=pytest.mark.slow) for case in FAMILIES if case[0] not in QUICK]
+    + [(*FAMILIES[1], torch.float32), pytest.param(*FAMILIES[0], torch.float32, marks=pytest.mark.slow)],
 )
 def test_the_same_bits_as_in_memory(name: str, label: str | None, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path, name, label, dtype)
@@ -90,7 +96,9 @@ def test_the_same_bits_as_in_memory(name: str, label: str | None, dtype: torch.d
     assert one.origin.fingerprint() == other.origin.fingerprint()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("variant", ["transformer", "san", "san+skip+norm"])
+@pytest.mark.parametrize(
+    "variant", ["san+skip+norm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "san"))]
+)
 def test_what_is_measured_proved_and_taken_apart(llama: Path, variant: str) -> None:
     one, other = (load(llama, stream=stream).variant(variant) for stream in (True, False))
     X, padding = inputs(one)

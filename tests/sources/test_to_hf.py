@@ -11,16 +11,11 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
 from tests.raising import raises
-from tests.sources.models import CASES, model_of
+from tests.sources.models import FIRST_QUICK, model_of
 
 FOLDED = ("dinov2",)
 """Families that fold one parameter into another: what came of them cannot be taken apart."""
-FIRST = dict(reversed(CASES))
-PLACED = [
-    pytest.param(name, label, marks=[] if FIRST[name] == label else pytest.mark.slow)
-    for name, label in CASES
-    if name not in FOLDED and not FAMILIES[name].side
-]
+PLACED = [case for case in FIRST_QUICK if case.values[0] not in FOLDED and not FAMILIES[str(case.values[0])].side]
 
 
 @pytest.mark.parametrize(("name", "label"), PLACED)

@@ -41,7 +41,7 @@ def test_a_study_writes_all_it_gives_and_goes_on_from_what_was_kept(tmp_path: Pa
     assert first.tables["table"].equals(second.tables["table"])
     assert pl.read_parquet(folder / "table.parquet").equals(first.tables["table"])
     outcome = json.loads((folder / "outcome.json").read_text())
-    assert [each["agrees"] for each in outcome["comparisons"]] == [True, False]
+    assert [comparison["agrees"] for comparison in outcome["comparisons"]] == [True, False]
     assert read(folder).table("table").equals(first.tables["table"])
     kept = {json.dumps(manifest_in(path).key) for path in (folder / "parts").iterdir()}
     assert [json.loads(key)["versions"]["rankscope"] for key in kept] == [version("rankscope")]

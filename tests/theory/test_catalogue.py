@@ -40,8 +40,10 @@ def test_every_theorem_is_strained_by_some_family() -> None:
     assert set(THEOREMS) == {name for _, theorems in FAMILIES.values() for name in theorems}
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("kernel", ["softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer:3"])
+@pytest.mark.parametrize(
+    ("kernel", "scale"),
+    [("softmax", 1e-6), ("gaussian", 1e6), ("uniform", 1.0), ("sigmoid", 1.0), ("linear", 1e-6), ("linformer:3", 1e6)],
+)
 def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None:
     net = net_of(width=6, kernel=kernel, length=16, **SAN)
     X = scale * normal(2, 7, 6, seed=1)
@@ -51,8 +53,10 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
     assert {"aligned-skip", "elementary-skip"} <= set(with_skip.table.filter("met")["theorem"])
 
 
-@pytest.mark.parametrize("mask", ["complete", "causal", "window:2", "longformer:1:1"])
-@pytest.mark.parametrize("variant", ["san", "skip", "sphere"])
+@pytest.mark.parametrize(
+    ("mask", "variant"),
+    [("complete", "san"), ("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere"), ("causal", "sphere")],
+)
 def test_a_hundred_tokens(mask: str, variant: str) -> None:
     """Bounds hold among many tokens, where column sums of attention part from its row sums."""
     sphere = variant == "sphere"

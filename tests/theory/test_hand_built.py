@@ -18,7 +18,7 @@ from rankscope.theory.hand_built import (
 )
 from tests.raising import raises
 
-EVERY = [(n, rank) for n in range(2, 9) for rank in range(1, n + 1)]
+EVERY = [(n, rank) for n in (2, 3, 6) for rank in range(1, n + 1)] + [(8, 1), (8, 7), (8, 8)]
 
 
 @pytest.mark.parametrize(("n", "rank"), EVERY)
@@ -44,8 +44,8 @@ def test_the_canonical_network_leaves_it_where_it_is(n: int, rank: int) -> None:
         assert float(mu.min()) > 0.1
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-@pytest.mark.parametrize("w", [1.5, 2.0, 5.0])
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("w", [1.5, 5.0])
 def test_full_rank_yet_nearly_one_direction(n: int, w: float) -> None:
     X = equilibrium(n, n, w)
     assert float(stable_rank(X)) <= anisotropy_bound(n, w) * (1 + 1e-12)

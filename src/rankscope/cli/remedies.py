@@ -131,7 +131,7 @@ def choice_tables(result: "StudyResult") -> "Iterator[Table]":
 
     The numbers are medians: their ranges are in the report.
     """
-    from rankscope.studies.remedies.depth_reached import THRESHOLD
+    from rankscope.studies.remedies.at_initialisation import THRESHOLD
     from rankscope.studies.remedies.tables import AFTER, BEFORE
 
     deepest = max(result.tables["initial"]["depth"].to_list())

@@ -198,8 +198,8 @@ class Watch:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
         if any(block in _observed for block in blocks):
-            sentence = "the attention of this model is already being watched: leave the other watch first"
-            raise WatchError(sentence, subject="attention")
+            watched = "the attention of this model is already being watched: leave the other watch first"
+            raise WatchError(watched, subject="attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"

@@ -35,22 +35,19 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
         return list(STUDIES)
     if paper not in papers:
         raise StudyError(one_of("paper", paper, [*papers, "all"]), subject="paper")
-    studies = [study for study in STUDIES if study.paper == paper]
-    if figure is None:
-        return studies
-    figures = [study.figure for study in studies]
-    if figure not in figures:
-        raise StudyError(one_of(f"figure of {paper}", figure, figures), subject="figure")
-    return [study for study in studies if study.figure == figure]
+    studies = {study.figure: study for study in STUDIES if study.paper == paper}
+    if figure is not None and figure not in studies:
+        raise StudyError(one_of(f"figure of {paper}", figure, list(studies)), subject="figure")
+    return list(studies.values()) if figure is None else [studies[figure]]
 
 
 def reproduce(study: Study, setup: Setup, run: Callable[[Setup], StudyResult] | None = None) -> StudyResult:
     """Run one study below the setup's folder and write all it gives; `run` runs it elsewhere."""
     Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
-    own = replace(setup, folder=home(setup) / study.paper / study.figure)
-    with Store(own.folder) as store:
-        result = (run or study.run)(own)
-        _write(store, study, own, result)
+    placed = replace(setup, folder=home(setup) / study.paper / study.figure)
+    with Store(placed.folder) as store:
+        result = (run or study.run)(placed)
+        _write(store, study, placed, result)
     return result
 
 
@@ -64,11 +61,10 @@ def write_study(study: Study, setup: Setup, result: StudyResult, command: str = 
 def _write(store: Store, study: Study, setup: Setup, result: StudyResult, command: str = "") -> None:
     for name, figure in result.figures.items():
         save(figure, setup.folder / name)
-    outcome: dict[str, Any] = {"title": study.title}
-    if study.paper:
-        outcome = {"paper": study.paper, "figure": study.figure, **outcome, "full": setup.full,
-                   "models": [*setup.models]}  # fmt: skip
-    outcome |= {
+    of_paper = {"paper": study.paper, "figure": study.figure} if study.paper else {}
+    run_with = {"full": setup.full, "models": [*setup.models]} if study.paper else {}
+    outcome: dict[str, Any] = {
+        **of_paper, "title": study.title, **run_with,
         "comparisons": [asdict(comparison) for comparison in result.comparisons], "notes": result.notes,
         "figures": list(result.figures), "shown": [asdict(table) for table in result.page_tables],
         "said": result.summary,
@@ -89,8 +85,8 @@ def write_page(setup: Setup) -> Path:
         f"{' --full' if setup.full else ''}`.",
     ]  # fmt: skip
     known = {below / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
-    others = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
-    for path in (*known, *others):
+    unlisted = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
+    for path in (*known, *unlisted):
         lines += ["", *_section(document(path))] if path.is_file() else []
     missing = [name for path, name in known.items() if not path.is_file()]
     if missing:

@@ -1,12 +1,17 @@
 """A study: one figure of a paper, run again, with the published numbers beside ours.
 
-Each study is a file that reads as the method section of a paper: a function from `Setup` to `StudyResult`.
+Each study is a file that reads as the method section of a paper: a function from `Setup` to `StudyResult`. What the
+paper claims, and the sentences that go with our numbers, are in `data/studies.toml` (`StudyTexts`).
 """
 
-from collections.abc import Callable
+import json
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -50,6 +55,10 @@ class Setup:
         tables.write_parquet(path, table, begun(self.device).adding(key=key))
         return table
 
+    def cached_parts(self, parts: Mapping[str, Callable[[], pl.DataFrame]], **settings: object) -> pl.DataFrame:
+        """One table of several by name, each of which is cached by itself."""
+        return pl.concat([self.cached(name, compute, **settings) for name, compute in parts.items()])
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -64,6 +73,53 @@ class Comparison:
     """The reason for a disagreement, or what to know of the agreement."""
     verdict: str = ""
     """In place of the usual word: agrees, differs, no number to compare."""
+
+
+@cache
+def published(paper: str) -> dict[str, Any]:
+    """The numbers of a paper by figure, read off its vector figures: `data/dong2021.json`."""
+    numbers: dict[str, Any] = json.loads(_data(f"{paper}.json"))
+    return numbers
+
+
+@cache
+def _sentences() -> dict[str, Any]:
+    return tomllib.loads(_data("studies.toml"))
+
+
+def _data(name: str) -> str:
+    return files("rankscope").joinpath("data", name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class StudyTexts:
+    """The sentences of one study in `data/studies.toml`, to be filled with what came out.
+
+    >>> StudyTexts("wu2024", "fig1").compare("slope", True, name="A", sign="+", stable="unstable",
+    ...                                      predicted=1.5, measured=1.5).ours
+    'slope 1.5000'
+    """
+
+    paper: str
+    figure: str
+
+    def notes(self, **values: object) -> list[str]:
+        """The notes on what the study was run on."""
+        return [note.format(**values) for note in _sentences()[self.paper][self.figure]["notes"]]
+
+    def sentence(self, *keys: str, **values: object) -> str:
+        """One sentence by the keys that lead to it: of the study, or of a claim and then in it."""
+        entry = _sentences()[self.paper][self.figure]
+        for key in keys:
+            entry = entry[key]
+        return str(entry).format(**values)
+
+    def compare(self, claim: str, agrees: bool | None, /, **values: object) -> Comparison:
+        """A claim of the paper with ours beside it."""
+        entry = _sentences()[self.paper][self.figure][claim]
+        cells = (entry.get(name, "").format(**values) for name in ("what", "published", "ours", "because"))
+        what, published, ours, because = cells
+        return Comparison(what, published, ours, agrees, because)
 
 
 @dataclass(frozen=True)

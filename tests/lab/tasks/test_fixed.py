@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.lab.tasks import Hull, Memorization, Sort
+from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
 from rankscope.lab.tasks.fixed import ceiling, on_hull
 from rankscope.lab.tasks.memorization import prose
 from tests.raising import raises
@@ -62,9 +62,9 @@ def test_memorization_has_a_random_label_per_word_and_known_ceilings() -> None:
     data, test = task.data
     assert test is data
     assert data.inputs.shape == (12, 30)
-    words = prose(12, 30)
-    assert [int(n) for n in (~data.padding).sum(1)] == [len(text) for text in words]
-    symbols = len(set(data.inputs[~data.padding].tolist()))
+    words, valid = prose(12, 30), data.labels != UNLABELLED
+    assert valid.sum(1).tolist() == [len(text) for text in words]
+    symbols = len(set(data.inputs[valid].tolist()))
     assert symbols == task.interface.symbols == len({word for text in words for word in text})
 
     labelled = [list(zip(*each, strict=False)) for each in zip(words, data.labels.tolist(), strict=True)]

@@ -92,7 +92,7 @@ def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> Non
     assert rows["value"].to_list() == pytest.approx([1e-3 * (1 + 0.75) / 2, 1e-3 * (0.5 + 0.25) / 2])
 
 
-@pytest.mark.parametrize("logged", [1, 4])
+@pytest.mark.parametrize("logged", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, logged: int) -> None:
     """Clipped, and where nothing was logged the learning rate is the optimiser's own."""
 
@@ -182,7 +182,10 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     assert one.state.global_step == 6 and measured == [0, 3, 6]
 
 
-@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+SLOW = pytest.param(METRICS, marks=pytest.mark.slow, id="of attention")
+
+
+@pytest.mark.parametrize("metrics", [pytest.param("relative_mu", id="of tokens"), SLOW])
 def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
     """Losses are logged at every second measurement."""
     monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")

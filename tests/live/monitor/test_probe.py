@@ -252,7 +252,8 @@ def test_code_without_gradients_is_measured_without_them(tmp_path: Path) -> None
     assert rankscope.read(tmp_path).table("training").filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
 
 
-GRADIENT_LOOPS = [{"autocast": True, "inside": True}, {"accumulate": 3}, {"compiled": "aot_eager"}]
+GRADIENT_LOOPS: list[Any] = [{"autocast": True, "inside": True}, {"accumulate": 3}]
+GRADIENT_LOOPS += [pytest.param({"compiled": "aot_eager"}, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("loop", GRADIENT_LOOPS)

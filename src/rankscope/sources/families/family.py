@@ -97,7 +97,7 @@ class Family(ABC):
         if tiny_fields is None:
             sizes, models = _tiny_models()
             names = (getattr(base, "name", "") for base in type(self).__mro__)  # a subclass has its parent's
-            cases = next((models[name] for name in names if name in models), {})
+            cases: dict[str, Any] = next((models[name] for name in names if name in models), {})
             tiny_fields = {label: (kind, sizes[size] | more) for label, (kind, size, more) in cases.items()}
         fields = copy.deepcopy(tiny_fields)  # transformers adds to what it is given
         return {label: getattr(transformers, kind)(**values) for label, (kind, values) in fields.items()}

@@ -13,6 +13,7 @@ Each in float32, as published, and in deviation arithmetic on a log axis, where 
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -23,44 +24,31 @@ from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_variant, random_subject, trained_subjects
-from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
 
 TOKENS = 128
 TOLERANCE = 0.1
 """How far the mean over seeds may be from a published curve; the paper's one network has its own seed."""
 FALLEN = 0.1
 """The relative residual below which tokens count as having become the same."""
+TEXTS = StudyTexts("dong2021", "fig2")
 
 
 def _run(setup: Setup) -> StudyResult:
     texts, seeds = (32, 4) if setup.full else (2, 2)
-    parts = []
-    for family in FAMILIES:
-        for seed in range(seeds):
-            parts.append(
-                setup.cached(
-                    f"{family}-{seed}",
-                    lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s),
-                    texts=texts, each="excerpt",
-                )
-            )  # fmt: skip
-    parts.append(setup.cached("trained", lambda: _trained(setup, texts), texts=texts, each="excerpt"))
-    table = pl.concat(parts)
+    parts = {
+        f"{family}-{seed}": lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s)
+        for family, seed in product(FAMILIES, range(seeds))
+    }
+    parts["trained"] = lambda: _trained(setup, texts)
+    table = setup.cached_parts(parts, texts=texts, each="excerpt")
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
-        for mode in ("published", "defined")
-        for weights in ("initialised", "trained")
+        for mode, weights in product(("published", "defined"), ("initialised", "trained"))
     }
-    reads = table.filter("trained").select("network", "reads").unique(maintain_order=True).iter_rows()
-    notes = [
-        f"Initialised: {seeds} networks of each family, {texts} excerpts of Moby Dick of {TOKENS} words (the "
-        "paper: one network, 32 texts of wiki_bio, word pieces).",
-        "Trained: "
-        + "; ".join(f"{network} on {what}" for network, what in reads)
-        + ". The paper's checkpoints (bert-base-cased, albert-base-v2, xlnet-base-cased) take a model hub: "
-        "--models.",
-    ]
+    by_network = table.filter("trained").select("network", "reads").unique(maintain_order=True).iter_rows()
+    reads = "; ".join(f"{network} on {what}" for network, what in by_network)
+    notes = TEXTS.notes(seeds=seeds, texts=texts, tokens=TOKENS, reads=reads)
     return StudyResult(figures, {"curves": table}, list(_comparisons(table)), notes)
 
 
@@ -72,22 +60,13 @@ def _trained(setup: Setup, texts: int) -> pl.DataFrame:
 def _curves(subject: Subject, seed: int) -> pl.DataFrame:
     """Every curve in both readings and both arithmetics, by excerpt and layer."""
     tables = []
-    for mode, curve, net in _networks(subject):
-        for arithmetic in ("float32", "deviation"):
-            table = measure(net, subject.X, subject.padding, "relative_residual", arithmetic).table
-            rows = table.rename({"sample": "excerpt"}).sort("excerpt", "layer")
-            tables.append(
-                rows.select("excerpt", "layer", "value", "log10", "below_floor").with_columns(
-                    network=pl.lit(subject.name),
-                    family=pl.lit(subject.family),
-                    trained=pl.lit(subject.trained),
-                    seed=pl.lit(seed),
-                    mode=pl.lit(mode),
-                    curve=pl.lit(curve),
-                    arithmetic=pl.lit(arithmetic),
-                    reads=pl.lit(subject.reads),
-                )
-            )
+    for (mode, curve, net), arithmetic in product(_networks(subject), ("float32", "deviation")):
+        table = measure(net, subject.X, subject.padding, "relative_residual", arithmetic).table
+        rows = table.rename({"sample": "excerpt"}).sort("excerpt", "layer")
+        labels = {"network": subject.name, "family": subject.family, "trained": subject.trained, "seed": seed}
+        labels |= {"mode": mode, "curve": curve, "arithmetic": arithmetic, "reads": subject.reads}
+        columns = {name: pl.lit(value) for name, value in labels.items()}
+        tables.append(rows.select("excerpt", "layer", "value", "log10", "below_floor").with_columns(**columns))
     return pl.concat(tables)
 
 
@@ -99,32 +78,24 @@ def _networks(subject: Subject) -> Iterator[tuple[str, str, Transformer]]:
 
 
 def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
-    published_curves = published()["figure2_init"]
     fresh = table.filter(trained=False, mode="published", arithmetic="float32")
     for family in ("bert", "albert"):
+        published_curves = published("dong2021")["figure2_init"][family]
         for curve in ("san+skip", "transformer"):
-            ours = _by_layer(fresh.filter(family=family, curve=curve))
-            apart = [abs(mine - theirs) for mine, theirs in zip(ours, published_curves[family][curve], strict=True)]
-            yield Comparison(
-                f"{family}, initialised, {curve}: by layer",
-                _listed(published_curves[family][curve]),
-                _listed(ours),
-                max(apart) < TOLERANCE,
-                f"largest difference {max(apart):.3f}, at layer {apart.index(max(apart))}",
-            )
-        for curve in ("san", "san+mlp"):
-            theirs = published_curves[family][f"{curve}_at_layer_1"]
-            mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
-            yield Comparison(
-                f"{family}, initialised, {curve}: at layer 1", f"{theirs:g}", f"{mine:.2g}",
-                0.4 < mine / theirs < 2.5, "the same number to a factor" if 0.4 < mine / theirs < 2.5 else "",
+            ours, theirs = _by_layer(fresh.filter(family=family, curve=curve)), published_curves[curve]
+            apart = [abs(mine - value) for mine, value in zip(ours, theirs, strict=True)]
+            yield TEXTS.compare(
+                "by_layer", max(apart) < TOLERANCE, family=family, curve=curve, theirs=_listed(theirs),
+                ours=_listed(ours), apart=max(apart), layer=apart.index(max(apart)),
             )  # fmt: skip
+        for curve in ("san", "san+mlp"):
+            theirs = published_curves[f"{curve}_at_layer_1"]
+            mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
+            agrees = 0.4 < mine / theirs < 2.5
+            why = "the same number to a factor" if agrees else ""
+            yield TEXTS.compare("layer_1", agrees, family=family, curve=curve, theirs=theirs, ours=mine, why=why)
     deep = table.filter(trained=False, arithmetic="deviation", mode="defined", curve="san", family="bert")
-    last = float(deep.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean())  # type: ignore[arg-type]
-    yield Comparison(
-        "bert, initialised, pure attention at layer 12", "0 (below what is drawn)", f"1e{last:.0f}", None,
-        "deviation arithmetic: the floor of float32 is 1e-6",
-    )  # fmt: skip
+    yield TEXTS.compare("pure_attention", None, last=_by_layer(deep, "log10")[-1])
     yield from _trained_comparisons(table)
 
 
@@ -134,22 +105,18 @@ def _trained_comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
     for network in part["network"].unique(maintain_order=True):
         mine = part.filter(network=network)
         family = mine["family"][0]
-        theirs = published()["figure2_pretrained"][family]
+        theirs = published("dong2021")["figure2_pretrained"][family]
         ends = mine.filter(pl.col("layer") == pl.col("layer").max())
         held = ends.filter(curve="transformer")["value"].to_list()
         fallen = {curve: ends.filter(curve=curve)["value"].to_list() for curve in ("san", "san+mlp")}
-        told = ", ".join(f"{curve.upper()} {_range(values)}" for curve, values in fallen.items())
         agrees = min(held) > FALLEN > max(map(max, fallen.values()))
         apart = sum(value > FALLEN for value in fallen["san"])
-        yield Comparison(
-            f"{network}, trained: skips hold tokens apart, at the last layer",
-            f"transformer {theirs['transformer'][-1]:.2f}, SAN {theirs['san'][-1]:.0f}, SAN+MLP "
-            f"{theirs['san+mlp'][-1]:.0f} ({family.upper()}, layer 12)",
-            f"transformer {_range(held)}, {told} over {len(held)} excerpts",
-            agrees,
-            "another network than the paper's"
-            + ("" if agrees or not apart else
-               f": without attention's skip {apart} of {len(held)} excerpts do not collapse, the others do"),
+        without = f": without attention's skip {apart} of {len(held)} excerpts do not collapse, the others do"
+        yield TEXTS.compare(
+            "skips_hold", agrees, network=network, transformer=theirs["transformer"][-1], san=theirs["san"][-1],
+            mlp=theirs["san+mlp"][-1], family=family.upper(), held=_range(held), excerpts=len(held),
+            fallen=", ".join(f"{curve.upper()} {_range(values)}" for curve, values in fallen.items()),
+            why="" if agrees or not apart else without,
         )  # fmt: skip
 
 
@@ -174,26 +141,20 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
     rows = table.filter(trained=trained)
     networks = rows["network"].unique(maintain_order=True).to_list()
     figure, axes = panels(len(networks), width=4.6, height=3.6, rows=2)
-    published_curves = published()["figure2_init"] if not trained else {}
+    published_curves = published("dong2021")["figure2_init"] if not trained else {}
     for column, network in enumerate(networks):
         top, bottom = axes[column], axes[len(networks) + column]
         family = rows.filter(network=network)["family"][0]
         for k, curve in enumerate(DEFINED):
             part = rows.filter(network=network, curve=curve, mode="published" if curve == "transformer" else mode)
-            style: dict[str, Any] = {
-                "color": PALETTE[k],
-                "marker": MARKERS[k],
-                "markersize": 7 if curve == "san" else 4,  # they may coincide: both are seen
-                "linestyle": "--" if curve == "san+mlp" else "-",
-                "linewidth": 1.5,
-            }
-            plain = part.filter(arithmetic="float32")
-            precise = part.filter(arithmetic="deviation")
-            for panel, some, what in ((top, plain, "value"), (bottom, precise, "log10")):
-                for _, single in some.group_by("seed", "excerpt", maintain_order=True):
+            style: dict[str, Any] = {"color": PALETTE[k], "marker": MARKERS[k], "linewidth": 1.5}
+            style["linestyle"] = "--" if curve == "san+mlp" else "-"
+            style["markersize"] = 7 if curve == "san" else 4  # they may coincide: both are seen
+            for panel, arithmetic, what in ((top, "float32", "value"), (bottom, "deviation", "log10")):
+                curves = part.filter(arithmetic=arithmetic)
+                for _, single in curves.group_by("seed", "excerpt", maintain_order=True):
                     panel.plot(single["layer"], single[what], color=PALETTE[k], linewidth=0.6, alpha=0.6)
-            top.plot(_by_layer(plain), label=curve, **style)
-            bottom.plot(_by_layer(precise, "log10"), **style)
+                panel.plot(_by_layer(curves, what), label=curve, **style)
             theirs = published_curves.get(family, {}).get(curve) if mode == "published" else None
             if theirs is not None:
                 top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[k], markersize=6,

@@ -5,7 +5,7 @@ width d = 32..128 maps the pair at one of 1000 angles to the pair at the next (`
 prediction is fed back to it for 300 steps. The paper: pure attention pulls both tokens to one point, less so
 with larger d; a skip or an MLP prevents or slows it.
 
-Every seed of every network is followed and named by where it goes (`endings.py`): fell together, ran away,
+Every seed of every network is followed and named by where it goes (`circle.ending`): fell together, ran away,
 drifted off, stayed apart, or on the circle.
 
 Two rows are beside the paper's three. With weight decay training errs inwards. And the published code itself:
@@ -15,188 +15,175 @@ dropout is left out here).
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
 
 import polars as pl
 
+from rankscope.figures.matplotlib import Axes, Figure, panels
+from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.studies.dong2021 import circle
-from rankscope.studies.dong2021.circle import ENDS, NETWORKS, distance, ending, left, path_of
-from rankscope.studies.dong2021.fig3_figure import distances, trajectories
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.dong2021.circle import ENDS, NETWORKS, RADIUS, distance, ending, left, path_of
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 
-STEPS = 300
-WIDTHS = (32, 64, 128)
 MOST = 0.75
 """The share of seeds from which on something is said of a network as such."""
-QUICK, FULL = (8, 4, 1500), (32, 16, 6000)
-"""Seeds, seeds of the published code's network, and steps of Adam."""
-PUBLISHED_ROUNDS = 70 * 17
-"""70 epochs of 17 batches."""
+COLOURS = dict(zip(ENDS, (PALETTE[1], PALETTE[7], PALETTE[3], PALETTE[0], PALETTE[2]), strict=True))
+TEXTS = StudyTexts("dong2021", "fig3")
 
 
-def _run(setup: Setup) -> StudyResult:
-    seeds, theirs, rounds = FULL if setup.full else QUICK
+class CircleSizes(NamedTuple):
+    """How many networks are trained, for how long, and how far they are followed."""
+
+    seeds: int = 8
+    rounds: int = 1500
+    """Steps of Adam."""
+    published_seeds: int = 4
+    """Of the published code's network."""
+    published_rounds: int = 70 * 17
+    """70 epochs of 17 batches."""
+    widths: tuple[int, ...] = (32, 64, 128)
+    steps: int = 300
+    """Predictions that are fed back."""
+
+
+QUICK, FULL = CircleSizes(), CircleSizes(seeds=32, rounds=6000, published_seeds=16)
+
+
+def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
+    sizes = sizes or (FULL if setup.full else QUICK)
     parts = []
-    for name, network in NETWORKS.items():
-        count, length = (theirs, PUBLISHED_ROUNDS) if network.as_published else (seeds, rounds)
-        for width in WIDTHS:
-            parts.append(
-                setup.cached(
-                    f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
-                    lambda n=name, w=width, s=count, r=length: measured(n, w, s, r, setup.device),
-                    seeds=count, rounds=length, decay=network.decay,
-                )
-            )  # fmt: skip
+    for (name, network), width in product(NETWORKS.items(), sizes.widths):
+        ours, theirs = (sizes.seeds, sizes.rounds), (sizes.published_seeds, sizes.published_rounds)
+        seeds, rounds = theirs if network.as_published else ours
+        parts.append(
+            setup.cached(
+                f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
+                lambda n=name, w=width, s=seeds, r=rounds: measured(n, w, s, r, sizes.steps, setup.device),
+                seeds=seeds, rounds=rounds, decay=network.decay,
+            )
+        )  # fmt: skip
     table = pl.concat(parts)
-    ends = endings(table)
-    return StudyResult(
-        {"circle": trajectories(table, ends), "distances": distances(table, ends)},
-        {"trajectories": table, "ends": ends},
-        list(_comparisons(ends)),
-        [
-            f"{seeds} seeds of each network, {rounds} steps of Adam on batches of 50 pairs, float64; the "
-            f"published code's: {theirs} seeds, {PUBLISHED_ROUNDS} steps, float32, its dropout left out.",
-            f"A network is said to pull its tokens together where at least {MOST:.0%} of its seeds do. "
-            "No norm, as the paper's text has it, but in the published code's network. Errors are in steps "
-            "along the circle: a network that leaves every pair where it is has 1.",
-            "Trajectories: from the dot to the cross; in colour the middle one of the seeds that end as most "
-            "of them do, the others grey; each up to where its tokens meet.",
-            "A head's function here is two matrices of 3 x 3 and 3 x 2 at any width: d changes how "
-            "training goes, not what pure attention can compute.",
-        ],
-    )
+    ends = endings(table, sizes.steps)
+    figures = {"circle": _trajectories(table, ends), "distances": _distances(table, ends)}
+    notes = TEXTS.notes(**sizes._asdict(), theirs=sizes.published_seeds, most=MOST)
+    return StudyResult(figures, {"trajectories": table, "ends": ends}, list(_comparisons(ends)), notes)
 
 
-def measured(name: str, width: int, seeds: int, rounds: int, device: str) -> pl.DataFrame:
-    """Where each seed of a network goes, up to where it runs away; and what was measured of each."""
+def measured(name: str, width: int, seeds: int, rounds: int, steps: int, device: str) -> pl.DataFrame:
+    """Train a network and follow each of its seeds.
+
+    Args:
+        name: Of `circle.NETWORKS`.
+        width: Of its tokens.
+        seeds: Networks that are trained side by side.
+        rounds: Steps of Adam.
+        steps: Predictions that are fed back.
+        device: Where it is trained.
+
+    Returns:
+        Where each seed goes, up to where it runs away, and what was measured of each.
+    """
     arch = NETWORKS[name].architecture(width)
     tensors = circle.trained(NETWORKS[name], width, seeds, rounds, device)
-    paths = circle.followed(arch, tensors, STEPS).cpu()
+    paths = circle.followed(arch, tensors, steps).cpu()
     radial, shift = circle.multipliers(arch, tensors)
     errors, sharp = circle.error(arch, tensors), circle.sharpness(arch, tensors)
-    values = []
+    tables = []
     for seed in range(seeds):
         path = paths[:, seed]
         path = path[: int(path[:, 0, 0].isfinite().sum())]
-        values.append(
-            pl.DataFrame(
-                {
-                    "step": [count for count in range(len(path)) for _ in (0, 1)],
-                    "token": [0, 1] * len(path),
-                    "x": path[..., 0].flatten().numpy(),
-                    "y": path[..., 1].flatten().numpy(),
-                }
-            ).with_columns(
-                network=pl.lit(name), width=pl.lit(width), seed=pl.lit(seed),
-                error=pl.lit(float(errors[seed])), radial=pl.lit(float(radial[seed])),
-                shift=pl.lit(float(shift[seed])), sharpness=pl.lit(float(sharp[seed])),
-            )
-        )  # fmt: skip
-    return pl.concat(values)
+        x, y = path.flatten(0, 1).unbind(-1)
+        order = {"step": [step for step in range(len(path)) for _ in (0, 1)], "token": [0, 1] * len(path)}
+        labels: dict[str, Any] = {"network": name, "width": width, "seed": seed, "error": float(errors[seed])}
+        labels |= {"radial": float(radial[seed]), "shift": float(shift[seed]), "sharpness": float(sharp[seed])}
+        columns = {label: pl.lit(value) for label, value in labels.items()}
+        tables.append(pl.DataFrame({**order, "x": x.numpy(), "y": y.numpy()}).with_columns(**columns))
+    return pl.concat(tables)
 
 
-def endings(table: pl.DataFrame) -> pl.DataFrame:
-    """A table of how each seed ends, a row per seed."""
+def endings(table: pl.DataFrame, steps: int) -> pl.DataFrame:
+    """A table of how each seed ends that was followed for so many steps, a row per seed."""
     keys = ["network", "width", "seed", "error", "radial", "shift", "sharpness"]
     rows = []
     for key, part in table.group_by(keys, maintain_order=True):
         path = path_of(part)
+        apart = distance(path)
         rows.append(
             {
                 **dict(zip(keys, key, strict=True)),
-                "ending": ending(path, STEPS),
-                "inwards_at_first": bool(distance(path)[1] < 1),
-                "left": left(path, STEPS),
+                "ending": ending(path, steps),
+                "inwards_at_first": bool(apart[1] < 1),
+                "left": left(path, steps),
                 "last_step": len(path) - 1,
-                "last_distance": float(distance(path)[-1]),
+                "last_distance": float(apart[-1]),
             }
         )
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
+class NetworkEnds:
+    """How the seeds of one network end, by width: as numbers, and as `StudyTexts` has them."""
+
+    def __init__(self, ends: pl.DataFrame, name: str) -> None:
+        self.rows = ends.filter(network=name)
+        self.by_width = {
+            width: self.rows.filter(width=width) for width in self.rows["width"].unique(maintain_order=True)
+        }
+        self.total = self.rows.height
+        self.fell = self.count("fell together")
+
+    def count(self, *kinds: str) -> int:
+        """The number of seeds that end in one of these ways."""
+        return int(self.rows["ending"].is_in(kinds).sum())
+
+    def medians(self, quantity: str) -> list[float]:
+        """The median over seeds by width."""
+        return [part[quantity].median() for part in self.by_width.values()]
+
+    @property
+    def steps(self) -> list[float]:
+        """By width the step at which half the seeds have left; those that never do are infinitely late."""
+        lefts = [part["left"].cast(pl.Float64).fill_null(math.inf).sort() for part in self.by_width.values()]
+        return [float(values[(len(values) - 1) // 2]) for values in lefts]
+
+    def __str__(self) -> str:
+        lines = []
+        for width, part in self.by_width.items():
+            kinds = part["ending"].to_list()
+            counts = ", ".join(f"{kinds.count(end)} {end}" for end in ENDS if end in kinds)
+            lines.append(f"d = {width}: {counts}")
+        return "; ".join(lines)
+
+
 def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
-    names = list(NETWORKS)
-    pure = names[0]
-    counts = {name: [_counts(ends, name, width) for width in WIDTHS] for name in names}
-    steps = {name: [_median_left(ends, name, width) for width in WIDTHS] for name in names}
-    radial = {name: _medians(ends, name, "radial") for name in names}
-    fell, total = _number(counts[pure], "fell together"), ends.filter(network=pure).height
-    away = _number(counts[pure], "ran away")
-    gone = ends.filter(pl.col("network") == pure, pl.col("ending").is_in(["fell together", "ran away"]))
-    told = int((gone["inwards_at_first"] == (gone["ending"] == "fell together")).sum())
-    yield Comparison(
-        "pure attention pulls both tokens to one point", "yes", _told(counts[pure]), fell >= MOST * total,
-        f"{fell} of {total} fell together, doubly exponentially; {away} ran away. Without a norm the circle "
-        "is unstable: a step makes a small error of the radius "
-        f"{_listed(radial[pure])} times as large (3 where attention is uniform, towards 1 where it is sharp)."
-        f" Whether the first step errs inwards or outwards tells which way it goes, in {told} of "
-        f"{gone.height}",
+    pure, skip, mlp, decayed, published = (NetworkEnds(ends, name) for name in NETWORKS)
+    radial, alone = pure.medians("radial"), _steps(pure.steps)
+    gone = pure.rows.filter(pl.col("ending").is_in(["fell together", "ran away"]))
+    yield TEXTS.compare(
+        "pure", pure.fell >= MOST * pure.total, ends=pure, fell=pure.fell, total=pure.total, radial=_listed(radial),
+        away=pure.count("ran away"), gone=gone.height,
+        foretold=int((gone["inwards_at_first"] == (gone["ending"] == "fell together")).sum()),
     )  # fmt: skip
-    decayed = names[3]
-    fell, total = _number(counts[decayed], "fell together"), ends.filter(network=decayed).height
-    yield Comparison(
-        "the same, trained with weight decay", "yes", _told(counts[decayed]), fell >= MOST * total,
-        f"{fell} of {total} fell together: a decay of {NETWORKS[decayed].decay} makes training err inwards",
+    decay = next(network.decay for network in NETWORKS.values() if network.decay)
+    agrees = decayed.fell >= MOST * decayed.total
+    yield TEXTS.compare("decay", agrees, ends=decayed, fell=decayed.fell, total=decayed.total, decay=decay)
+    yield TEXTS.compare(
+        "width", pure.steps == sorted(pure.steps) and radial == sorted(radial, reverse=True), steps=alone,
+        widths=_steps(pure.by_width), sharp=_listed(pure.medians("sharpness")),
+        radial=_listed(radial),
     )  # fmt: skip
-    sharp = _medians(ends, pure, "sharpness")
-    yield Comparison(
-        "less so with larger width", "yes",
-        f"half the seeds have left the circle by step {_steps(steps[pure])} (d = {_steps(WIDTHS)})",
-        steps[pure] == sorted(steps[pure]) and radial[pure] == sorted(radial[pure], reverse=True),
-        f"wider networks come out of training with sharper attention (larger weight {_listed(sharp)}), hence "
-        f"the smaller multiplier ({_listed(radial[pure])}); what they could compute is the same at any width",
-    )  # fmt: skip
-    for name, why in (
-        (names[1], "the skip carries most of the step, so tokens fall together exponentially at most. Those "
-                   "that drifted off keep their distance and leave together: a common shift grows too"),
-        (names[2], "the MLP acts on each token by itself after attention has mixed them; it could hold the "
-                   "radius, but pairs off the circle are not in the training data and nothing asks it to"),
-    ):  # fmt: skip
-        slower = [mine > alone for mine, alone in zip(steps[name], steps[pure], strict=True)]
-        yield Comparison(
-            f"{name.removeprefix('with ')} prevents or slows it", "yes",
-            f"{_told(counts[name])}; half have left by step {_steps(steps[name])}",
-            all(slower),
-            f"pure attention: step {_steps(steps[pure])}. Radial multiplier {_listed(radial[name])} against "
-            f"{_listed(radial[pure])}: {why}",
+    for part, network in (("skip", skip), ("MLP", mlp)):
+        slower = all(mine > without for mine, without in zip(network.steps, pure.steps, strict=True))
+        yield TEXTS.compare(
+            "slows", slower, part=part, ends=network, steps=_steps(network.steps), alone=alone, pure=_listed(radial),
+            radial=_listed(network.medians("radial")), why=TEXTS.sentence("slows", part),
         )  # fmt: skip
-    theirs = names[4]
-    errors = _medians(ends, theirs, "error")
-    fell, total = _number(counts[theirs], "fell together"), ends.filter(network=theirs).height
-    away = total - fell - _number(counts[theirs], "apart") - _number(counts[theirs], "on the circle")
-    yield Comparison(
-        "the published code's own network: both tokens at one point", "yes",
-        _told(counts[theirs]), fell >= MOST * total,
-        f"{fell} of {total} fell together, as the paper draws, and {away} left: norms bound the tokens; the "
-        "others stop at two points. Its training has hardly begun, the less so the wider it is: errors of "
-        f"{_listed(errors)} steps along the circle",
+    yield TEXTS.compare(
+        "published_code", published.fell >= MOST * published.total, ends=published, fell=published.fell,
+        total=published.total, away=published.count("ran away", "drifted off"),
+        errors=_listed(published.medians("error")),
     )  # fmt: skip
-
-
-def _counts(ends: pl.DataFrame, name: str, width: int) -> dict[str, int]:
-    part = ends.filter(network=name, width=width)["ending"].to_list()
-    return {end: part.count(end) for end in ENDS if end in part}
-
-
-def _number(counts: list[dict[str, int]], end: str) -> int:
-    return sum(ends_of.get(end, 0) for ends_of in counts)
-
-
-def _told(counts: list[dict[str, int]]) -> str:
-    return "; ".join(
-        f"d = {width}: " + ", ".join(f"{count} {end}" for end, count in ends_of.items())
-        for width, ends_of in zip(WIDTHS, counts, strict=True)
-    )
-
-
-def _medians(ends: pl.DataFrame, name: str, what: str) -> list[float]:
-    """By width."""
-    return [ends.filter(network=name, width=width)[what].median() for width in WIDTHS]
-
-
-def _median_left(ends: pl.DataFrame, name: str, width: int) -> float:
-    """Over seeds; those that never leave count as infinitely late."""
-    values = ends.filter(network=name, width=width)["left"].cast(pl.Float64).fill_null(math.inf).sort()
-    return float(values[(len(values) - 1) // 2])
 
 
 def _steps(values: Iterable[float | int]) -> str:
@@ -205,6 +192,69 @@ def _steps(values: Iterable[float | int]) -> str:
 
 def _listed(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values)
+
+
+def _trajectories(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
+    """As in the paper: a row of widths for each network; every seed faintly, one in colour, each up to where
+    its tokens have fallen together."""
+    widths = ends["width"].unique().sort()
+    figure, axes = panels(len(widths), width=3.3, height=3.1, rows=len(NETWORKS))
+    for panel, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+        which = {"network": name, "width": width}
+        _ring(panel, table.filter(**which), _shown(ends.filter(**which)))
+        panel.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+    return figure
+
+
+def _shown(ends: pl.DataFrame) -> int:
+    """The seed drawn in colour: the middle one of those that end as most do, by when they leave."""
+    most = max(ENDS, key=ends["ending"].to_list().count)
+    among = ends.filter(ending=most).sort("left", nulls_last=True)
+    return int(among["seed"][(among.height - 1) // 2])
+
+
+def _ring(axes: Axes, part: pl.DataFrame, shown: int) -> None:
+    turn = [2 * math.pi * k / 200 for k in range(201)]
+    ring = [RADIUS * math.cos(t) for t in turn], [RADIUS * math.sin(t) for t in turn]
+    axes.plot(*ring, color=INK, linewidth=0.8, linestyle=":")
+    for (seed,), which in part.sort("step", "token").group_by("seed", maintain_order=True):
+        path = path_of(which)
+        met = (distance(path) < 0.01).nonzero()
+        path = path[: int(met[0]) + 1] if len(met) else path
+        for token, line in enumerate(path.unbind(1)):
+            x, y = line.unbind(-1)
+            if seed != shown:
+                axes.plot(x, y, color=FAINT, linewidth=0.6, alpha=0.6)
+                continue
+            colour = PALETTE[token]
+            axes.plot(x, y, color=colour, linewidth=1.6, marker=".", markersize=3, zorder=3)
+            axes.plot(x[0], y[0], "o", color=colour, markersize=6, zorder=4)
+            axes.plot(x[-1], y[-1], "X", color=colour, markersize=8, zorder=4, alpha=0.8)
+    axes.set_aspect("equal")
+    axes.set(xlim=(-0.62, 0.62), ylim=(-0.62, 0.62), xticks=(-0.3, 0, 0.3), yticks=(-0.3, 0, 0.3))
+
+
+def _distances(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
+    """The distance between the tokens by step, every seed, coloured by where it goes."""
+    widths, steps = ends["width"].unique().sort(), int(table["step"].max())  # type: ignore[arg-type]
+    figure, axes = panels(len(widths), width=4.0, height=2.3, rows=len(NETWORKS))
+    for panel, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+        for seed, end in ends.filter(network=name, width=width).select("seed", "ending").iter_rows():
+            apart = distance(path_of(table.filter(network=name, width=width, seed=seed)))
+            apart = apart[: int((apart > 1e-17).sum())] if bool((apart <= 1e-17).any()) else apart
+            panel.plot(apart.tolist(), color=COLOURS[end], linewidth=1.2)
+            if end in ("ran away", "drifted off"):
+                panel.plot(len(apart) - 1, float(apart[-1]), "x", color=COLOURS[end], markersize=5)
+        panel.set(yscale="log", xlim=(-4, steps + 4), ylim=(1e-8, 30), yticks=(1e-8, 1e-4, 1))
+        panel.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+    for first in axes[:: len(widths)]:
+        first.set_ylabel("distance / diameter", fontsize=9)
+    for lowest in axes[-len(widths) :]:
+        lowest.set_xlabel("step")
+    present = [end for end in ENDS if end in ends["ending"].to_list()]
+    handles = [axes[0].plot([], [], color=COLOURS[end], linewidth=2, label=end)[0] for end in present]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(present), frameon=False)
+    return figure
 
 
 FIG3 = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)

@@ -23,14 +23,14 @@ from typing import Any
 import polars as pl
 import torch
 
+from rankscope.figures.matplotlib import Axes, Figure, panels
+from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.lab import Initialisation, Interface, Recipe, Training
 from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
 from rankscope.lab.tasks.fixed import SORTED, FixedTask, attention_alone
 from rankscope.nets import Architecture
-from rankscope.studies.dong2021.fig4_figure import LENGTHS, Published, curve, effectiveness_figure
 from rankscope.studies.dong2021.path_effects import path_effects
-from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
 
 COUNTS = (5, 20)
 REPEATS = 5
@@ -41,6 +41,20 @@ NEAR_GUESS = 0.05
 """How far above the best constant guess still is a guess."""
 DROPOUT = 0.1
 """BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without."""
+
+
+LENGTHS = range(7)
+WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
+"""Baselines that see one token alone: its word, or its position."""
+LEGEND = (
+    "5 paths (own attention)", "20 paths (own attention)", "all paths (exact; shared attention)",
+    "5 paths, published", "20 paths, published", "whole network, published",
+    "whole network", "best constant guess", "best guess without context",
+)  # fmt: skip
+Published = dict[str, Any]
+"""What the paper's figure has of a task: numbers by name, and curves by path length."""
+TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
+TEXTS = StudyTexts("dong2021", "fig4")
 
 
 class PublishedSort(Sort):
@@ -95,12 +109,11 @@ class TaskPlan:
 
 QUICK = {
     "memorization": TaskPlan(
-        Memorization(texts=60, longest=48), 250, 2, epochs=30, batch=8, lr=3e-4, embedding_std=0.02,
-        checkpoint_every=5,
+        Memorization(texts=60, longest=48), 250, 2, epochs=30, batch=8, lr=3e-4, embedding_std=0.02, checkpoint_every=5
     ),
     "sort": TaskPlan(PublishedSort(), 48, 2, epochs=60, batch=50, lr=1e-3, seeds=3),
     "hull": TaskPlan(Hull(), 84, 3, epochs=3, batch=100, lr=1e-3, checkpoint_every=1, seeds=2),
-}  # fmt: skip
+}
 FULL = {
     "memorization": replace(QUICK["memorization"], task=Memorization(), epochs=50, checkpoint_every=1, seeds=5),
     "sort": replace(QUICK["sort"], seeds=5),
@@ -114,32 +127,24 @@ def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, rep
     plans = plans or (FULL if setup.full else QUICK)
     tasks = {name: plan.task for name, plan in plans.items()}
     table = pl.concat([
-        accuracies(setup, plan, seed, repeats).select(
-            pl.lit(name).alias("task"), pl.lit(seed).alias("seed"), pl.all()
-        )
+        accuracies(setup, plan, seed, repeats).select(pl.lit(name).alias("task"), pl.lit(seed).alias("seed"), pl.all())
         for name, plan in plans.items()
         for seed in range(plan.seeds)
     ])  # fmt: skip
-    baselines = pl.DataFrame(
-        [
-            {"task": name, "baseline": baseline, "accuracy": value}
-            for name, task in tasks.items()
-            for baseline, value in task.baselines.items()
-        ]
-    )
-    summary = summarised(table)
-    theirs = published()["figure4_accuracy_by_path_length_0_to_6"]
-    comparisons = [
-        comparison
-        for name, task in tasks.items()
-        for comparison in compared(task, summary, by_seed(table), theirs[name])
-    ]
-    return StudyResult(
-        {"fig4": effectiveness_figure(summary, tasks, theirs)},
-        {"accuracies": table, "summary": summary, "baselines": baselines},
-        comparisons,
-        _notes(setup, plans),
-    )
+    baselines = [(name, *baseline) for name, task in tasks.items() for baseline in task.baselines.items()]
+    summary, seeds = summarised(table), by_seed(table)
+    theirs = published("dong2021")["figure4_accuracy_by_path_length_0_to_6"]
+    comparisons = [claim for name, task in tasks.items() for claim in compared(task, summary, seeds, theirs[name])]
+    tables = {"accuracies": table, "summary": summary}
+    tables["baselines"] = pl.DataFrame(baselines, schema=["task", "baseline", "accuracy"], orient="row")
+    words = plans["memorization"].task.data[0]
+    notes = TEXTS.notes(
+        dropout=DROPOUT, texts=len(words), longest=words.labels.shape[1],
+        tokens=int((words.labels != UNLABELLED).sum()),
+        seeds=", ".join(f"{name} {plan.seeds}" for name, plan in plans.items()),
+    )  # fmt: skip
+    notes += [] if setup.full else [TEXTS.sentence("quick")]
+    return StudyResult({"fig4": _figure(summary, tasks, theirs)}, tables, comparisons, notes)
 
 
 def accuracies(setup: Setup, plan: TaskPlan, seed: int, repeats: int) -> pl.DataFrame:
@@ -172,123 +177,108 @@ def by_seed(table: pl.DataFrame) -> pl.DataFrame:
     keys = ["task", "attention", "paths", "length"]
     means = table.group_by(*keys, "seed", maintain_order=True).agg(pl.col("accuracy").mean())
     return means.group_by(keys, maintain_order=True).agg(
-        pl.col("accuracy").min().alias("least"), pl.col("accuracy").max().alias("most"),
-        pl.len().alias("seeds"),
-    )  # fmt: skip
+        pl.col("accuracy").min().alias("least"), pl.col("accuracy").max().alias("most"), pl.len().alias("seeds")
+    )
 
 
-def compared(task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published) -> list[Comparison]:
+def curve(summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy") -> list[float]:
+    """A column of the summary by path length, of one task and kind of path."""
+    return summary.filter(task=task, attention=attention, paths=paths).sort("length")[what].to_list()
+
+
+def compared(task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, theirs: Published) -> list[Comparison]:
     """What the paper's figure shows of a task, and what came out here."""
-    name, full = task.name, curve(summary, task.name, "full", "all")[0]
-    told = said["full"]
-    close = abs(full - told) <= NEAR_GUESS
-    comparisons = [
-        Comparison(
-            f"{name}: accuracy of the whole network", f"{told:.2f}", f"{full:.3f}",
-            close or full > told,
-            "" if close else _why_full(task, full, told),
-        )
-    ]  # fmt: skip
-    for paths in ("5", "20"):
-        theirs, ours = said[f"{paths} paths"], curve(summary, name, "own", paths)
-        least, most = (curve(seeds, name, "own", paths, what) for what in ("least", "most"))
-        gaps = [max(low - told, told - high, 0.0) for low, told, high in zip(least, theirs, most, strict=True)]
-        worst = max(range(len(gaps)), key=gaps.__getitem__)
-        trained = int(seeds.filter(task=name)["seeds"].max())  # type: ignore[arg-type]
-        ranged = (
-            f", where {trained} training seeds give {least[worst]:.2f} to {most[worst]:.2f}"
-            if trained > 1 else ", one training seed"
-        )  # fmt: skip
-        comparisons.append(
-            Comparison(
-                f"{name}: {paths} paths of length 0..6, attention of their own",
-                _listed(theirs), _listed(ours), max(gaps) <= TOLERANCE,
-                f"largest gap {gaps[worst]:.3f}, at length {worst}{ranged}; {TOLERANCE} allowed"
-                + ("" if max(gaps) <= TOLERANCE else ": " + _why_paths(task)),
-            )
-        )  # fmt: skip
-    guess = max(task.baselines["chance"], task.baselines["majority"])
-    long = max(accuracy for paths in ("5", "20") for accuracy in curve(summary, name, "own", paths)[3:])
-    theirs = max(accuracy for paths in ("5", "20") for accuracy in said[f"{paths} paths"][3:])
-    comparisons.append(
-        Comparison(
-            f"{name}: from length 3 on, a guess (the best at any such length)", f"{theirs:.2f}",
-            f"{long:.3f} (a constant guess has {guess:.3f})", long <= guess + NEAR_GUESS,
-            f"at most {NEAR_GUESS} above the best constant guess",
-        )
-    )  # fmt: skip
+    name, baselines = task.name, task.baselines
+    guess = max(baselines["chance"], baselines["majority"])
+    by_paths = {paths: curve(summary, name, "own", paths) for paths in ("5", "20")}
+    published_by_paths = {paths: theirs[f"{paths} paths"] for paths in by_paths}
+    long, long_theirs = (max(max(row[3:]) for row in rows.values()) for rows in (by_paths, published_by_paths))
     shared, exact = (curve(summary, name, "shared", paths) for paths in ("20", "all"))
-    heard = max((length for length in LENGTHS if exact[length] > guess + NEAR_GUESS), default=None)
-    upto = "no length is above a guess" if heard is None else f"above a guess up to length {heard}"
-    comparisons += [
-        Comparison(f"{name}: 20 paths, attention of the full network", "–", _listed(shared), None,
-                   "the theorem's terms; beyond the paper"),
-        Comparison(f"{name}: ALL paths of a length, attention of the full network", "–", _listed(exact), None,
-                   f"exact sums; beyond the paper; {upto}"),
+    above = max((length for length in LENGTHS if exact[length] > guess + NEAR_GUESS), default=None)
+    heard = "no length is above a guess" if above is None else f"above a guess up to length {above}"
+    comparisons = [
+        _whole_network(task, curve(summary, name, "full", "all")[0], theirs["full"]),
+        *(_own_paths(name, paths, ours, seeds, published_by_paths[paths]) for paths, ours in by_paths.items()),
+        TEXTS.compare(
+            "guess", long <= guess + NEAR_GUESS, task=name, theirs=long_theirs, ours=long, guess=guess, near=NEAR_GUESS
+        ),
+        TEXTS.compare("shared_paths", None, task=name, ours=_listed(shared)),
+        TEXTS.compare("all_paths", None, task=name, ours=_listed(exact), heard=heard),
     ]  # fmt: skip
-    return comparisons + _baselines(task, said)
+    ours = ", ".join(f"{what} {value:.3f}" for what, value in baselines.items())
+    if name == "hull":
+        drawn, recomputed = theirs["majority as drawn"], theirs["majority recomputed"]
+        agrees = abs(baselines["majority"] - drawn) <= 0.02
+        last = TEXTS.compare("majority", agrees, drawn=drawn, ours=ours, recomputed=recomputed)
+    else:
+        why = TEXTS.sentence("chance", name)
+        last = TEXTS.compare("chance", True, task=name, theirs=theirs["chance"], ours=ours, why=why)
+    return [*comparisons, last]
 
 
-def _baselines(task: FixedTask, said: Published) -> list[Comparison]:
-    ours = ", ".join(f"{what} {value:.3f}" for what, value in task.baselines.items())
-    if task.name == "hull":
-        line, again = said["majority as drawn"], said["majority recomputed"]
-        return [
-            Comparison(
-                "hull: the majority's accuracy", f"{line:.2f} drawn", ours,
-                abs(task.baselines["majority"] - line) <= 0.02,
-                f"the line drawn in the paper is not the majority at 10 points, which is {again:.3f}",
-            )
-        ]  # fmt: skip
-    because = {
-        "sort": "symbols of a sorted list depend on their position: a guess by position is far above chance",
-        "memorization": "without positions equal words of a text share an output, hence the ceiling",
-    }
-    return [Comparison(f"{task.name}: chance", f"{said['chance']:.2f}", ours, True, because[task.name])]
+def _whole_network(task: FixedTask, ours: float, theirs: float) -> Comparison:
+    close, why = abs(ours - theirs) <= NEAR_GUESS, ""
+    if not close and ours > theirs and task.name == "memorization":
+        why = TEXTS.sentence("full", "other_texts", ceiling=task.baselines["ceiling"])
+    elif not close:
+        why = TEXTS.sentence("full", "further" if ours > theirs else "less_long")
+    return TEXTS.compare("full", close or ours > theirs, task=task.name, theirs=theirs, ours=ours, why=why)
 
 
-def _why_full(task: FixedTask, full: float, told: float) -> str:
-    if full > told and task.name == "memorization":
-        return f"other texts, with a ceiling of {task.baselines['ceiling']:.3f} (theirs about 0.861)"
-    return "trained further than theirs" if full > told else "trained for less long than theirs"
-
-
-def _why_paths(task: FixedTask) -> str:
-    if task.name == "memorization":
-        return "other texts"
-    tried = "; no recipe that was tried reaches it, see below" if task.name == "hull" else ""
-    return f"theirs is one network and five draws{tried}"
-
-
-def _notes(setup: Setup, plans: Mapping[str, TaskPlan]) -> list[str]:
-    words = plans["memorization"].task.data[0]
-    tokens = int((words.labels != UNLABELLED).sum())
-    notes = [
-        "Networks: 6 layers of attention, skips and LayerNorm, no MLP, as the published code has. Norms "
-        "have neither gain nor bias, heads no bias but in their scores: along a path the published code "
-        "normalises without gain and bias, so that its procedure fits the trained network exactly here.",
-        f"Trained with dropout {DROPOUT} as published: of the embedding, the attention weights, what heads "
-        "add and what the class head reads. In sorting, what a few short paths say depends on it: a lower "
-        "rate, more samples, a smaller embedding at first or biases do not make up for it. Why 20 paths of "
-        "length 2 have 0.67 on the published hull is not known: no recipe that was tried brings them there. "
-        "The numbers of each are in benchmarks/RESULTS.md; `python -m benchmarks.recipes` trains them again.",
-        f"Memorization: {len(words)} texts of Moby Dick of at most {words.labels.shape[1]} words "
-        f"({tokens:,} tokens), in place of RTE's word pieces, which are not at hand.",
-        "Trained with several seeds: "
-        + ", ".join(f"{name} {plan.seeds}" for name, plan in plans.items())
-        + ". Paths are drawn with repetition, as published; points are means over seeds and 5 draws of each, "
-        "bars one standard deviation of these.",
-    ]
-    if not setup.full:
-        notes.append(
-            "Quick: sort and hull at the paper's sizes, hull with few epochs; memorization with 60 texts of "
-            "48 words. `--full` has the paper's sizes."
-        )
-    return notes
+def _own_paths(task: str, paths: str, ours: list[float], seeds: pl.DataFrame, theirs: list[float]) -> Comparison:
+    least, most = (curve(seeds, task, "own", paths, end) for end in ("least", "most"))
+    gaps = [max(low - value, value - high, 0.0) for low, value, high in zip(least, theirs, most, strict=True)]
+    worst = max(range(len(gaps)), key=gaps.__getitem__)
+    agrees, trained = gaps[worst] <= TOLERANCE, max(seeds.filter(task=task)["seeds"])
+    several = f", where {trained} training seeds give {least[worst]:.2f} to {most[worst]:.2f}"
+    return TEXTS.compare(
+        "own_paths", agrees, task=task, paths=paths, theirs=_listed(theirs), ours=_listed(ours), gap=gaps[worst],
+        length=worst, range=several if trained > 1 else ", one training seed", tolerance=TOLERANCE,
+        why="" if agrees else TEXTS.sentence("own_paths", task),
+    )  # fmt: skip
 
 
 def _listed(values: list[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values)
+
+
+def _figure(summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[str, Published]) -> Figure:
+    """One panel per task: accuracy by path length, ours with the published points."""
+    figure, axes = panels(len(tasks), width=4.3, height=4.4)
+    for panel, (name, task) in zip(axes, tasks.items(), strict=True):
+        _panel(panel, summary, task, said[name])
+    axes[0].set_ylabel("accuracy")
+    handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    order = [label for label in LEGEND if label in handles]
+    figure.legend(
+        [handles[label] for label in order], order, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
+    return figure
+
+
+def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) -> None:
+    name = task.name
+    axes.axhline(curve(summary, name, "full", "all")[0], color=INK, linewidth=1.2, label="whole network")
+    axes.axhline(said["full"], color=INK, linestyle=":", label="whole network, published")
+    axes.axhline(task.baselines["majority"], color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
+    for which in WITHOUT_CONTEXT & task.baselines.keys():
+        axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
+    for at, (attention, paths) in enumerate((("own", "5"), ("own", "20"), ("shared", "all"))):
+        places = [length + 0.08 * (at - 1) for length in LENGTHS]
+        axes.errorbar(
+            places, curve(summary, name, attention, paths),
+            yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
+            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4, elinewidth=1, capsize=2,
+            label=LEGEND[at],
+        )  # fmt: skip
+        if f"{paths} paths" in said:
+            axes.plot(
+                places, said[f"{paths} paths"], linestyle="none", marker=MARKERS[at], markersize=8,
+                markerfacecolor="none", markeredgecolor=PALETTE[at], markeredgewidth=1.0,
+                label=f"{paths} paths, published",
+            )  # fmt: skip
+    axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
+    axes.set_title(TITLES[name], loc="left", fontsize=11)
 
 
 FIG4 = Study(

@@ -10,8 +10,7 @@ import polars as pl
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import MARKERS, PALETTE
 from rankscope.paths import path_counts, path_shares
-from rankscope.studies.dong2021.published import published
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, published
 
 ARCHITECTURES = {
     "DistilBERT": (6, 12),
@@ -33,7 +32,7 @@ def _run(setup: Setup) -> StudyResult:
         for k, (count, share) in enumerate(zip(path_counts(layers, heads), path_shares(layers, heads), strict=True))
     ]
     table = pl.DataFrame(rows)
-    theirs = published()["path_length_distribution"]
+    theirs = published("dong2021")["path_length_distribution"]
     comparisons = [_mode(table, name, theirs) for name in ARCHITECTURES]
     counts = theirs["H=2 L=6 counts"]
     comparisons.append(

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import PUBLISHED, Transformer
 from rankscope.sources import bundled_excerpts, load
 from rankscope.sources.random_embedding import split
 
@@ -66,11 +67,8 @@ def random_subject(family: str, seed: int, texts: int, tokens: int, device: str 
 
 def hashed(texts: list[str], vocabulary: int, tokens: int) -> Tensor:
     """Ids of the first words of each text between two marks."""
-
-    def number(word: str) -> int:
-        return 1000 + zlib.crc32(word.encode()) % (vocabulary - 1000)
-
-    return torch.tensor([[101, *map(number, split(text)[: tokens - 2]), 102] for text in texts])
+    words = [[zlib.crc32(word.encode()) for word in split(text)[: tokens - 2]] for text in texts]
+    return torch.tensor([[101, *(1000 + checksum % (vocabulary - 1000) for checksum in row), 102] for row in words])
 
 
 def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: str = "cpu") -> list[Subject]:
@@ -79,40 +77,36 @@ def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: s
     for name in models or ("minilm",):
         net = load(name, device=device)
         X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
-        kind = "albert" if net.arch.shared else "bert"
-        subjects.append(Subject(Path(name).name, kind, True, net, X, padding, "Moby Dick"))
+        subjects.append(Subject(Path(name).name, _kind(net), True, net, X, padding, "Moby Dick"))
     for package, (inside, family) in {} if models else PACKAGES.items():
         spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            continue
-        folder = Path(next(iter(spec.submodule_search_locations))) / inside
-        if folder.is_dir():
-            subjects.append(_chemist(package, folder, family, device))
+        folders = (Path(location) / inside for location in (spec and spec.submodule_search_locations) or ())
+        folder = next(folders, None)
+        if folder is not None and folder.is_dir():
+            net = load(folder, family=family, device=device)
+            X, padding = _reactions(net, (folder / "vocab.txt").read_text().split("\n"))
+            reads = f"{len(REACTIONS)} chemical reactions"
+            subjects.append(Subject(package, _kind(net), True, net, X, padding, reads))
     return subjects
 
 
-def _chemist(package: str, folder: Path, family: str | None, device: str) -> Subject:
-    words = {word: index for index, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
-    lists = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
-    longest = max(map(len, lists))
-    ids = torch.tensor(
-        [
-            [words[word] for word in reaction_tokens] + [0] * (longest - len(reaction_tokens))
-            for reaction_tokens in lists
-        ]
-    )
-    hidden = torch.tensor([[column >= len(reaction_tokens) for column in range(longest)] for reaction_tokens in lists])
-    net = load(folder, family=family, device=device)
-    X, padding = net.encode(ids, longest, hidden)
-    kind = "albert" if net.arch.shared else "bert"
-    return Subject(package, kind, True, net, X, padding, f"{len(REACTIONS)} chemical reactions")
+def _kind(net: Transformer) -> str:
+    return "albert" if net.arch.shared else "bert"
+
+
+def _reactions(net: Transformer, vocabulary: list[str]) -> tuple[Tensor, Tensor]:
+    """The reactions as a network encodes them, and their padding."""
+    index = {word: k for k, word in enumerate(vocabulary)}
+    words = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
+    ids = pad_sequence([torch.tensor([index[word] for word in row]) for row in words], batch_first=True)
+    ends = torch.tensor([len(row) for row in words])
+    X, padding = net.encode(ids, ids.shape[1], torch.arange(ids.shape[1]) >= ends[:, None])
+    return X, padding
 
 
 def published_variant(subject: Subject, curve: str) -> Transformer:
     """A curve as the published code computes it. 'No MLP' in ALBERT puts the identity for both of the MLP's
     matrices, which leaves `norm(act(a) + a)`."""
-    from rankscope.nets import PUBLISHED
-
     named = PUBLISHED[curve]
     if subject.family != "albert" or "mlp" in named or named == "transformer":
         return subject.net.variant(named)
@@ -122,11 +116,8 @@ def published_variant(subject: Subject, curve: str) -> Transformer:
 
 def without_matrices(net: Transformer) -> Transformer:
     """A copy of the network whose MLPs are their activation alone."""
-    arch: Architecture = net.arch.replace(mlp_width=net.arch.width)
+    arch = net.arch.replace(mlp_width=net.arch.width)
     eye = torch.eye(arch.width, dtype=net.dtype, device=net.device)
-    tensors = {}
-    for name, tensor in net.state().items():
-        if ".mlp." in name:
-            tensor = eye if name.endswith("weight") else tensor.new_zeros(arch.width)
-        tensors[name] = tensor
+    identity = {"weight": eye, "bias": torch.zeros_like(eye[0])}
+    tensors = {name: identity[name.rpartition(".")[2]] if ".mlp." in name else t for name, t in net.state().items()}
     return Transformer.from_weights(arch, tensors)

@@ -5,9 +5,8 @@ layer to layer (3 under the law), and the certificates of Thm 2.3 and of the osc
 size that BERT's embedding has, Thm 2.3 is true and says nothing; so the tokens are also scaled down until
 `4 kappa gamma beta H ||res X||^2 / sqrt d` is 0.1, where it proves the law.
 
-Beside it, single paths: the relative residual of `P_path X W_path` against the number of heads in the
-path, which falls exponentially, not doubly: the attention matrices of the full network do not follow the
-path.
+Beside it, single paths: the relative residual of `P_path X W_path` against the number of heads in the path, which falls
+exponentially, not doubly: the attention matrices of the full network do not follow the path.
 """
 
 import math
@@ -22,12 +21,13 @@ from rankscope.figures.style import FAINT, MARKERS, PALETTE
 from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 from rankscope.theory import certify
 from rankscope.theory.dong2021 import log_base, log_gamma
 from rankscope.theory.observation import observe
 
 BOUNDS = ("dong2021-2.3", "oscillation", "dobrushin")
+TEXTS = StudyTexts("dong2021", "rate")
 
 
 def _run(setup: Setup) -> StudyResult:
@@ -36,15 +36,8 @@ def _run(setup: Setup) -> StudyResult:
     trained = setup.models[0] if setup.models else "minilm"
     count = 200 if setup.full else 30
     paths = setup.cached("paths", lambda: _paths(trained, tokens, count, setup.device))
-    return StudyResult(
-        {"rate": _figure(law, paths)},
-        {"law": law, "paths": paths},
-        _comparisons(law, paths),
-        [
-            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of the heads and skips of "
-            f"{Path(trained).name}."
-        ],
-    )
+    notes = TEXTS.notes(name=name, tokens=tokens, trained=Path(trained).name)
+    return StudyResult({"rate": _figure(law, paths)}, {"law": law, "paths": paths}, _comparisons(law, paths), notes)
 
 
 def _law(name: str, tokens: int) -> pl.DataFrame:
@@ -90,25 +83,21 @@ def _measured(law: pl.DataFrame, size: str) -> list[float]:
 def _comparisons(law: pl.DataFrame, paths: pl.DataFrame) -> list[Comparison]:
     last = slopes(_measured(law, "usual"))[-1]
     bound = law.filter(size="small", theorem=BOUNDS[0]).sort("layer")
-    growth = slopes(bound["log10_bound"].to_list())[-1]
-    proved = bool(bound["met"].all()) and not bool(bound["vacuous"][-1])
     usual = law.filter(size="usual", theorem=BOUNDS[0])
-    middle = paths.group_by("length").agg(pl.col("log10").median()).sort("length")
-    falls = middle["log10"][-1] < middle["log10"][1]
-    usually = f"met at {usual['met'].sum()} of {len(usual)} layers, vacuous at {usual['vacuous'].sum()}"
-    ends = [f"1e{middle['log10'][at]:.1f} at length {at % len(middle)}" for at in (1, -1)]
+    middle = _medians(paths)["log10"]
+    ends = [f"1e{middle[at]:.1f} at length {at % len(middle)}" for at in (1, -1)]
     return [
-        Comparison(
-            "log of the residual grows per layer by", "3", f"{last:.4f} at the end", abs(last - 3) < 0.01
+        TEXTS.compare("law", abs(last - 3) < 0.01, last=last),
+        TEXTS.compare(
+            "theorem", bool(bound["met"].all()) and not bool(bound["vacuous"][-1]), met=usual["met"].sum(),
+            layers=len(usual), vacuous=usual["vacuous"].sum(), growth=slopes(bound["log10_bound"].to_list())[-1],
         ),
-        Comparison(
-            "Thm 2.3 holds", "always", f"{usually}; with small tokens it proves a growth by {growth:.4f}",
-            proved, "at the usual size of tokens it is true and says nothing",
-        ),
-        Comparison(
-            "single paths fall with their length", "yes", "median " + ", ".join(ends), bool(falls)
-        ),
+        TEXTS.compare("paths", bool(middle[-1] < middle[1]), ends=", ".join(ends)),
     ]  # fmt: skip
+
+
+def _medians(paths: pl.DataFrame) -> pl.DataFrame:
+    return paths.group_by("length").agg(pl.col("log10").median()).sort("length")
 
 
 def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
@@ -131,7 +120,7 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
         axes.legend(fontsize=8, frameon=False)
     seen = paths.filter(pl.col("log10").is_finite())
     right.scatter(seen["length"], seen["log10"], s=12, color=PALETTE[1], alpha=0.5)
-    middles = seen.group_by("length").agg(pl.col("log10").median()).sort("length")
+    middles = _medians(seen)
     right.plot(middles["length"], middles["log10"], color=PALETTE[1])
     right.set(xlabel="heads in the path", ylabel=r"$\log_{10}$ of a path's relative residual")
     right.set_title("single paths", loc="left", fontsize=10)

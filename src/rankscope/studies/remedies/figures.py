@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.figures.text import label, power, tick
+from rankscope.lab.trial import NONE
 from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE, Curves
-from rankscope.studies.remedies.depth_reached import THRESHOLD
+from rankscope.studies.remedies.at_initialisation import BARE, PLACES, THRESHOLD, WHOLE, Curves
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 
 PANELS = {"whole, post-norm": ("post", WHOLE), "whole, pre-norm": ("pre", WHOLE), "no skips, post-norm": ("post", BARE)}
@@ -17,8 +17,9 @@ HELD, LOWER, COST = PALETTE[0], PALETTE[1], PALETTE[2]
 
 
 def figures(tables: RemedyMeasurements) -> dict[str, Figure]:
-    """All that there is something for."""
-    drawn = {"price": price_figure(tables)} if _priced(tables) else {}
+    """All figures that there is something for."""
+    priced = any(results.price(tables.costs, remedy) is not None for remedy in tables.remedies)
+    drawn = {"price": price_figure(tables)} if len(tables.trained) and priced else {}
     for family, names in families(tables.remedies).items():
         drawn[f"residual_{family}"] = residuals(tables.known, names, tables.deepest)
     return drawn
@@ -94,16 +95,10 @@ def _ticks(lowest: float) -> list[float]:
     return [0.0, *(-(10.0**k) for k in range(0 if step == 1 else step, last + 1, step))]
 
 
-def _priced(tables: RemedyMeasurements) -> bool:
-    return len(tables.trained) > 0 and any(
-        results.price(tables.costs, remedy) is not None for remedy in tables.remedies
-    )
-
-
 def price_figure(tables: RemedyMeasurements) -> Figure:
     """A panel a setting, and one of the time per step. In a setting where all learn at all depths, depth says
     nothing: its panel has the loss of the deepest. Rows go from what learns deepest to what does not."""
-    settings = [setting for setting in results.SETTINGS if results.depths(tables.trained, setting)]
+    settings = results.settings(tables.trained)
     remedies = _by_depth(tables, [setting for setting in settings if not _all_learn(tables, setting)])
     width = 10.5 / (len(settings) + 1)
     figure, axes = panels(len(settings) + 1, width=width, height=0.8 + 0.24 * len(remedies))
@@ -126,12 +121,8 @@ def price_figure(tables: RemedyMeasurements) -> Figure:
 
 
 def _all_learn(tables: RemedyMeasurements, setting: str) -> bool:
-    depths = [results.learns(tables.trained, remedy, setting) for remedy in _trained(tables)]
-    return all(depth is None or depth.whole for depth in depths)
-
-
-def _trained(tables: RemedyMeasurements) -> list[str]:
-    return tables.trained["remedy"].unique(maintain_order=True).to_list()
+    depths = (results.learns(tables.trained, remedy, setting) for remedy in tables.trained["remedy"].unique())
+    return all(depth is None or depth.at_limit for depth in depths)
 
 
 def _by_depth(tables: RemedyMeasurements, settings: list[str]) -> list[str]:
@@ -142,7 +133,7 @@ def _by_depth(tables: RemedyMeasurements, settings: list[str]) -> list[str]:
         cost = results.price(tables.costs, remedy)
         return -sum(depth.layers for depth in reached if depth), 1.0 if cost is None else cost.median
 
-    return sorted(_trained(tables), key=order)
+    return sorted(tables.trained["remedy"].unique(maintain_order=True), key=order)
 
 
 def _depths(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str, int]) -> None:
@@ -156,21 +147,20 @@ def _depths(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
         x = depths.index(int(reached.layers))
         color = "black" if remedy == NONE else HELD
         axes.plot([0, x], [y, y], color=color, linewidth=1.2)
-        axes.plot(x, y, marker=">" if reached.whole else "o", color=color, markersize=5, linestyle="none")
+        axes.plot(x, y, marker=">" if reached.at_limit else "o", color=color, markersize=5, linestyle="none")
         for depth in results.depths(tables.slower, setting, remedy):
             if depth > reached.layers and depth in depths and results.at(tables.slower, remedy, setting, depth):
                 axes.plot(depths.index(depth), y, marker="o", markerfacecolor="none", color=color, markersize=6)
     axes.set_xticks(range(len(depths)), ["none", *map(str, depths[1:])])
     axes.set_xlim(-0.4, len(depths) - 0.6)
-    axes.set_title(_named(setting), loc="left", fontsize=10)
-    axes.set_xlabel("learns: layers", fontsize=9)
+    _titled(axes, setting, "learns: layers")
 
 
 def _losses(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str, int]) -> None:
     """Of the deepest networks, with the range over seeds; the band is that of no remedy."""
     depth = results.depths(tables.trained, setting)[-1]
     for remedy, y in rows.items():
-        loss = results.spread(results.values(tables.trained, remedy, setting, depth, "loss"))
+        loss = results.spread(tables.trained, remedy, setting, depth, "loss")
         if loss is None:
             axes.plot(0.02, y, marker="x", color=FAINT, markersize=4, transform=axes.get_yaxis_transform())
             continue
@@ -179,8 +169,7 @@ def _losses(axes: Axes, tables: RemedyMeasurements, setting: str, rows: dict[str
         axes.plot(loss.median, y, marker="o", color=color, markersize=5)
         if remedy == NONE:
             axes.axvspan(loss.low, loss.high, color=FAINT, alpha=0.3, linewidth=0)
-    axes.set_title(_named(setting), loc="left", fontsize=10)
-    axes.set_xlabel(f"loss, {depth} layers", fontsize=9)
+    _titled(axes, setting, f"loss, {depth} layers")
 
 
 def _times(axes: Axes, tables: RemedyMeasurements, rows: dict[str, int]) -> None:
@@ -192,9 +181,9 @@ def _times(axes: Axes, tables: RemedyMeasurements, rows: dict[str, int]) -> None
             axes.plot([1, cost.median], [y, y], color=color, linewidth=1.2)
             axes.plot(cost.median, y, marker="o", color=color, markersize=5)
     axes.axvline(1.0, color=FAINT, linewidth=0.8)
-    axes.set_title("price", loc="left", fontsize=10)
-    axes.set_xlabel("time per step, none = 1", fontsize=9)
+    _titled(axes, "price", "time per step, none = 1")
 
 
-def _named(setting: str) -> str:
-    return f"{setting}-norm" if setting in PLACES else setting
+def _titled(axes: Axes, setting: str, below: str) -> None:
+    axes.set_title(f"{setting}-norm" if setting in PLACES else setting, loc="left", fontsize=10)
+    axes.set_xlabel(below, fontsize=9)

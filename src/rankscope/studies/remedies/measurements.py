@@ -9,8 +9,17 @@ import polars as pl
 from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Curves, curves
-from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds, spread
+from rankscope.studies.remedies.at_initialisation import (
+    BARE,
+    PLACES,
+    WHOLE,
+    Curves,
+    DepthReached,
+    curves,
+    depth_reached,
+    depths_text,
+    over_seeds,
+)
 from rankscope.studies.remedies.theory_notes import laws, note_of, taken_out
 from rankscope.studies.remedies.trainings import SLOWER
 
@@ -26,9 +35,9 @@ class RemedyMeasurements:
     theorems: pl.DataFrame
     cold: pl.DataFrame
     variances: pl.DataFrame | None = None
-    trained: pl.DataFrame = field(default_factory=lambda: results.whole(None))
+    trained: pl.DataFrame = field(default_factory=lambda: results.completed(None))
     costs: pl.DataFrame = field(default_factory=lambda: results.priced(None))
-    slower: pl.DataFrame = field(default_factory=lambda: results.whole(None))
+    slower: pl.DataFrame = field(default_factory=lambda: results.completed(None))
     """Trainings with a smaller learning rate, which is:"""
     slower_rate: float = SLOWER.sizes.lr
 
@@ -66,8 +75,11 @@ class RemedyMeasurements:
 
     def refused(self, remedy: str, norm_place: str) -> str | None:
         """Why it does not go onto a random network."""
-        reasons = self.initial.filter(remedy=remedy, norm_place=norm_place)["refused"].drop_nulls()
-        return reasons[0] if len(reasons) else None
+        return next(iter(self.initial.filter(remedy=remedy, norm_place=norm_place)["refused"].drop_nulls()), None)
+
+    def refused_cold(self, remedy: str) -> str | None:
+        """Why it does not go onto the trained model."""
+        return next(iter(self.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
 
 
 def rows(tables: RemedyMeasurements) -> pl.DataFrame:
@@ -87,48 +99,36 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
         }
         for setting in PLACED:
             reached = tables.at_start(remedy, setting)
-            row |= _reached(f"start_{setting}", reached)
-        for norm_place in PLACES:
-            row[f"refused_{norm_place}"] = tables.refused(remedy, norm_place)
+            middle = over_seeds(reached) if reached else None
+            row[f"start_{setting}_reached"] = None if middle is None else float(middle.layers)
+            row[f"start_{setting}_never_fell"] = None if middle is None else middle.at_limit
+            row[f"start_{setting}_said"] = depths_text(reached) if reached else None
+        row |= {f"refused_{norm_place}": tables.refused(remedy, norm_place) for norm_place in PLACES}
         order = known.filter(remedy=remedy, law="order").row(0, named=True) if note and ":" not in remedy else {}
-        row |= {"order_predicted": order.get("predicted"), "order_measured": order.get("measured")}
-        row |= {
-            f"cold_{name}": on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES
-        }
-        row["cold_refused"] = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
-        row |= _trained(tables, remedy)
+        row |= {f"order_{name}": order.get(name) for name in ("predicted", "measured")}
+        for name in on_trained_model.QUANTITIES:
+            row[f"cold_{name}"] = on_trained_model.mean(tables.cold, remedy, name)
+        row["cold_refused"] = tables.refused_cold(remedy)
+        for setting in results.SETTINGS:
+            row |= _trained(tables.trained, remedy, setting)
+        price = results.price(tables.costs, remedy)
+        row["parameters_added"] = results.parameters_added(tables.trained, remedy)
+        row["time_ratio"] = price and price.median
         every.append(row)
     return pl.DataFrame(every, infer_schema_length=None).rename(lambda name: name.replace(" ", "_"))
 
 
-def _reached(name: str, found: list[DepthReached]) -> dict[str, Any]:
-    middle = over_seeds(found) if found else None
+def _trained(table: pl.DataFrame, remedy: str, setting: str) -> dict[str, Any]:
+    """Numbers of the deepest networks of a setting."""
+    depth = max(results.depths(table, setting), default=0)
+    quantities = ("loss", "accuracy", "relative_residual", "entropy")
+    spreads = {name: results.spread(table, remedy, setting, depth, name) for name in quantities}
+    loss, learns = spreads["loss"], results.learns(table, remedy, setting)
     return {
-        f"{name}_reached": None if middle is None else float(middle.layers),
-        f"{name}_never_fell": None if middle is None else middle.whole,
-        f"{name}_said": spread(found) if found else None,
-    }
-
-
-def _trained(tables: RemedyMeasurements, remedy: str) -> dict[str, Any]:
-    """Of the deepest networks of each setting; price and parameters."""
-    row: dict[str, Any] = {}
-    for setting in results.SETTINGS:
-        known = results.depths(tables.trained, setting)
-        depth = known[-1] if known else 0
-        for quantity in ("loss", "accuracy", "relative_residual", "entropy"):
-            of = results.spread(results.values(tables.trained, remedy, setting, depth, quantity))
-            row[f"trained_{setting}_{quantity}"] = None if of is None else of.median
-        loss = results.spread(results.values(tables.trained, remedy, setting, depth, "loss"))
-        row[f"trained_{setting}_loss_low"] = None if loss is None else loss.low
-        row[f"trained_{setting}_loss_high"] = None if loss is None else loss.high
-        row[f"trained_{setting}_depth"] = depth or None
-        learns = results.learns(tables.trained, remedy, setting)
-        row[f"learns_{setting}"] = None if learns is None else float(learns.layers)
-        row[f"learns_{setting}_all"] = None if learns is None else learns.whole
-    added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
-    price = results.price(tables.costs, remedy)
-    return row | {
-        "parameters_added": None if added.is_empty() else float(added.max()),  # type: ignore[arg-type]
-        "time_ratio": None if price is None else price.median,
+        **{f"trained_{setting}_{name}": spread and spread.median for name, spread in spreads.items()},
+        f"trained_{setting}_loss_low": loss and loss.low,
+        f"trained_{setting}_loss_high": loss and loss.high,
+        f"trained_{setting}_depth": depth or None,
+        f"learns_{setting}": learns and float(learns.layers),
+        f"learns_{setting}_all": learns and learns.at_limit,
     }

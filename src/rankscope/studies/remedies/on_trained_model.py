@@ -1,5 +1,13 @@
 """Put cold on a trained model: what each remedy, at its published numbers, does to weights that were never
-trained with it. Residual and attention's entropy by layer, and how far the last layer's tokens moved."""
+trained with it.
+
+| quantity  | what it is                                                                                        |
+|-----------|---------------------------------------------------------------------------------------------------|
+| `log10`   | of the relative residual after a layer                                                            |
+| `entropy` | of the rows of attention in nats, the mean over heads; none where weights are negative            |
+| `moved`   | `|Y - Y_0| / |Y_0|` of the last layer's tokens, Y_0 those without the remedy                      |
+| `cosine`  | of a token of Y with the same of Y_0, the mean over tokens, at the last layer                     |
+"""
 
 import math
 from functools import lru_cache
@@ -10,11 +18,11 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
+from rankscope.lab.trial import NONE
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, named_network
-from rankscope.studies.remedies.at_initialisation import METRIC, NONE
-from rankscope.studies.study import Setup
+from rankscope.studies.remedies.at_initialisation import METRIC
 
 TOKENS, SAMPLES = 32, 4
 ENTROPY = "entropy"
@@ -22,25 +30,13 @@ SCHEMA = {
     "remedy": pl.String, "sample": pl.Int64, "layer": pl.Int64, "quantity": pl.String, "value": pl.Float64,
     "marked": pl.Boolean, "refused": pl.String,
 }  # fmt: skip
-QUANTITIES = {
-    "log10": "log10 of the relative residual after a layer",
-    "entropy": "of the rows of attention in nats, the mean over heads; none where weights are negative",
-    "moved": "|Y - Y_0| / |Y_0| of the last layer's tokens, Y_0 those without the remedy",
-    "cosine": "of a token of Y with the same of Y_0, the mean over tokens",
-}
-"""What each quantity is; `moved` and `cosine` are of the last layer."""
+QUANTITIES = ("log10", "entropy", "moved", "cosine")
 SECONDS = 0.5
 """A layer takes, roughly."""
 
 
-def part(setup: Setup, remedy: str, model: str) -> pl.DataFrame:
-    """What came of one remedy, or of none; `refused` says why it does not go onto the model."""
-    name = f"cold-{remedy.replace(':', '-').replace(',', '-')}"
-    return setup.cached(name, lambda: measured(remedy, model, setup.device), remedy=remedy, size=(TOKENS, SAMPLES))
-
-
 def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
-    """The table that `part` caches."""
+    """What came of one remedy, or of none; `refused` says why it does not go onto the model."""
     net, X, padding = subject(model, device)
     try:
         mine = net if remedy == NONE else net.with_remedy(remedy)
@@ -56,17 +52,12 @@ def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
     rows += by_layer.agg(pl.col("value").mean(), pl.lit("entropy").alias("quantity")).to_dicts()
     Y_0, Y = (model.run(X.to(model.dtype), padding).states[-1].double() for model in (net, mine))
     for sample in range(len(X)):
-        real = slice(None) if padding is None else ~padding[sample]
-        for quantity, value in _moved(Y_0[sample][real], Y[sample][real]).items():
-            rows.append({"sample": sample, "layer": net.arch.layers, "quantity": quantity, "value": value})
+        before, after = (tokens[sample][~padding[sample]] for tokens in (Y_0, Y))
+        moved = float((after - before).norm() / before.norm())
+        cosine = float(torch.cosine_similarity(after, before, dim=-1).mean())
+        last = {"sample": sample, "layer": net.arch.layers}
+        rows += [last | {"quantity": "moved", "value": moved}, last | {"quantity": "cosine", "value": cosine}]
     return pl.DataFrame([{"remedy": remedy, **row} for row in rows], schema=SCHEMA)
-
-
-def _moved(Y_0: Tensor, Y: Tensor) -> dict[str, float]:
-    return {
-        "moved": float((Y - Y_0).norm() / Y_0.norm()),
-        "cosine": float(torch.cosine_similarity(Y, Y_0, dim=-1).mean()),
-    }
 
 
 @lru_cache(maxsize=1)
@@ -77,11 +68,8 @@ def subject(model: str, device: str = "cpu") -> tuple[Transformer, Tensor, Tenso
     return net, X, padding
 
 
-def mean(table: pl.DataFrame, remedy: str, quantity: str, layer: int | None = None) -> float | None:
-    """Over samples at a layer, the last where none is named; None where it was refused, or is no number."""
+def mean(table: pl.DataFrame, remedy: str, quantity: str) -> float | None:
+    """The mean over samples at the last layer; None where the remedy was refused, or it is no number."""
     rows = table.filter(remedy=remedy, quantity=quantity)
-    if rows.is_empty():
-        return None
-    at = rows.filter(layer=int(rows["layer"].max()) if layer is None else layer)  # type: ignore[arg-type]
-    mean_value = at["value"].mean()
-    return mean_value if isinstance(mean_value, float) and not math.isnan(mean_value) else None
+    average = rows.filter(pl.col("layer") == pl.col("layer").max())["value"].mean()
+    return average if isinstance(average, float) and not math.isnan(average) else None

@@ -6,7 +6,7 @@ trained where that is asked for (`trainings.py`), and all of it is joined (`meas
 (`figures.py`), written as tables (`tables.py`) and held against published claims (`verdicts.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,20 +16,20 @@ import polars as pl
 
 from rankscope.errors import StudyError
 from rankscope.files import write_text
+from rankscope.lab.trial import NONE, SIGMA
 from rankscope.remedies import REMEDIES, remedy
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.at_initialisation import HEADS, INIT, NONE, WIDTH, depths
+from rankscope.studies.remedies.at_initialisation import HEADS, INIT, WIDTH, depths
 from rankscope.studies.remedies.figures import figures
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements, rows
 from rankscope.studies.remedies.tables import page_tables
 from rankscope.studies.remedies.trainings import SLOWER, costs, gathered, recipes, trained
 from rankscope.studies.remedies.verdicts import comparisons
-from rankscope.studies.study import Setup, Study, StudyResult
+from rankscope.studies.study import Setup, Study, StudyResult, StudyTexts
 from rankscope.workers import run_pieces
 
-TRAINED_ONLY = ("sigmareparam",)
-"""A parametrisation: nothing of it is seen before training."""
+TEXTS = StudyTexts("remedies", "study")
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,11 @@ class RemedyOptions:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Remedies that are trained; with all of them those too that only training shows."""
-        more = TRAINED_ONLY if set(REMEDIES) <= set(self.remedies) else ()
-        return (NONE, *self.remedies, *more)
+        """Remedies that are trained; with all of them the parametrisation too that only training shows."""
+        return (NONE, *self.remedies, *((SIGMA,) if set(REMEDIES) <= set(self.remedies) else ()))
 
 
-class Job(NamedTuple):
+class RemedyJob(NamedTuple):
     """One cached piece of the study, and roughly how many seconds it takes."""
 
     kind: str
@@ -104,24 +103,24 @@ def result_of(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurem
     )  # fmt: skip
 
 
-def plan(setup: Setup, options: RemedyOptions) -> list[Job]:
+def plan(setup: Setup, options: RemedyOptions) -> list[RemedyJob]:
     """All jobs but trainings, the network without a remedy first; the trained model is loaded for it, or
     refused."""
     layers = on_trained_model.subject(options.model, setup.device)[0].arch.layers
     every = (NONE, *options.remedies)
-    jobs = [Job("theorems", {"remedy": name}, 2.5) for name in every]
+    jobs = [RemedyJob("theorems", {"remedy": name}, 2.5) for name in every]
     seconds = on_trained_model.SECONDS * layers
-    jobs += [Job("cold", {"remedy": name, "model": options.model}, seconds) for name in every]
+    jobs += [RemedyJob("cold", {"remedy": name, "model": options.model}, seconds) for name in every]
     for depth in depths(setup.full):
         seconds = at_initialisation.SECONDS * depth * len(at_initialisation.VARIANTS)
         jobs += [
-            Job("initial", {"remedy": name, "norm_place": norm_place, "depth": depth, "seed": seed}, seconds)
+            RemedyJob("initial", {"remedy": name, "norm_place": norm_place, "depth": depth, "seed": seed}, seconds)
             for name in every for norm_place in at_initialisation.PLACES for seed in range(options.seeds)
         ]  # fmt: skip
     deepest = depths(setup.full)[-1]
     notes_of = {name: theory_notes.note_of(name) for name in every if ":" not in name}
     jobs += [
-        Job("variance", {"remedy": name, "depth": deepest, "seed": seed}, 0.3)
+        RemedyJob("variance", {"remedy": name, "depth": deepest, "seed": seed}, 0.3)
         for name, note in notes_of.items() if note and note.layer_weight for seed in range(options.seeds)
     ]  # fmt: skip
     return jobs
@@ -141,11 +140,11 @@ def gather(setup: Setup, options: RemedyOptions) -> RemedyMeasurements:
     learned, slower, timed = trainings(setup, options)
     return RemedyMeasurements(
         joined["initial"], joined["theorems"], joined["cold"], joined.get("variance"),
-        results.whole(learned), results.priced(timed), results.whole(slower),
+        results.completed(learned), results.priced(timed), results.completed(slower),
     )  # fmt: skip
 
 
-def do_jobs(setup: Setup, jobs: Sequence[Job], workers: int = 1) -> Iterator[tuple[Job, pl.DataFrame]]:
+def do_jobs(setup: Setup, jobs: Sequence[RemedyJob], workers: int = 1) -> Iterator[tuple[RemedyJob, pl.DataFrame]]:
     """Every job with its table, in the order in which they end; by worker processes where there are more than
     one. Whoever stops listening, or Ctrl-C, ends them: what was cached stays."""
     if workers < 2:
@@ -163,33 +162,36 @@ def do_jobs(setup: Setup, jobs: Sequence[Job], workers: int = 1) -> Iterator[tup
             yield result.piece, result.value
 
 
-def do_job(setup: Setup, job: Job) -> pl.DataFrame:
-    """The table of one job. Only jobs on the trained model depend on it."""
-    setup = setup if job.kind == "cold" else replace(setup, models=())
-    kinds: dict[str, Callable[..., pl.DataFrame]] = {
-        "theorems": theory_notes.refusals, "cold": on_trained_model.part, "initial": at_initialisation.part,
-        "variance": theory_notes.variances,
-    }  # fmt: skip
-    return kinds[job.kind](setup, **job.settings)
+def do_job(setup: Setup, job: RemedyJob) -> pl.DataFrame:
+    """The table of one job, cached in the folder. Only jobs on the trained model depend on it."""
+    kind, settings = job.kind, job.settings
+    labels = [str(value) for setting, value in settings.items() if setting != "model"]
+    name = "-".join([kind, *labels]).replace(":", "-").replace(",", "-")
+    if kind == "cold":
+        compute = partial(on_trained_model.measured, **settings, device=setup.device)
+        size = (on_trained_model.TOKENS, on_trained_model.SAMPLES)
+        return setup.cached(name, compute, remedy=settings["remedy"], size=size)
+    setup = replace(setup, models=())
+    if kind == "initial":
+        compute = partial(at_initialisation.measured, **settings, device=setup.device)
+        key = {setting.removeprefix("norm_"): value for setting, value in settings.items()}
+        return setup.cached(name, compute, **key, size=(WIDTH, HEADS, at_initialisation.TOKENS))
+    kinds = {"theorems": theory_notes.refusals, "variance": theory_notes.variances}
+    return setup.cached(name, partial(kinds[kind], **settings), **settings)
 
 
 def _silent(*_: object) -> None:
     """Nobody hears what a worker says."""
 
 
-def trainings(
-    setup: Setup, options: RemedyOptions
-) -> tuple[pl.DataFrame | None, pl.DataFrame | None, pl.DataFrame | None]:
+def trainings(setup: Setup, options: RemedyOptions) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.DataFrame]:
     """What trainings gave, what those with a smaller learning rate gave, and what steps cost: run where that
-    is asked for, else what the folder has of an earlier run, on whatever machine; None where there is
-    nothing."""
+    is asked for, else what the folder has of an earlier run, on whatever machine."""
     if not options.train:
         earlier = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
-        earlier = [table.filter(pl.col("remedy").is_in(options.trained)) for table in earlier]
+        table, again = (part.filter(pl.col("remedy").is_in(options.trained)) for part in earlier)
         timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
-        parts = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
-        table, again, price = (part if len(part) else None for part in parts)
-        return table, again, price
+        return table, again, pl.concat([results.priced(None), *timed])
     train = partial(trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers)
     table, again = train(depths=options.depths), None
     if setup.full and options.depths is None:
@@ -218,9 +220,9 @@ def _trained_summary(measurements: RemedyMeasurements) -> Iterator[str]:
     table = measurements.trained
     for setting, words in (("no skips", "without skips"), ("post", "with norms after their skips")):
         reached = {name: results.learns(table, name, setting) for name in dict.fromkeys(table["remedy"])}
-        deepest = [name for name, depth in reached.items() if depth and depth.whole]
+        deepest = [name for name, depth in reached.items() if depth and depth.at_limit]
         plain = reached.get(NONE)
-        if plain is not None and not plain.whole:
+        if plain is not None and not plain.at_limit:
             which = f"with {_listed(deepest)}" if deepest else "with none of them"
             yield f"Networks of {results.depths(table, setting)[-1]} layers {words} learn {which}."
 
@@ -230,7 +232,7 @@ def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
     for setting, words in (("no skips", "Without skips"), ("post", "In whole post-norm networks")):
         apart = [
             name for name in measurements.remedies
-            if (reached := measurements.at_start(name, setting)) and all(depth.whole for depth in reached)
+            if (reached := measurements.at_start(name, setting)) and all(depth.at_limit for depth in reached)
         ]  # fmt: skip
         held = f"tokens stay apart for all {layers} layers with {_listed(apart)}"
         none = f"none of them keeps tokens apart for all {layers} layers"
@@ -240,27 +242,18 @@ def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
 def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements) -> list[str]:
     """Sentences on what the study was run on, and on what was not run."""
     table = measurements.trained
-    lines = [
-        f"At initialisation: {options.seeds} networks ({INIT}) of {', '.join(map(str, depths(setup.full)))} "
-        f"layers, width {WIDTH}, {HEADS} heads, on excerpts of Moby Dick; the same weights for all remedies.",
-        f"Put cold on {options.model}: {on_trained_model.SAMPLES} excerpts of at most "
-        f"{on_trained_model.TOKENS} tokens.",
-    ]
-    if not setup.full:
-        lines.append("Networks of 128 layers were not run: rankscope remedies --full.")
-    if len(table):
-        lines += recipes(setup.folder)
-    else:
-        lines.append("Nothing was trained: rankscope remedies --train does it (hours on two cores).")
-    left = len(table.filter(pl.col("refused").str.starts_with("not run")))
-    if left:
-        lines.append(f"{left} trainings were not finished: the same command goes on with them.")
+    lines = TEXTS.notes(
+        seeds=options.seeds, init=INIT, depths=", ".join(map(str, depths(setup.full))), width=WIDTH, heads=HEADS,
+        model=options.model, samples=on_trained_model.SAMPLES, tokens=on_trained_model.TOKENS,
+    )  # fmt: skip
+    lines += [] if setup.full else [TEXTS.sentence("quick")]
+    lines += recipes(setup.folder) if len(table) else [TEXTS.sentence("untrained")]
+    if left := len(table.filter(pl.col("refused").str.starts_with("not run"))):
+        lines.append(TEXTS.sentence("unfinished", count=left))
     missing = [name for name in measurements.remedies if name not in set(table["remedy"])]
     if len(table) and missing:
-        lines.append(f"Not trained: {', '.join(missing)}.")
-    if not len(measurements.costs):
-        lines.append("Time per step was not taken, so there is no figure of depth against price: --train takes it.")
-    return lines
+        lines.append(TEXTS.sentence("not_trained", remedies=", ".join(missing)))
+    return lines if len(measurements.costs) else [*lines, TEXTS.sentence("untimed")]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -21,12 +21,20 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Transformer
+from rankscope.lab.trial import NONE
 from rankscope.remedies import REMEDIES, TheoryNote
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies.remedies.at_initialisation import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
-from rankscope.studies.remedies.depth_reached import THRESHOLD
-from rankscope.studies.study import Setup
+from rankscope.studies.remedies.at_initialisation import (
+    BARE,
+    PLACES,
+    THRESHOLD,
+    TOKENS,
+    WHOLE,
+    WIDTH,
+    Curves,
+    curves,
+    network,
+)
 from rankscope.theory import certify
 from rankscope.theory.hypotheses import outside
 
@@ -58,28 +66,24 @@ def note_of(remedy: str) -> TheoryNote | None:
     return NONE_NOTE if name == NONE else REMEDIES[name].theory if name in REMEDIES else None
 
 
-def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
-    """Which theorems hold on small random networks with it, and the reason each refuses with."""
-    name = f"theorems-{remedy.replace(':', '-').replace(',', '-')}"
-    return setup.cached(name, lambda: pl.DataFrame(list(_refusals(remedy)), schema=REFUSALS), remedy=remedy)
-
-
-def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
+def refusals(remedy: str) -> pl.DataFrame:
+    """Which theorems hold on small random networks with a remedy, and the reason each refuses with."""
     X, padding = word_tokens(bundled_excerpts(WORDS)[:1], WIDTH, WORDS)
-    for norm_place in ("post", "pre"):
+    rows: list[dict[str, Any]] = []
+    for norm_place in PLACES:
         try:
-            net = network(norm_place, LAYERS, 0)
-            net = net if remedy == NONE else net.with_remedy(remedy)
+            net = network(remedy, norm_place, LAYERS, 0)
         except ArchitectureError:
             continue
         for name, variant in NETWORKS.items():
             labels = {"remedy": remedy, "network": f"{norm_place}, {name}"}
             changed = net.variant(variant)
             if reason := outside(changed.arch):
-                yield labels | {"theorem": "all", "held": False, "why": reason}
+                rows.append(labels | {"theorem": "all", "held": False, "why": reason})
                 continue
             for row in certify(changed, 0.1 * X, padding).summary().iter_rows(named=True):
-                yield labels | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]}
+                rows.append(labels | {"theorem": row["theorem"], "held": row["met_to"] > 0, "why": row["why"]})
+    return pl.DataFrame(rows, schema=REFUSALS)
 
 
 def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
@@ -94,20 +98,13 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
     return lost, statistics.mode(reasons) if reasons and lost else ""
 
 
-def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
+def variances(remedy: str, depth: int, seed: int) -> pl.DataFrame:
     """The mean square of the tokens' entries after each layer, of a pre-norm network."""
-
-    def compute() -> pl.DataFrame:
-        net: Transformer = network("pre", depth, seed)
-        net = net if remedy == NONE else net.with_remedy(remedy)
-        X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
-        sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
-        labels = {"remedy": remedy, "depth": depth, "seed": seed}
-        return pl.DataFrame({"layer": range(depth + 1), "variance": sizes}).with_columns(
-            **{name: pl.lit(value) for name, value in labels.items()}
-        )
-
-    return setup.cached(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
+    net = network(remedy, "pre", depth, seed)
+    X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
+    sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
+    labels = {"remedy": pl.lit(remedy), "depth": pl.lit(depth), "seed": pl.lit(seed)}
+    return pl.DataFrame({"layer": range(depth + 1), "variance": sizes}).with_columns(**labels)
 
 
 def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -120,7 +117,7 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
         note = note_of(remedy)
         if note is None or ":" in remedy:  # predictions are for the published numbers
             continue
-        rows.append(_order(initial, remedy, note.order, depth))
+        rows.append({"remedy": remedy, "law": "order", "predicted": note.order, **_order(initial, remedy, depth)})
         rows += _identity(initial, remedy, depth) if note.order is None else []
         rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
         rows += [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
@@ -142,26 +139,19 @@ def order_of(curve: list[float]) -> float | None:
     return statistics.median(ratios) if len(ratios) > 1 else None
 
 
-def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
-    curves_given = [
-        curve for norm_place in ("post", "pre") for curve in initial.get((remedy, norm_place, BARE, depth), [])
-    ]
-    orders = [m for curve in curves_given if (m := order_of(curve)) is not None]
-    labels = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
-    if not curves_given:
-        return labels | {"said": "every token is zero"}
-    if len(orders) < len(curves_given):
-        return labels | {"said": "no fall to take it from"}
-    return labels | _spread(orders)
+def _order(initial: Curves, remedy: str, depth: int) -> dict[str, Any]:
+    given = [curve for norm in PLACES for curve in initial.get((remedy, norm, BARE, depth), [])]
+    orders = [m for curve in given if (m := order_of(curve)) is not None]
+    if not given:
+        return {"said": "every token is zero"}
+    return _spread(orders) if len(orders) == len(given) else {"said": "no fall to take it from"}
 
 
 def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
-    whole_curves = [
-        curve for norm_place in ("post", "pre") for curve in initial.get((remedy, norm_place, WHOLE, depth), [])
-    ]
-    if whole_curves:
-        yield {"remedy": remedy, "law": "identity", "predicted": 0.0,
-               **_spread([curve[-1] - curve[0] for curve in whole_curves])}  # fmt: skip
+    given = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
+    if given:
+        changes = [curve[-1] - curve[0] for curve in given]
+        yield {"remedy": remedy, "law": "identity", "predicted": 0.0, **_spread(changes)}
 
 
 def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[dict[str, Any]]:
@@ -172,9 +162,8 @@ def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[d
         predicted = math.log10(1 + b2 * weight**2) / 2
         spread = _spread([*map(_slope, mine)])
         apart = f"{spread['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
-        near = all(curve[-1] < math.log10(THRESHOLD) for curve in mine)
-        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **spread,
-               "said": None if near else apart}  # fmt: skip
+        sentence = None if all(curve[-1] < math.log10(THRESHOLD) for curve in mine) else apart
+        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **spread, "said": sentence}
 
 
 def _slope(curve: list[float]) -> float:
@@ -194,9 +183,8 @@ def _variance(sizes: pl.DataFrame, remedy: str, weight: Callable[[int, int], flo
         predicted.append(v[0] + sum(steps))
         ends.append(group.sort("layer")["variance"][-1])
     if ends:
-        yield {"remedy": remedy, "law": "variance", "predicted": statistics.median(predicted),
-               **_spread(ends)}  # fmt: skip
+        yield {"remedy": remedy, "law": "variance", "predicted": statistics.median(predicted), **_spread(ends)}
 
 
-def _spread(found: list[float]) -> dict[str, Any]:
-    return {"measured": statistics.median(found), "low": min(found), "high": max(found)}
+def _spread(values: list[float]) -> dict[str, Any]:
+    return {"measured": statistics.median(values), "low": min(values), "high": max(values)}

@@ -4,24 +4,19 @@ It may be absent or hold a part of all remedies, settings, depths and seeds: wha
 row of the table of remedies is left out for it. Residuals and gradients in it are log10.
 """
 
-import math
 import statistics
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import polars as pl
 
-from rankscope.lab.trial import Trial, TrialSizes
-from rankscope.studies.remedies.at_initialisation import NONE
-from rankscope.studies.remedies.depth_reached import DepthReached
+from rankscope.lab.trial import NONE, SCHEMA, Trial, TrialSizes
+from rankscope.studies.remedies.at_initialisation import DepthReached
 
 SETTINGS = ("post", "pre", "no skips", "images")
 MARGIN = 0.5
 """Nats that a network which learns is below one that knows how frequent labels are and nothing else."""
-SCHEMA = {
-    "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
-    "value": pl.Float64, "refused": pl.String,
-}  # fmt: skip
 RATE = TrialSizes().lr
 """Of learning, where nothing else is said."""
 PRICE = "seconds_per_step"
@@ -36,6 +31,11 @@ class SeedSpread(NamedTuple):
     high: float
     seeds: int
 
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> "SeedSpread":
+        """The spread of at least one number."""
+        return cls(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
+
     def said(self, form: str = ".3f") -> str:
         """The median, with the range where seeds differ."""
         middle, low, high = (f"{value:{form}}" for value in self[:3])
@@ -43,8 +43,8 @@ class SeedSpread(NamedTuple):
         return middle if low == high else f"{middle} ({low}{between}{high})"
 
 
-def whole(table: pl.DataFrame | None) -> pl.DataFrame:
-    """With all columns; an absent one is empty."""
+def completed(table: pl.DataFrame | None) -> pl.DataFrame:
+    """A table of trainings with all columns; an absent one is empty."""
     if table is None:
         return pl.DataFrame(schema=SCHEMA)
     missing = [pl.lit(None, kind).alias(name) for name, kind in SCHEMA.items() if name not in table.columns]
@@ -54,19 +54,19 @@ def whole(table: pl.DataFrame | None) -> pl.DataFrame:
 def values(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity: str) -> dict[int, float]:
     """By seed, what is known."""
     rows = table.filter(remedy=remedy, setting=setting, depth=depth, quantity=quantity)
-    return {
-        row["seed"]: row["value"]
-        for row in rows.iter_rows(named=True)
-        if row["value"] is not None and not math.isnan(row["value"])
-    }
+    known = rows.filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+    return dict(known.select("seed", "value").iter_rows())
 
 
-def spread(by_seed: dict[int, float]) -> SeedSpread | None:
-    """Median and ends of what was found; None where there is nothing."""
-    if not by_seed:
-        return None
-    numbers = list(by_seed.values())
-    return SeedSpread(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
+def spread_of(values: Iterable[float]) -> SeedSpread | None:
+    """Median and ends of numbers; None where there are none."""
+    numbers = list(values)
+    return SeedSpread.of(numbers) if numbers else None
+
+
+def spread(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity: str) -> SeedSpread | None:
+    """Median and ends over seeds of a quantity of trained networks; None where nothing is known."""
+    return spread_of(values(table, remedy, setting, depth, quantity).values())
 
 
 def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list[int]:
@@ -74,6 +74,11 @@ def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list
     rows = table.filter(pl.col("value").is_not_null(), setting=setting)
     rows = rows if remedy is None else rows.filter(remedy=remedy)
     return sorted(rows["depth"].unique().to_list())
+
+
+def settings(table: pl.DataFrame) -> list[str]:
+    """The settings in which something was trained, in order."""
+    return [setting for setting in SETTINGS if depths(table, setting)]
 
 
 def learns(table: pl.DataFrame, remedy: str, setting: str) -> DepthReached | None:
@@ -108,12 +113,17 @@ def blind(setting: str) -> float:
 def refusal(table: pl.DataFrame, remedy: str, setting: str) -> str | None:
     """Why it was not trained there at all."""
     rows = table.filter(pl.col("quantity").is_null(), remedy=remedy, setting=setting)
-    return rows["refused"].drop_nulls()[0] if len(rows["refused"].drop_nulls()) else None
+    return next(iter(rows["refused"].drop_nulls()), None)
 
 
 def diverged(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> int:
     """The number of seeds that diverged there."""
     return int(sum(values(table, remedy, setting, depth, "diverged").values()))
+
+
+def parameters_added(table: pl.DataFrame, remedy: str) -> float | None:
+    """How many more parameters a network has with the remedy, at most."""
+    return max(table.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls(), default=None)
 
 
 def priced(costs: pl.DataFrame | None) -> pl.DataFrame:
@@ -132,8 +142,7 @@ def priced(costs: pl.DataFrame | None) -> pl.DataFrame:
 
 def price(costs: pl.DataFrame, remedy: str) -> SeedSpread | None:
     """Time per step as a ratio to that of no remedy, over all that were timed."""
-    ratios = costs.filter(remedy=remedy)["ratio"].drop_nulls().to_list()
-    return spread(dict(enumerate(ratios)))
+    return spread_of(costs.filter(remedy=remedy)["ratio"].drop_nulls())
 
 
 def path_length(table: pl.DataFrame, remedy: str, setting: str, depth: int, seed: int) -> float | None:

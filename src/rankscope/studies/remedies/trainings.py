@@ -4,15 +4,14 @@ remedies, settings, depths and seeds (`lab/trial.py` says what is in them).
 Each remedy in each setting at each depth is a piece of work by itself, cached in `FOLDER/parts` when it is
 done; a run that is killed loses those that it was at.
 
-Costs are the time of a training step, as a ratio to that without a remedy, and parameters. Networks of all
-remedies are trained in turn, a few steps each, again and again, so that a busy machine slows them alike; of
-each the median of the rounds is taken, of times and of ratios within a round. Nothing else should run on the
-machine.
+Costs are the time of a training step, as a ratio to that without a remedy, and parameters. Networks of all remedies are
+trained in turn, a few steps each, again and again, so that a busy machine slows them alike; of each the median of the
+rounds is taken, of times and of ratios within a round. Nothing else should run on the machine.
 """
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -27,8 +26,8 @@ from rankscope.lab import Training
 from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Trial, TrialSizes
 from rankscope.remedies import REMEDIES
 from rankscope.runs import tables
-from rankscope.studies.study import Setup
-from rankscope.workers import PieceResult, run_pieces, threads_set
+from rankscope.studies.study import Setup, StudyTexts
+from rankscope.workers import run_pieces, threads_set
 
 EVERY = (NONE, *REMEDIES, SIGMA)
 
@@ -48,6 +47,7 @@ SLOWER = TrainingPlan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 QUICK = TrainingPlan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
 ROUNDS, STEPS, WARM = 15, 3, 6
 """Rounds, steps of each network in a round, and steps before the first."""
+TEXTS = StudyTexts("remedies", "study")
 
 
 def trained(
@@ -91,8 +91,10 @@ def trained(
     done: dict[Trial, pl.DataFrame] = {}
     processes = workers if workers > 1 else 0
     for result in run_pieces(work, trials, processes, cost=lambda trial: trial.depth, deadline=until):
-        done[result.piece] = _table(result)
-        setup.say(_line(result, len(done), len(trials)))
+        trial, table = result.piece, result.value
+        done[trial] = table = _failed(trial, result.error or "") if table is None else table
+        seconds = f"{len(done)}/{len(trials)} {result.seconds:6.1f} s"
+        setup.say(f"{seconds}  {trial.remedy}, {trial.setting}, {trial.depth}: {_outcome(table)}")
     late = "it was not begun in time: the next run does it"
     return pl.concat([done[trial] if trial in done else _failed(trial, late) for trial in trials])
 
@@ -117,22 +119,14 @@ def recipes(folder: str | Path) -> list[str]:
             continue
         key = manifest.key
         how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
-        sentence = (
-            f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
-            f"{how['batch']}, learning rate {how['lr']:g}, seeds {seeds} ({key['device']})"
-        )
+        sentence = TEXTS.sentence("recipe", **how, seeds=seeds, device=key["device"])
         networks[sentence] = networks.get(sentence, 0) + len(table.filter(quantity="diverged"))
     return [f"Trained: {count} networks {sentence}." for sentence, count in networks.items() if count]
 
 
 def _cached_table(folder: Path, full: bool, device: str, until: float, trial: Trial) -> pl.DataFrame:
     """A trial's table, from the folder where it has been done."""
-    settings = asdict(trial)
-    return Setup(folder, full, device).cached(trial.name, lambda: trial.table(device, until), **settings)
-
-
-def _table(result: PieceResult[Trial, pl.DataFrame]) -> pl.DataFrame:
-    return _failed(result.piece, result.error or "") if result.value is None else result.value
+    return Setup(folder, full, device).cached(trial.name, lambda: trial.table(device, until), **asdict(trial))
 
 
 def _failed(trial: Trial, why: str) -> pl.DataFrame:
@@ -140,16 +134,13 @@ def _failed(trial: Trial, why: str) -> pl.DataFrame:
     return pl.DataFrame([row], schema=SCHEMA, orient="row")
 
 
-def _line(result: PieceResult[Trial, pl.DataFrame], done: int, of: int) -> str:
+def _outcome(table: pl.DataFrame) -> str:
     """What one says of a trial that has ended."""
-    trial, table = result.piece, _table(result)
-    losses, diverged = (table.filter(quantity=name)["value"] for name in ("loss", "diverged"))
     if table["quantity"].null_count():
-        outcome = table["refused"][0]
-    else:
-        listed = ", ".join(f"{loss:.3f}" for loss in losses)
-        outcome = f"loss {listed or 'none'}, {int(diverged.sum())} diverged"
-    return f"{done}/{of} {result.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {outcome}"
+        return str(table["refused"][0])
+    losses, diverged = (table.filter(quantity=name)["value"] for name in ("loss", "diverged"))
+    listed = ", ".join(f"{loss:.3f}" for loss in losses)
+    return f"loss {listed or 'none'}, {int(diverged.sum())} diverged"
 
 
 def costs(
@@ -168,61 +159,54 @@ def costs(
 
 def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
     """All of them, and those without a remedy that they are compared with."""
+    rows: list[tuple[object, ...]] = []
+    running: dict[Trial, Training] = {}
     with threads_set(1):
-        fitting = [_fitted(trial, device) for trial in trials]
-        running = {fit: training for fit, training, _ in fitting if training is not None}
+        for trial in trials:
+            fit, outcome = _fitted(trial, device)
+            if isinstance(outcome, Training):
+                running[fit] = outcome
+            else:
+                rows.append((trial.remedy, None, trial.depth, None, None, None, outcome))
         for base in {replace(fit, remedy=NONE) for fit in running} - {*running}:
             running[base] = base.training(device)
         seconds = _rounds(running, device)
-    rows: list[tuple[object, ...]] = [
-        (fit.remedy, None, fit.depth, None, None, None, why) for fit, training, why in fitting if not training
-    ]
-    for fit, training in running.items():
+    counts = {fit: sum(tensor.numel() for tensor in run.models[0].parameters()) for fit, run in running.items()}
+    for fit, count in counts.items():
         base = replace(fit, remedy=NONE)
-        ratio = median(mine / theirs for mine, theirs in zip(seconds[fit], seconds[base], strict=True))
-        count, without = _parameters(training), _parameters(running[base])
         quantities = {
-            "seconds_per_step": median(seconds[fit]), "ratio": ratio, "parameters": count,
-            "parameters_added": count - without,
-        }  # fmt: skip
+            "seconds_per_step": median(seconds[fit]),
+            "ratio": median(mine / theirs for mine, theirs in zip(seconds[fit], seconds[base], strict=True)),
+            "parameters": count,
+            "parameters_added": count - counts[base],
+        }
         key = fit.remedy, fit.setting, fit.depth, fit.seeds[0]
         rows += [(*key, quantity, value, None) for quantity, value in quantities.items()]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-def _fitted(trial: Trial, device: str) -> tuple[Trial, Training | None, str]:
-    """In the first setting that takes it; else why the last does not."""
+def _fitted(trial: Trial, device: str) -> tuple[Trial, Training | str]:
+    """The training in the first setting that takes the remedy; else why the last does not."""
     refusal = ""
     for setting in SETTINGS:
         fit = replace(trial, setting=setting)
         try:
-            return fit, fit.training(device), ""
+            return fit, fit.training(device)
         except ArchitectureError as error:
             refusal = str(error)
-    return trial, None, refusal
+    return trial, refusal
 
 
 def _rounds(trainings: dict[Trial, Training], device: str) -> dict[Trial, list[float]]:
-    """Seconds of a step of each, by round."""
-    going = {trial: iter(training) for trial, training in trainings.items()}
-    for steps in going.values():
-        _advanced(steps, WARM, device)
-    taken: dict[Trial, list[float]] = {trial: [] for trial in going}
-    for _ in range(ROUNDS):
-        for trial, steps in going.items():
-            taken[trial].append(_advanced(steps, STEPS, device) / STEPS)
-    return taken
-
-
-def _advanced(steps: Iterator[int], count: int, device: str) -> float:
-    """Seconds for so many steps, with all that a GPU has still to do."""
-    start = time.perf_counter()
-    for _ in islice(steps, count):
-        pass
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _parameters(training: Training) -> int:
-    return sum(parameter.numel() for parameter in training.models[0].parameters())
+    """Seconds of a step of each, by round, with all that a GPU has still to do."""
+    started = {trial: iter(training) for trial, training in trainings.items()}
+    seconds: dict[Trial, list[float]] = {trial: [] for trial in started}
+    for count in (WARM, *[STEPS] * ROUNDS):
+        for trial, steps in started.items():
+            start = time.perf_counter()
+            for _ in islice(steps, count):
+                pass
+            if torch.device(device).type == "cuda":
+                torch.cuda.synchronize()
+            seconds[trial].append((time.perf_counter() - start) / count)
+    return {trial: by_round[1:] for trial, by_round in seconds.items()}

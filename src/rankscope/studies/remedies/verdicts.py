@@ -17,15 +17,16 @@ does to tokens and to a short training, on the same weights and texts as all the
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
+import polars as pl
+
 from rankscope.figures.text import power
-from rankscope.lab.trial import TrialSizes
+from rankscope.lab.trial import NONE, SIGMA, TrialSizes
 from rankscope.remedies import REMEDIES, Claim
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.at_initialisation import BARE, NONE
-from rankscope.studies.remedies.depth_reached import THRESHOLD, depth_reached, spread
+from rankscope.studies.remedies.at_initialisation import BARE, THRESHOLD, depth_reached, depths_text
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 from rankscope.studies.study import Comparison
 
@@ -33,15 +34,10 @@ AGREES, NOT, NOTHING, UNTOLD = "agrees", "does not", "does nothing here", "canno
 LEAST = 0.5
 """Of what seeds differ by without a remedy: a smaller effect is none, though every seed should show it."""
 NOT_RUN = "not run: rankscope remedies --train"
-NO_REMEDY = {
-    NONE: (
-        Claim("without skips collapse is doubly exponential", "Dong et al. 2021: rate 3", "order"),
-    ),
-    "sigmareparam": (
-        Claim("attention's entropy does not collapse in training", "Zhai et al. 2023", "spread_out",
-              ("pre", "post")),
-    ),
-}  # fmt: skip
+PLAIN_CLAIM = Claim("without skips collapse is doubly exponential", "Dong et al. 2021: rate 3", "order")
+SIGMA_CLAIM = Claim(
+    "attention's entropy does not collapse in training", "Zhai et al. 2023", "spread_out", ("pre", "post")
+)
 """Claims of what is no remedy of a network: of none, and of a parametrisation."""
 
 
@@ -60,8 +56,7 @@ class Verdict(NamedTuple):
 
 def claims() -> dict[str, tuple[Claim, ...]]:
     """Published claims by remedy, none first."""
-    ends = list(NO_REMEDY.items())
-    return dict([ends[0], *((name, kind.claims) for name, kind in REMEDIES.items()), *ends[1:]])
+    return {NONE: (PLAIN_CLAIM,), **{name: kind.claims for name, kind in REMEDIES.items()}, SIGMA: (SIGMA_CLAIM,)}
 
 
 def comparisons(tables: RemedyMeasurements) -> list[Comparison]:
@@ -105,7 +100,7 @@ def learns(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
         if mine is not None:
             without = "" if plain is None else f", {plain.layers or 'none'} without"
             lines.append(f"{setting}: {mine.layers or 'none'} layers{without}")
-            met.add(mine.whole)
+            met.add(mine.at_limit)
     if not lines:
         return Verdict(NOT_RUN, UNTOLD)
     return Verdict(f"the deepest that learn, {'; '.join(lines)}", AGREES if met == {True} else NOT)
@@ -114,15 +109,13 @@ def learns(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
 def lasting(tables: RemedyMeasurements, remedy: str, quantity: str, setting: str) -> Verdict:
     """Judge whether from the shallowest networks to the deepest a quantity, whose log10 the tables have,
     falls by two decades or more without the remedy, and by less than one with it."""
-    falls = []
-    for name in (remedy, NONE):
-        ends = [
-            results.values(tables.trained, name, setting, depth, quantity)
-            for depth in results.depths(tables.trained, setting, name)
-        ]
-        both = {seed: ends[0][seed] - ends[-1][seed] for seed in ends[0] if seed in ends[-1]} if ends else {}
-        falls.append(results.spread(both))
-    mine, plain = falls
+
+    def fall(name: str) -> results.SeedSpread | None:
+        depths = results.depths(tables.trained, setting, name) or [0]
+        first, last = (results.values(tables.trained, name, setting, at, quantity) for at in (depths[0], depths[-1]))
+        return results.spread_of(first[seed] - last[seed] for seed in first if seed in last)
+
+    mine, plain = fall(remedy), fall(NONE)
     if mine is None or plain is None or mine.seeds < 2:
         return Verdict(NOT_RUN, UNTOLD)
     ours = f"{setting}: falls by {mine.said('.2f')} decades to the deepest, {plain.said('.2f')} without"
@@ -134,18 +127,12 @@ def lasting(tables: RemedyMeasurements, remedy: str, quantity: str, setting: str
 def spread_out(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
     """Judge whether entropy of attention falls below a tenth of that of even attention without the remedy,
     and not with it."""
-    mine, plain = (
-        min(
-            (
-                value
-                for setting in settings
-                for depth in results.depths(tables.trained, setting, name)
-                for value in results.values(tables.trained, name, setting, depth, "entropy").values()
-            ),
-            default=None,
-        )
-        for name in (remedy, NONE)
-    )
+
+    def lowest(name: str) -> float | None:
+        entropies = tables.trained.filter(pl.col("setting").is_in(settings), remedy=name, quantity="entropy")["value"]
+        return min(entropies.drop_nulls().drop_nans(), default=None)
+
+    mine, plain = lowest(remedy), lowest(NONE)
     if mine is None or plain is None:
         return Verdict(NOT_RUN, UNTOLD)
     tokens = TrialSizes().context
@@ -165,12 +152,12 @@ def deeper(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
         if not mine:
             continue
         depths = [[depth_reached(curve) for curve in curves] for curves in (mine, plain)]
-        lines.append(f"{setting}: {spread(depths[0])} layers, {spread(depths[1])} without")
-        if all(depth.whole for reached in depths for depth in reached):
+        lines.append(f"{setting}: {depths_text(depths[0])} layers, {depths_text(depths[1])} without")
+        if all(depth.at_limit for reached in depths for depth in reached):
             ends = (power(statistics.median(curve[-1] for curve in curves)) for curves in (mine, plain))
             lines[-1] += f" (at the end {' and '.join(ends)})"
         pairs = [
-            (a.layers - b.layers) or (x[-1] - y[-1] if a.whole and b.whole else 0)
+            (a.layers - b.layers) or (x[-1] - y[-1] if a.at_limit and b.at_limit else 0)
             for a, b, x, y in zip(*depths, mine, plain, strict=False)
         ]
         ways.add(_way(pairs, 1))
@@ -199,11 +186,8 @@ def slower(tables: RemedyMeasurements, remedy: str) -> Verdict:
     ends = [[curve[-1] for curve in curves] for curves in (mine, plain)]
     pairs = [a - b for a, b in zip(*ends, strict=False)]
     left, softmax = map(statistics.median, ends)
-    ours = (
-        f"after 12 layers 1e{left:.4g}, softmax 1e{softmax:.4g}; "
-        f"exponents apart by {min(pairs):.3g} to {max(pairs):.3g}"
-    )
-    return Verdict(ours, _word({_way(pairs, 1)}))
+    apart = f"exponents apart by {min(pairs):.3g} to {max(pairs):.3g}"
+    return Verdict(f"after 12 layers 1e{left:.4g}, softmax 1e{softmax:.4g}; {apart}", _word({_way(pairs, 1)}))
 
 
 TESTS: dict[str, Callable[..., Verdict]] = {
@@ -214,9 +198,8 @@ TESTS: dict[str, Callable[..., Verdict]] = {
 
 
 def weighed(
-    apart: Mapping[str, Mapping[int, float]], noise: Mapping[str, float], sign: int, what: str,
-    refusal: str | None = None,
-) -> Verdict:  # fmt: skip
+    apart: dict[str, dict[int, float]], noise: dict[str, float], sign: int, what: str, refusal: str | None = None
+) -> Verdict:
     """The verdict on differences to no remedy by network and seed: in the claimed direction where they have
     the sign."""
     if not apart:
@@ -224,10 +207,9 @@ def weighed(
     lines, ways, small = [], set[str](), True
     for key, by_seed in apart.items():
         pairs = list(by_seed.values())
-        middle = statistics.median(pairs)
-        small &= abs(middle) <= noise[key]
-        idle = abs(middle) <= LEAST * noise[key]
-        ends = results.SeedSpread(middle, min(pairs), max(pairs), len(pairs))
+        ends = results.SeedSpread.of(pairs)
+        small &= abs(ends.median) <= noise[key]
+        idle = abs(ends.median) <= LEAST * noise[key]
         lines.append(f"{key}: {ends.said('+.3f')}")
         ways.add(NOTHING if idle else _way(pairs, sign))
     fewest = min(map(len, apart.values()))

@@ -23,11 +23,12 @@ from rankscope.figures.matplotlib import Axes, Figure, ListedColormap, panels
 from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.profiles import measure
 from rankscope.shapes import Float
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 from rankscope.studies.wu2024.panels import TEX, by_layer, powers_of_ten, title
 from rankscope.theory.hand_built import equilibrium, equilibrium_network, equilibrium_step
 
 W = 2.0
+C = math.sqrt(1 - 1 / W**2)
 LAYERS = 40
 """Shown of each trajectory."""
 SETTLED = 200
@@ -36,6 +37,8 @@ STARTS = {"first": (60.0, 200.0), "second": (20.0, 330.0), "third": (75.0, 100.0
 """Angles of token 1 and token 2, in degrees."""
 STRENGTHS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 """The w of the last panel."""
+DEGREES = ([0, 90, 180, 270, 360], ["0°", "90°", "180°", "270°", "360°"])
+TEXTS = StudyTexts("wu2024", "fig1")
 
 Pairs = Float[Tensor, "*start 2 2"]
 Angles = Float[Tensor, " start"]
@@ -46,29 +49,17 @@ def _run(setup: Setup) -> StudyResult:
     paths = setup.cached("trajectories", trajectories, w=W, layers=LAYERS)
     basins = setup.cached("basins", lambda: basin_map(count, W), w=W, number=count, settled=SETTLED)
     shares = setup.cached("shares", lambda: basin_shares(count), w=STRENGTHS, number=count, settled=SETTLED)
-    share = float(basins["apart"].mean())  # type: ignore[arg-type]
+    share = _share_apart(basins)
+    by_w = ", ".join(f"{w:g}: {share_apart:.1%}" for w, share_apart in shares.iter_rows())
     comparisons = [
         _collapse(paths),
-        *(_slope(name, sign) for name, sign in (("A", 1), ("B", -1))),
-        Comparison(
-            "two tokens with LN: starts that do not go to rank one",
-            "a set of positive measure (Thm 3)",
-            f"{share:.1%} of all starts at w = {W:g}",
-            share > 0,
-            "the paper gives no number; by w: "
-            + ", ".join(f"{row['w']:g}: {row['share']:.1%}" for row in shares.iter_rows(named=True)),
-        ),
+        _slope("A", 1),
+        _slope("B", -1),
+        TEXTS.compare("measure", share > 0, share=share, w=W, by_w=by_w),
         _boundary(),
     ]
-    notes = [
-        f"Dynamics are exact and need no model. Basin map: {count} x {count} starts, {SETTLED} layers "
-        "each, float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds "
-        "1/(2w).",
-        "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it to "
-        "the left. B therefore attracts token 2, but from no neighbourhood of both tokens: where token 1 "
-        "starts left of (0, 1), however near, it goes round to (0, -1) and takes token 2 along "
-        f"({_beyond(basins):.1%} of the starts with token 1 between 90° and 180° end apart).",
-    ]
+    beyond = _share_apart(basins.filter(pl.col("angle_1").is_between(90, 180)))
+    notes = TEXTS.notes(count=count, layers=SETTLED, beyond=beyond)
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
     return StudyResult(figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes)
 
@@ -79,39 +70,29 @@ def pairs(first: Angles, second: Angles) -> Pairs:
     return torch.stack([angle.cos(), angle.sin()], -1)
 
 
-def trajectories() -> pl.DataFrame:
+def trajectories(layers: int = LAYERS) -> pl.DataFrame:
     """Angles by layer, and the residual in deviation arithmetic: it falls as 2^-t, below any float."""
-    rows = []
+    W_V = torch.tensor([[1.0, W], [0.0, 1.0]], dtype=torch.float64)
+    largest_gain = float(torch.linalg.matrix_norm(W_V, 2))
+    tables = []
     for name, angles in STARTS.items():
         X = pairs(*(torch.tensor([angle], dtype=torch.float64) for angle in angles))
         for norm in (False, True):
-            net = equilibrium_network(2, W, LAYERS).variant(norm=norm)
+            net = equilibrium_network(2, W, layers).variant(norm=norm)
             profile = measure(net, X, metrics=["mu", "relative_mu"])
             mu, relative = (profile.curve(metric, "log10")[0] for metric in profile.metrics)
-            for layer, state in enumerate(net.run(X).states):
-                turned = torch.atan2(state[0, :, 1], state[0, :, 0]).rad2deg() % 360
-                # A3 bounds the products of W_V: without LN each layer is divided by ||W_V||_2.
-                shrunk = 0.0 if norm else layer * math.log10(_largest_gain(W))
-                rows.append(
-                    {
-                        "start": name,
-                        "norm": norm,
-                        "layer": layer,
-                        "angle_1": float(turned[0]),
-                        "angle_2": float(turned[1]),
-                        "log10_mu": float(mu[layer]) - shrunk,
-                        "log10_relative_mu": float(relative[layer]),
-                    }
-                )
-    return pl.DataFrame(rows)
+            tokens = torch.cat(list(net.run(X).states))  # [layer, token, 2]
+            turned = torch.atan2(tokens[..., 1], tokens[..., 0]).rad2deg() % 360
+            # A3 bounds the products of W_V: without LN each layer is divided by ||W_V||_2.
+            shrunk = [0.0 if norm else layer * math.log10(largest_gain) for layer in range(layers + 1)]
+            columns = {"angle_1": turned[:, 0].numpy(), "angle_2": turned[:, 1].numpy()}
+            columns |= {"log10_mu": mu.numpy() - shrunk, "log10_relative_mu": relative.numpy()}
+            labels = {"start": name, "norm": norm, "layer": range(layers + 1)}
+            tables.append(pl.DataFrame({**labels, **columns}))
+    return pl.concat(tables)
 
 
-def _largest_gain(w: float) -> float:
-    """`||W_V||_2`."""
-    return float(torch.linalg.matrix_norm(torch.tensor([[1.0, w], [0.0, 1.0]], dtype=torch.float64), 2))
-
-
-def layer_bounds(X: Pairs, w: float) -> Pairs:
+def settled(X: Pairs, w: float) -> Pairs:
     """Where tokens are after many layers."""
     for _ in range(SETTLED):
         X = equilibrium_step(X, w)
@@ -130,45 +111,31 @@ def basin_map(count: int, w: float) -> pl.DataFrame:
     # Off by a quarter of a step: opposite tokens average to zero, which no norm can turn anywhere.
     grid = torch.meshgrid(angle, angle + 90 / count, indexing="ij")
     first, second = (axis.flatten() for axis in grid)
-    end = layer_bounds(pairs(first, second), w)
-    return pl.DataFrame(
-        {
-            "angle_1": first.numpy(),
-            "angle_2": second.numpy(),
-            "apart": stays_apart(end, w).bool().numpy(),
-            "pole": end[:, 0, 1].sign().to(torch.int64).numpy(),
-        }
-    )
+    end = settled(pairs(first, second), w)
+    apart, pole = stays_apart(end, w).bool(), end[:, 0, 1].sign().to(torch.int64)
+    columns = {"angle_1": first, "angle_2": second, "apart": apart, "pole": pole}
+    return pl.DataFrame({name: column.numpy() for name, column in columns.items()})
 
 
 def basin_shares(count: int) -> pl.DataFrame:
     """The share of starts that end apart, by w."""
-    shares_apart = [float(basin_map(count, w)["apart"].mean()) for w in STRENGTHS]  # type: ignore[arg-type]
-    return pl.DataFrame({"w": STRENGTHS, "share": shares_apart})
+    return pl.DataFrame({"w": STRENGTHS, "share": [_share_apart(basin_map(count, w)) for w in STRENGTHS]})
 
 
-def _beyond(basins: pl.DataFrame) -> float:
-    """The share that ends apart of the starts with token 1 left of (0, 1)."""
-    return float(basins.filter(pl.col("angle_1").is_between(90, 180))["apart"].mean())  # type: ignore[arg-type]
+def _share_apart(basins: pl.DataFrame) -> float:
+    return float(basins["apart"].mean())  # type: ignore[arg-type]
 
 
 def _collapse(paths: pl.DataFrame) -> Comparison:
     """Without LN the slope of log2 mu/||X|| by layer is -1, up to what W_V^t adds."""
     last = paths.filter(pl.col("layer").is_in([LAYERS // 2, LAYERS]) & ~pl.col("norm"))
-    slopes = []
+    slopes, ends = [], []
     for name in STARTS:
         halfway, end = last.filter(start=name)["log10_relative_mu"].to_list()
         slopes.append(10 ** ((end - halfway) / (LAYERS - LAYERS // 2)))
+        ends.append(end)
     slowest = max(slopes)
-    return Comparison(
-        "two tokens without LN",
-        "collapse exponentially (Thm 1)",
-        f"mu/||X||_F falls by {slowest:.3f} per layer, to "
-        f"{10 ** max(last['log10_relative_mu'].to_list()[1::2]):.0e}"
-        f" at layer {LAYERS}",
-        slowest < 0.6,
-        "A halves the difference of the tokens: 1/2 per layer",
-    )
+    return TEXTS.compare("collapse", slowest < 0.6, slowest=slowest, end=10 ** max(ends), layers=LAYERS)
 
 
 def multiplier(sign: int, w: float) -> float:
@@ -183,36 +150,25 @@ def multiplier(sign: int, w: float) -> float:
 
 
 def _slope(name: str, sign: int) -> Comparison:
-    c = math.sqrt(1 - 1 / W**2)
-    measured, predicted = multiplier(sign, W), 1 + sign * c
-    stable = "stable" if sign < 0 else "unstable"
-    return Comparison(
-        f"token 2 at {name} = (-1/w, {'+' if sign > 0 else '-'}c)",
-        f"{stable}, slope {predicted:.4f}",
-        f"slope {measured:.4f}",
-        math.isclose(measured, predicted, rel_tol=1e-4) and (measured < 1) == (sign < 0),
-    )
+    measured, predicted = multiplier(sign, W), 1 + sign * C
+    agrees = math.isclose(measured, predicted, rel_tol=1e-4) and (measured < 1) == (sign < 0)
+    stable, mark = ("stable", "-") if sign < 0 else ("unstable", "+")
+    return TEXTS.compare("slope", agrees, name=name, sign=mark, stable=stable, predicted=predicted, measured=measured)
 
 
 def _boundary() -> Comparison:
     """With token 1 at rest, A is the edge of B's basin."""
     second = (torch.arange(3600, dtype=torch.float64) + 0.5) / 10
     X = pairs(torch.full_like(second, 90.0), second)
-    apart = stays_apart(layer_bounds(X, W), W).bool()
-    left, edge = X[:, 1, 0] < 0, -W * math.sqrt(1 - 1 / W**2)
-    expected = left & (X[:, 1, 1] / X[:, 1, 0] > edge)
-    return Comparison(
-        "token 1 at (0, 1): the starts of token 2 that end at B",
-        "A is the unstable point between B and (0, 1)",
-        f"those left of the axis and below A, {float(apart.double().mean()):.1%} of the circle",
-        bool((apart == expected).all()),
-        f"all {len(second)} starts on the side that A separates them to",
-    )
+    apart = stays_apart(settled(X, W), W).bool()
+    expected = (X[:, 1, 0] < 0) & (X[:, 1, 1] / X[:, 1, 0] > -W * C)
+    share = float(apart.double().mean())
+    return TEXTS.compare("boundary", bool((apart == expected).all()), share=share, starts=len(second))
 
 
 def _dynamics(paths: pl.DataFrame) -> Figure:
     figure, (without, with_norm, fall) = panels(3, width=4.4, height=3.8)
-    rest = math.degrees(math.atan2(-math.sqrt(1 - 1 / W**2), -1 / W)) % 360
+    rest = math.degrees(math.atan2(-C, -1 / W)) % 360
     for k, name in enumerate(STARTS):
         colour = PALETTE[k]
         for norm, axes in ((False, without), (True, with_norm)):
@@ -225,7 +181,7 @@ def _dynamics(paths: pl.DataFrame) -> Figure:
     for axes, name in ((without, "Without LN"), (with_norm, "With LN")):
         title(axes, name)
         by_layer(axes, LAYERS)
-        in_degrees(axes)
+        _in_degrees(axes)
     without.set_ylabel("direction of the token")
     without.plot([], [], color=INK, linestyle="--", linewidth=1.3, label="token 1")
     without.plot([], [], color=INK, marker="o", markersize=2.5, label="token 2")
@@ -238,13 +194,11 @@ def _dynamics(paths: pl.DataFrame) -> Figure:
     return figure
 
 
-def in_degrees(axes: Axes, both: bool = False) -> None:
-    """A circle's worth of degrees."""
-    ticks, names = [0, 90, 180, 270, 360], ["0°", "90°", "180°", "270°", "360°"]
-    axes.set_yticks(ticks, names)
+def _in_degrees(axes: Axes, both: bool = False) -> None:
+    axes.set_yticks(*DEGREES)
     axes.set_ylim(0, 360)
     if both:
-        axes.set_xticks(ticks, names)
+        axes.set_xticks(*DEGREES)
         axes.set_xlim(0, 360)
 
 
@@ -252,20 +206,16 @@ def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
     figure, (circle, torus, by_w) = panels(3, width=4.4, height=4.1)
     _map(circle)
     count = round(math.sqrt(len(basins)))
-    image = basins["apart"].to_numpy().reshape(count, count).T.astype(float)
-    pole = basins["pole"].to_numpy().reshape(count, count).T
+    apart, pole = (basins[name].to_numpy().reshape(count, count).T for name in ("apart", "pole"))
     colours = ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]])
     extent: dict[str, Any] = {"extent": (0, 360, 0, 360), "origin": "lower", "aspect": "auto"}
-    ends = image + np.where(pole > 0, 0, 2)
+    ends = apart.astype(float) + np.where(pole > 0, 0, 2)
     torus.imshow(ends, cmap=colours, vmin=0, vmax=3, interpolation="nearest", **extent)
     torus.grid(visible=False)
-    in_degrees(torus, both=True)
+    _in_degrees(torus, both=True)
     title(torus, f"Where both end, $w$ = {W:g}", xlabel="token 1 starts at", ylabel="token 2 starts at")
-    for colour, label in (
-        (PALETTE[1], "rank 2, token 1 at (0, 1)"),
-        (PALETTE[4], "rank 2, token 1 at (0, −1)"),
-        ("#d9e6f2", "rank 1"),
-    ):
+    labels = {"rank 2, token 1 at (0, 1)": PALETTE[1], "rank 2, token 1 at (0, −1)": PALETTE[4], "rank 1": "#d9e6f2"}
+    for label, colour in labels.items():
         torus.plot([], [], linestyle="none", marker="s", color=colour, markeredgecolor=FAINT, label=label)
     torus.legend(fontsize=8, loc="upper left", frameon=True, framealpha=0.9)
     by_w.plot(shares["w"], shares["share"], color=PALETTE[1], marker="o", linewidth=1.8)
@@ -282,20 +232,19 @@ def _map(axes: Axes) -> None:
     start = pairs(torch.full_like(angle, 90.0), angle)
     end = equilibrium_step(start, W)[:, 1]
     after = torch.atan2(end[:, 1], end[:, 0]).rad2deg() % 360
-    apart = stays_apart(layer_bounds(start, W), W).bool()
+    apart = stays_apart(settled(start, W), W).bool()
     axes.plot([0, 360], [0, 360], color=FAINT, linewidth=1, linestyle="--")
     for chosen, colour, label in ((apart, PALETTE[1], "ends at B"), (~apart, PALETTE[0], "ends at token 1")):
         axes.plot(angle[chosen], after[chosen], linestyle="none", marker=".", markersize=3, color=colour)
         axes.plot([], [], color=colour, linewidth=2, label=label)
-    at_A = math.degrees(math.atan2(math.sqrt(1 - 1 / W**2), -1 / W))
-    for name, at, filled in (("A", at_A, False), ("B", 360 - at_A, True), ("token 1", 90.0, True)):
-        face = INK if filled else "white"
+    at_A = math.degrees(math.atan2(C, -1 / W))
+    for name, at, face in (("A", at_A, "white"), ("B", 360 - at_A, INK), ("token 1", 90.0, INK)):
         axes.plot(at, at, marker="o", markersize=7, color=INK, markerfacecolor=face, zorder=4)
         axes.annotate(name, (at, at), xytext=(8, -12), textcoords="offset points", color=INK)
     labels = {"xlabel": "token 2 before", "ylabel": "token 2 after one layer"}
     title(axes, "Token 2, once token 1 rests at (0, 1)", **labels)
     axes.legend(fontsize=9, loc="upper left", frameon=False)
-    in_degrees(axes, both=True)
+    _in_degrees(axes, both=True)
 
 
 TITLE = "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins"

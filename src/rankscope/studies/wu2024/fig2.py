@@ -13,105 +13,99 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.figures.matplotlib import Axes, Figure
+from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.text import power
-from rankscope.nets import Transformer
-from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 from rankscope.studies.wu2024 import networks
-from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, MISSING, UNTRAINED, VARIANTS, last, powers
-from rankscope.studies.wu2024.panels import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
+from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, PAPER, UNTRAINED, VARIANTS, StudyInputs, last, powers
+from rankscope.studies.wu2024.panels import TEX, by_layer, geometric, legend_below, line_style, powers_of_ten, title
 
 EQUAL = -2.0
 """log10 of mu / ||X||_F below which tokens are said to have become the same."""
 By = tuple[str, Collection[str]]
 """A column of the table, and what of it is drawn, in order."""
+TEXTS = StudyTexts("wu2024", "fig2")
 
 
-def _run(setup: Setup) -> StudyResult:
+def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 200 if setup.full else 2
-    models = networks.trained(setup)
-    nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
-    table = pl.concat([curves(setup, name, net, samples) for name, net in nets.items()])
-    figures = {networks.part(name).lower(): figure_of(table.filter(network=name), name) for name in nets}
-    comparisons = [comparison for name in nets for comparison in _compared(table.filter(network=name), name)]
-    notes = [
-        f"{samples} excerpts of 128 tokens. Lines are geometric means over them. {networks.said_of(models)}",
-        MISSING,
-        "Dropout off: deviation arithmetic, which resolves any mu. Dropout on: 0.1, float64, one fixed draw.",
-    ]
-    return StudyResult(figures, {"collapse": table}, comparisons, notes)
-
-
-def curves(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
-    """Every variant under every mask, with and without dropout."""
-    X = networks.tokens_of(net, networks.excerpts(samples))
-    return networks.of_network(name, networks.swept(setup, net, X, name, excerpts=samples))
+    models = inputs.trained(setup)
+    tables = {}
+    for name, net in {**inputs.bert(setup), **models}.items():
+        curves = networks.swept(setup, net, inputs.tokens(net, samples), name, excerpts=samples)
+        tables[name] = networks.of_network(name, curves)
+    figures = {networks.file_name(name).lower(): figure_of(table, name) for name, table in tables.items()}
+    comparisons = [comparison for name, table in tables.items() for comparison in _compared(table, name)]
+    notes = TEXTS.notes(samples=samples, **networks.note_values(models))
+    return StudyResult(figures, {"collapse": pl.concat(tables.values())}, comparisons, notes)
 
 
 def figure_of(table: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figure:
     """A column for each variant, a line for each mask."""
     figure, first = collapse_figure(table, ("variant", VARIANTS), ("mask", MASKS), 3.0, lowest=lowest)
-    key(figure, first, name, {"dropout off": "-", "dropout on": "--"})
+    legend_below(figure, first, name, {"dropout off": "-", "dropout on": "--"})
     return figure
 
 
 def collapse_figure(
-    table: pl.DataFrame, panels: By, lines: By, width: float, lowest: float = -math.inf, **look: Any
+    table: pl.DataFrame, by_panel: By, by_line: By, width: float, lowest: float = -math.inf, **look: Any
 ) -> tuple[Figure, Axes]:
-    """mu above, mu / ||X||_F below, by layer; dashed with dropout. Also the panel that has all labels."""
+    """Draw mu above, mu / ||X||_F below, by layer, dashed with dropout.
+
+    Args:
+        table: Rows of `networks.collapse`.
+        by_panel: The column that panels of a row differ by.
+        by_line: The column that lines of a panel differ by.
+        width: Of a panel.
+        lowest: log10 at which vertical axes end at the latest.
+        look: Options of all lines.
+
+    Returns:
+        The figure, and the panel that has all labels.
+    """
     depth = int(table["layer"].max())  # type: ignore[arg-type]
-    figure, axes = grid(2, len(panels[1]), width=width, height=2.9)
-    for row, measured in enumerate(COLLAPSE):
-        for panel, shown in zip(axes[row], panels[1], strict=True):
-            part = table.filter(pl.col(panels[0]) == shown, metric=measured).sort("sample", "layer")
-            for (k, label), dropout in product(enumerate(lines[1]), (False, True)):
-                logs = part.filter(pl.col(lines[0]) == label, dropout=dropout)["log10"].to_numpy()
-                if not len(logs):
-                    continue
-                line = {**looks(k, 3.5, 1.7), "label": label, "zorder": 3, **look}
-                if dropout:
-                    line |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
-                mean = geometric(logs.reshape(-1, depth + 1))
-                panel.plot(range(depth + 1), mean, markevery=max(1, depth // 12), **line)
-            powers_of_ten(panel, lowest)
-            by_layer(panel, depth)
-            if row == 0:
-                title(panel, shown)
-        axes[row][0].set_ylabel(TEX[measured])
-    return figure, axes[0][0]
+    figure, axes = panels(len(by_panel[1]), width=width, height=2.9, rows=2)
+    for panel, (measured, shown) in zip(axes, product(COLLAPSE, by_panel[1]), strict=True):
+        part = table.filter(pl.col(by_panel[0]) == shown, metric=measured).sort("sample", "layer")
+        for (k, label), dropout in product(enumerate(by_line[1]), (False, True)):
+            logs = part.filter(pl.col(by_line[0]) == label, dropout=dropout)["log10"].to_numpy()
+            if not len(logs):
+                continue
+            line = {**line_style(k, 3.5, 1.7), "label": label, "zorder": 3, **look}
+            if dropout:
+                line |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
+            mean = geometric(logs.reshape(-1, depth + 1))
+            panel.plot(range(depth + 1), mean, markevery=max(1, depth // 12), **line)
+        powers_of_ten(panel, lowest)
+        by_layer(panel, depth)
+        if measured == COLLAPSE[0]:
+            title(panel, shown)
+    for first, measured in zip(axes[:: len(by_panel[1])], COLLAPSE, strict=True):
+        first.set_ylabel(TEX[measured])
+    return figure, axes[0]
 
 
 def _compared(table: pl.DataFrame, name: str) -> list[Comparison]:
     depth = int(table["layer"].max())  # type: ignore[arg-type]
     off = table.filter(~pl.col("dropout"))
-    ends = {m: last(off, "mu", variant="SAN", mask=m) for m in MASKS}
-    shares = {m: last(off, "relative_mu", variant="SAN", mask=m) for m in MASKS}
+    ends, shares = ({m: last(off, metric, variant="SAN", mask=m) for m in MASKS} for metric in COLLAPSE)
     begin = float(table.filter(metric="mu", layer=0, dropout=False)["log10"].mean())  # type: ignore[arg-type]
     order = sorted(MASKS, key=lambda mask: shares[mask])
     fallen = all(end < begin - 2 for end in ends.values())
+    least = networks.least_with_skips(off)
+    common = {"name": name, "depth": depth}
     return [
-        Comparison(
-            f"{name}: SAN collapses under every mask",
-            "mu falls exponentially (Thm 1)",
-            f"mu from {power(begin)} to {powers(ends)} at layer {depth}; relative: {powers(shares)}",
-            fallen,
-            "criterion: mu falls a hundredfold. "
-            + (
-                "Relative to ||X||_F local masks have hardly begun: what falls is mostly the tokens' size"
-                if fallen
-                else f"{depth} layers are few for these masks, and trained values do not shrink tokens"
-            ),
+        TEXTS.compare(
+            "collapse", fallen, **common, begin=power(begin), ends=powers(ends), shares=powers(shares),
+            why=TEXTS.sentence("collapse", "fallen" if fallen else "few_layers", depth=depth),
         ),
-        Comparison(
-            f"{name}: local masks are slower",
-            "different masks have different rates, local ones smaller (Thm 1)",
-            f"relative mu at layer {depth}, smallest first: {', '.join(order)}",
-            order[:2] == ["complete", "causal"],
-        ),
+        TEXTS.compare("local", order[:2] == ["complete", "causal"], **common, order=", ".join(order)),
         _plateau(table, name, depth),
-        _kept_apart(off, name, depth),
-    ]
+        TEXTS.compare(
+            "skips", None, **common, least=powers(least),
+            why="none of them collapses" if all(x > EQUAL for x in least.values()) else "",
+        ),
+    ]  # fmt: skip
 
 
 def _plateau(table: pl.DataFrame, name: str, depth: int) -> Comparison:
@@ -119,29 +113,11 @@ def _plateau(table: pl.DataFrame, name: str, depth: int) -> Comparison:
     which = {"variant": "SAN + LN", "mask": "complete"}
     off = last(table, "relative_mu", **which, dropout=False)
     on = last(table, "relative_mu", **which, dropout=True) if table["dropout"].any() else math.nan
-    ours = f"relative mu at layer {depth}: {power(off)} with dropout off, {power(on)} with dropout on"
-    why = ""
-    if off <= EQUAL:
-        why = (
-            "the plateau is dropout's: it makes tokens different in every layer. Without it LN alone does "
-            "not stop the collapse under the complete mask"
-        )
-    claim, agrees = "with LN alone mu no longer goes to zero", off > EQUAL
-    if name != UNTRAINED:
-        claim, agrees = "LN prevents the collapse together with other parts", off <= EQUAL
-    return Comparison(f"{name}: SAN + LN, complete mask", claim, ours, agrees, why)
-
-
-def _kept_apart(off: pl.DataFrame, name: str, depth: int) -> Comparison:
-    """With skips nothing collapses at this depth."""
-    least = networks.least_with_skips(off)
-    return Comparison(
-        f"{name}: variants with a skip",
-        "drawn, and no number given",
-        f"smallest relative mu of any mask at layer {depth}: {powers(least)}",
-        None,
-        "none of them collapses" if all(x > EQUAL for x in least.values()) else "",
-    )
+    claim, agrees = ("untrained", off > EQUAL) if name == UNTRAINED else ("trained", off <= EQUAL)
+    return TEXTS.compare(
+        "plateau", agrees, name=name, depth=depth, claim=TEXTS.sentence("plateau", claim), off=power(off), on=power(on),
+        why=TEXTS.sentence("plateau", "dropout") if off <= EQUAL else "",
+    )  # fmt: skip
 
 
 FIG2 = Study(

@@ -1,106 +1,88 @@
 """Figures 3 and 7: the temperature. Scores are divided by sqrt(d_QK); a smaller divisor slows the collapse.
 
-Pure attention, `softmax(X W_Q (X W_K)^T / sqrt(d_QK))`, nothing else changed. A small divisor makes
-attention sharp: a token listens to few others, itself among them where it scores highest, and averages
-less. The paper's values of d_QK are not in its text; these span both readings (1/64, 1 and 64 as d_QK or
-as the divisor itself).
+Pure attention, `softmax(X W_Q (X W_K)^T / sqrt(d_QK))`, nothing else changed. A small divisor makes attention sharp: a
+token listens to few others, itself among them where it scores highest, and averages less. The paper's values of d_QK
+are not in its text; these span both readings (1/64, 1 and 64 as d_QK or as the divisor itself).
 """
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import polars as pl
+from torch import Tensor
 
 from rankscope.figures.matplotlib import Figure
-from rankscope.figures.text import power
 from rankscope.nets import Transformer
-from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.fig2 import collapse_figure
-from rankscope.studies.wu2024.networks import MASKS, MISSING, UNTRAINED
-from rankscope.studies.wu2024.panels import key
+from rankscope.studies.wu2024.networks import MASKS, PAPER, StudyInputs, powers
+from rankscope.studies.wu2024.panels import legend_below
 
 DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
 """sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
+TEXTS = StudyTexts("wu2024", "fig3")
 
 
-def _run(setup: Setup) -> StudyResult:
+def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 50 if setup.full else 2
-    models = networks.trained(setup)
-    nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
-    table = pl.concat([curves(setup, name, net, samples) for name, net in nets.items()])
-    figures = {networks.part(name).lower(): figure_of(table.filter(network=name), name) for name in nets}
-    sharp = pl.concat([sharpness(setup, name, net, samples) for name, net in nets.items()])
-    largest = {name: float(sharp.filter(network=name, divisor="1/8")["largest_weight"][0]) for name in nets}
-    comparisons = [
-        _slower(table.filter(network=name, mask=mask), name, mask, largest[name]) for name in nets for mask in MASKS
-    ]
-    notes = [
-        f"Pure attention (SAN, no norm), {samples} excerpts of 128 tokens, deviation arithmetic. "
-        f"{networks.said_of(models)}",
-        MISSING,
-    ]
-    return StudyResult(figures, {"divisor": table, "sharpness": sharp}, comparisons, notes)
+    models = inputs.trained(setup)
+    tables, sharp, figures, comparisons = [], [], {}, []
+    for name, net in {**inputs.bert(setup), **models}.items():
+        table = networks.of_network(name, curves(setup, name, net, inputs.tokens(net, samples), samples))
+        few = inputs.tokens(net, min(samples, 2))
+        weights = setup.cached(
+            networks.file_name(name, "sharpness"), lambda net=net, X=few: sharpness(net, X), excerpts=samples
+        )
+        tables.append(table)
+        sharp.append(networks.of_network(name, weights))
+        figures[networks.file_name(name).lower()] = figure_of(table, name)
+        largest = float(weights.filter(divisor="1/8")["largest_weight"][0])
+        comparisons += [_slower(table.filter(mask=mask), name, mask, largest) for mask in MASKS]
+    notes = TEXTS.notes(samples=samples, **networks.note_values(models))
+    return StudyResult(figures, {"divisor": pl.concat(tables), "sharpness": pl.concat(sharp)}, comparisons, notes)
 
 
-def curves(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
+def curves(setup: Setup, name: str, net: Transformer, X: Tensor, samples: int) -> pl.DataFrame:
     """Pure attention under every mask with every divisor."""
-    X = networks.tokens_of(net, networks.excerpts(samples))
     tables = []
-    for mask in MASKS:
-        for label, divisor in DIVISORS.items():
-            table = setup.cached(
-                networks.part(name, mask, f"{divisor:g}"),
-                lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
-                excerpts=samples,
-            )
-            tables.append(table.with_columns(pl.lit(label).alias("divisor")))
-    return networks.of_network(name, pl.concat(tables))
+    for mask, (label, divisor) in product(MASKS, DIVISORS.items()):
+        table = setup.cached(
+            networks.file_name(name, mask, f"{divisor:g}"),
+            lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
+            excerpts=samples,
+        )
+        tables.append(table.with_columns(pl.lit(label).alias("divisor")))
+    return pl.concat(tables)
 
 
-def sharpness(setup: Setup, name: str, net: Transformer, samples: int) -> pl.DataFrame:
+def sharpness(net: Transformer, X: Tensor) -> pl.DataFrame:
     """The largest weight of a row of attention, the mean over rows, heads and layers, complete mask."""
-
-    def compute() -> pl.DataFrame:
-        X = networks.tokens_of(net, networks.excerpts(min(samples, 2)))
-        rows = []
-        for label, divisor in DIVISORS.items():
-            pure = net.variant("san").variant(mask="complete", divisor=divisor)
-            attention = [step.attention for step in pure.steps(X) if step.attention is not None]
-            weights = [float(P.amax(-1).mean()) for P in attention]
-            rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
-        return pl.DataFrame(rows)
-
-    return networks.of_network(name, setup.cached(networks.part(name, "sharpness"), compute, excerpts=samples))
+    rows = []
+    for label, divisor in DIVISORS.items():
+        pure = net.variant("san").variant(mask="complete", divisor=divisor)
+        weights = [float(step.attention.amax(-1).mean()) for step in pure.steps(X) if step.attention is not None]
+        rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
+    return pl.DataFrame(rows)
 
 
 def _slower(table: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:
     """At the last layer, what is left of mu must grow as the divisor shrinks."""
-    ends = [networks.last(table, "relative_mu", divisor=label) for label in DIVISORS]
+    by_divisor = {f"{label}:": networks.last(table, "relative_mu", divisor=label) for label in DIVISORS}
+    ends = list(by_divisor.values())
     falling = all(later <= earlier + 0.02 for earlier, later in pairwise(ends))
     depth = int(table["layer"].max())  # type: ignore[arg-type]
-    text = ", ".join(f"{label}: {power(end)}" for label, end in zip(DIVISORS, ends, strict=True))
     why = ""
     if not falling:
-        why = (
-            "the order turns among the smallest divisors, where attention is nearly one-hot: its largest "
-            f"weight is {largest:.2f} on average at 1/8"
-        )
+        why = TEXTS.sentence("slower", "turns", largest=largest)
     elif max(ends) - min(ends) < 0.15:
-        why = "it matters in the first layers; from then on all fall together, ending within a factor 1.4"
-    return Comparison(
-        f"{name}, {mask} mask: a smaller divisor slows the collapse",
-        "the smaller, the slower",
-        f"relative mu at layer {depth} by divisor: {text}",
-        falling,
-        why,
-    )
+        why = TEXTS.sentence("slower", "together")
+    return TEXTS.compare("slower", falling, name=name, mask=mask, depth=depth, ends=powers(by_divisor), why=why)
 
 
 def figure_of(table: pl.DataFrame, name: str) -> Figure:
     """A column for each mask, a line for each divisor."""
     figure, first = collapse_figure(table, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2)
-    key(figure, first, f"{name}, scores divided by")
+    legend_below(figure, first, f"{name}, scores divided by")
     return figure
 
 

@@ -1,30 +1,27 @@
 """Figure 4: full rank is kept while tokens turn into one direction.
 
-Of each network as it stands, by layer: the share of inputs whose tokens have full rank, their smallest
-singular value, and the mean |cosine| of pairs. Whether a matrix has full rank depends on the arithmetic
-that one asks with: it is answered with float64's tolerance, `max(n, d) eps s_1`, and with float32's, in
-which models run.
+Of each network as it stands, by layer: the share of inputs whose tokens have full rank, their smallest singular value,
+and the mean |cosine| of pairs. Whether a matrix has full rank depends on the arithmetic that one asks with: it is
+answered with float64's tolerance, `max(n, d) eps s_1`, and with float32's, in which models run.
 """
 
 import polars as pl
 import torch
 
 from rankscope.figures.matplotlib import Figure, panels
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.networks import MISSING, spectra
-from rankscope.studies.wu2024.panels import looks, powers_of_ten, title
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
+from rankscope.studies.wu2024.networks import PAPER, StudyInputs, note_values, spectra
+from rankscope.studies.wu2024.panels import line_style, powers_of_ten, title
+
+TEXTS = StudyTexts("wu2024", "fig4")
 
 
-def _run(setup: Setup) -> StudyResult:
+def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 200 if setup.full else 4
-    table = by_input(spectra(setup, samples))
+    table = by_input(spectra(setup, samples, inputs))
     names = table["network"].unique(maintain_order=True).to_list()
     comparisons = [_compared(table.filter(network=name), name) for name in names]
-    notes = [
-        f"{samples} excerpts of 128 tokens; networks run in float64.",
-        MISSING,
-        "Those called untrained have random weights and a random embedding with positions.",
-    ]
+    notes = TEXTS.notes(samples=samples, **note_values({}))
     return StudyResult({"fig4": _figure(table, names)}, {"ranks": table}, comparisons, notes)
 
 
@@ -50,24 +47,14 @@ def mean(table: pl.DataFrame, column: str) -> list[float]:
 
 def _compared(table: pl.DataFrame, name: str) -> Comparison:
     rank, single, cosine = (mean(table, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine"))
-    kept, rises = min(rank) > 0.5, cosine[-1] > cosine[0]
-    smallest = min(mean(table, "relative_sigma_min"))
-    why = f"smallest singular value at least {smallest:.0e} of the largest"
-    if name.endswith("untrained"):
-        why += "; untrained: the paper's models are trained"
-    elif not kept:
-        why = "rank is lost: " + why
-    elif not rises:
-        why += "; the mean |cosine| does not rise from input to output in this model"
-    return Comparison(
-        f"{name}: rank and angles",
-        "full rank is kept while the mean |cosine| rises",
-        f"full rank in {min(rank):.0%} of inputs at the worst layer ({min(single):.0%} with float32's "
-        f"tolerance); mean |cosine| {cosine[0]:.2f} at layer 0, at most {max(cosine):.2f}, {cosine[-1]:.2f} "
-        f"at layer {len(cosine) - 1}",
-        None if name.endswith("untrained") else kept and rises,
-        why,
-    )
+    kept, rises, untrained = min(rank) > 0.5, cosine[-1] > cosine[0], name.endswith("untrained")
+    why = "untrained" if untrained else "level" if kept and not rises else ""
+    return TEXTS.compare(
+        "angles", None if untrained else kept and rises, name=name, rank=min(rank), single=min(single),
+        first=cosine[0], most=max(cosine), last=cosine[-1], depth=len(cosine) - 1,
+        smallest=min(mean(table, "relative_sigma_min")), lost="" if kept or untrained else "rank is lost: ",
+        why=TEXTS.sentence("angles", why) if why else "",
+    )  # fmt: skip
 
 
 def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
@@ -75,7 +62,7 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     for k, name in enumerate(names):
         part = table.filter(network=name)
         layers = range(int(part["layer"].max()) + 1)  # type: ignore[arg-type]
-        look = looks(k) | {"linestyle": "--" if name.endswith("untrained") else "-"}
+        look = line_style(k) | {"linestyle": "--" if name.endswith("untrained") else "-"}
         logs = part.with_columns(pl.col("sigma_min").log10().alias("log10"))
         rank.plot(layers, mean(part, "full_rank"), **look)
         sigma.plot(layers, mean(logs, "log10"), **look)

@@ -6,23 +6,25 @@ What Figure 4 sums up: no singular value vanishes, yet the first outgrows the re
 import numpy as np
 import polars as pl
 
-from rankscope.figures.matplotlib import Figure, Normalize, ScalarMappable, colormaps
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.networks import MISSING, spectra
-from rankscope.studies.wu2024.panels import grid, title
+from rankscope.figures.matplotlib import Figure, Normalize, ScalarMappable, colormaps, panels
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
+from rankscope.studies.wu2024.networks import PAPER, StudyInputs, note_values, spectra
+from rankscope.studies.wu2024.panels import title
+
+TEXTS = StudyTexts("wu2024", "fig8")
 
 
-def _run(setup: Setup) -> StudyResult:
+def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 200 if setup.full else 4
     mean = (
-        spectra(setup, samples)
+        spectra(setup, samples, inputs)
         .group_by("network", "layer", "index", maintain_order=True)
         .agg(pl.col("singular_value").log10().mean().alias("log10"))
         .sort("network", "layer", "index", maintain_order=True)
     )
     names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
     comparisons = [_compared(mean.filter(network=name), name) for name in names]
-    notes = [f"{samples} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
+    notes = TEXTS.notes(samples=samples, **note_values({}))
     return StudyResult({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
 
 
@@ -43,19 +45,15 @@ def _compared(mean: pl.DataFrame, name: str) -> Comparison:
     share = first_share(logs)
     least = float(10 ** (logs[:, -1] - logs[:, 0]).min())
     trained = not name.endswith("untrained")
-    return Comparison(
-        f"{name}: singular values",
-        "drawn; full rank is kept (Figure 4)",
-        f"the last is at least {least:.0e} of the first; the first holds {share[0]:.0%} of ||X||_F^2 at "
-        f"layer 0, {share[-1]:.0%} at layer {len(share) - 1}, at most {share.max():.0%}",
-        least > 1e-12 if trained else None,
-        "" if trained else "untrained: the paper drew trained models",
-    )
+    return TEXTS.compare(
+        "values", least > 1e-12 if trained else None, name=name, least=least, first=share[0], last=share[-1],
+        depth=len(share) - 1, most=share.max(), why="" if trained else "untrained: the paper drew trained models",
+    )  # fmt: skip
 
 
 def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
-    figure, rows = grid(1, len(names), width=2.9, height=3.1)
-    for axes, name in zip(rows[0], names, strict=True):
+    figure, row = panels(len(names), width=2.9, height=3.1)
+    for axes, name in zip(row, names, strict=True):
         logs = curves(mean.filter(network=name))
         colours = colormaps["viridis"](np.linspace(0, 0.92, len(logs)))
         for values, colour in zip(logs, colours, strict=True):
@@ -64,9 +62,9 @@ def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
         axes.set_xticks([1, 4, 16, 64, 128], ["1", "4", "16", "64", "128"])
         axes.minorticks_off()
         title(axes, name)
-    rows[0][0].set_ylabel("singular value of the tokens")
+    row[0].set_ylabel("singular value of the tokens")
     scale = ScalarMappable(Normalize(0, 1), colormaps["viridis"])
-    bar = figure.colorbar(scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100))
+    bar = figure.colorbar(scale, ax=row[-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100))
     bar.ax.set_yticklabels(["first", "last"])
     return figure
 

@@ -1,45 +1,34 @@
 """Figure 9: the cosines between the tokens that a network starts from.
 
-Corollary 1 asks that all initial pairwise cosines be at least 0; then LayerNorm does not prevent the
-collapse under any mask with a centre, given orthogonal values. How often real inputs are so is what this
-figure shows.
+Corollary 1 asks that all initial pairwise cosines be at least 0; then LayerNorm does not prevent the collapse under any
+mask with a centre, given orthogonal values. How often real inputs are so is what this figure shows.
 """
 
 import numpy as np
 import polars as pl
 from torch import Tensor
 
-from rankscope.figures.matplotlib import Figure
+from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics.cosine import cosines
-from rankscope.sources import fresh
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.networks import MISSING, excerpts, part, said_of, tokens_of, trained
-from rankscope.studies.wu2024.panels import grid, title
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
+from rankscope.studies.wu2024.networks import PAPER, StudyInputs, file_name, note_values, of_network
+from rankscope.studies.wu2024.panels import title
 
 BINS = np.linspace(-1, 1, 81)
+TEXTS = StudyTexts("wu2024", "fig9")
 
 
-def _run(setup: Setup) -> StudyResult:
+def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 200 if setup.full else 20
-    models = trained(setup)
-    nets = {**models, "BERT untrained": fresh("bert-base", device=setup.device)}
-    table = pl.concat(
-        [
-            setup.cached(
-                part(name), lambda net=net: angles(tokens_of(net, excerpts(samples))), excerpts=samples
-            ).select(pl.lit(name).alias("network"), pl.all())
-            for name, net in nets.items()
-        ]
-    )
-    comparisons = [_compared(table.filter(network=name), name) for name in nets]
-    notes = [
-        f"{samples} excerpts of 128 tokens, layer 0: what the first block gets. {said_of(models)}",
-        MISSING,
-        "The untrained embedding is word + position + segment, each drawn at random: the segment, common to "
-        "all tokens, alone makes every cosine about a third.",
-    ]
-    return StudyResult({"fig9": _figure(table, list(nets))}, {"cosines": table}, comparisons, notes)
+    models = inputs.trained(setup)
+    tables = {}
+    for name, net in {**models, **inputs.bert(setup)}.items():
+        X = inputs.tokens(net, samples)
+        tables[name] = of_network(name, setup.cached(file_name(name), lambda X=X: angles(X), excerpts=samples))
+    comparisons = [_compared(table, name) for name, table in tables.items()]
+    notes = TEXTS.notes(samples=samples, **note_values(models))
+    return StudyResult({"fig9": _figure(tables)}, {"cosines": pl.concat(tables.values())}, comparisons, notes)
 
 
 def angles(X: Tensor) -> pl.DataFrame:
@@ -63,20 +52,16 @@ def _compared(table: pl.DataFrame, name: str) -> Comparison:
     inputs = table.group_by("sample").agg(pl.col("least", "negative", "mean").first())
     holds = float((inputs["least"] >= 0).mean())  # type: ignore[arg-type]
     negative, mean, least = (float(inputs[c].mean()) for c in ("negative", "mean", "least"))  # type: ignore[arg-type]
-    return Comparison(
-        f"{name}: initial cosines",
-        "shown as a figure; Cor 1 asks for none below 0",
-        f"{holds:.0%} of inputs have none below 0; {negative:.1%} of pairs are below 0, mean cosine "
-        f"{mean:.2f}, smallest {least:.2f} on average",
-        None,
-        "Cor 1 applies" if holds == 1 else "Cor 1 does not apply to the inputs with cosines below 0",
-    )
+    why = "Cor 1 applies" if holds == 1 else "Cor 1 does not apply to the inputs with cosines below 0"
+    return TEXTS.compare(
+        "cosines", None, name=name, holds=holds, negative=negative, mean=mean, least=least, why=why
+    )  # fmt: skip
 
 
-def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
-    figure, rows = grid(1, len(names), width=3.9, height=3.2)
-    for axes, name in zip(rows[0], names, strict=True):
-        total = table.filter(network=name).group_by("cosine").agg(pl.col("pairs").sum()).sort("cosine")
+def _figure(tables: dict[str, pl.DataFrame]) -> Figure:
+    figure, row = panels(len(tables), width=3.9, height=3.2)
+    for axes, (name, table) in zip(row, tables.items(), strict=True):
+        total = table.group_by("cosine").agg(pl.col("pairs").sum()).sort("cosine")
         share = total["pairs"] / total["pairs"].sum()
         below = total["cosine"].to_numpy() < -1e-9
         for chosen, colour, label in ((below, PALETTE[1], "below 0"), (~below, PALETTE[0], "0 and above")):
@@ -85,8 +70,8 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
         axes.set_axisbelow(True)
         axes.axvline(0, color=INK, linewidth=0.8)
         title(axes, name, xlabel=r"$\cos(x_i, x_j)$ at layer 0", xlim=(-0.5, 1))
-    rows[0][0].set_ylabel("share of pairs")
-    rows[0][0].legend(fontsize=8, frameon=False)
+    row[0].set_ylabel("share of pairs")
+    row[0].legend(fontsize=8, frameon=False)
     return figure
 
 

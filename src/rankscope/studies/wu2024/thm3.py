@@ -4,15 +4,14 @@ The theorem is of existence: with LayerNorm and a causal mask there are weights 
 every rank from one to full. Here each of them is built and stepped, its tokens' own multipliers say
 whether it is stable, and random starts say how often a network ends at a rank above one.
 
-The mask is causal, so the linearised layer is block triangular, with one block per token. At an
-equilibrium `S_i W_V = lambda_i X_i` (`theory/hand_built.py`) a small move of token i alone, along its
-sphere, becomes `x W_V / lambda_i`, projected on the sphere: the eigenvalues of that block are its
-multipliers. Those of token 1 are all 1: it is at rest at e_d, attracted from one side and repelled to
-the other, and they are left out.
+The mask is causal, so the linearised layer is block triangular, with one block per token. At an equilibrium `S_i W_V =
+lambda_i X_i` (`theory/hand_built.py`) a small move of token i alone, along its sphere, becomes `x W_V / lambda_i`,
+projected on the sphere: the eigenvalues of that block are its multipliers. Those of token 1 are all 1: it is at rest at
+e_d, attracted from one side and repelled to the other, and they are left out.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -23,8 +22,8 @@ from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.shapes import Float
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
-from rankscope.studies.wu2024.panels import looks, title
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
+from rankscope.studies.wu2024.panels import line_style, title
 from rankscope.theory.hand_built import anisotropy_bound, equilibrium, equilibrium_step
 
 SIZES = range(2, 9)
@@ -34,27 +33,21 @@ NEAR = 0.02
 """How near an end must be to an equilibrium to be called that one."""
 NEUTRAL = 1e-6
 """A multiplier this near to one says nothing to first order."""
+TEXTS = StudyTexts("wu2024", "thm3")
 
 
-def _run(setup: Setup) -> StudyResult:
-    starts = 20_000 if setup.full else 1000
-    table = pl.concat([setup.cached(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
-    drawn = {"starts": starts, "layers": LAYERS}
-    ends = pl.concat(
-        [setup.cached(f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, **drawn) for n in SIZES]
-    )
+def _run(setup: Setup, sizes: Sequence[int] = SIZES, layers: int = LAYERS) -> StudyResult:
+    count = 20_000 if setup.full else 1000
+    table = pl.concat([setup.cached(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in sizes])
+    settings = {"starts": count, "layers": layers}
+    ends = pl.concat([
+        setup.cached(f"starts of {n}", lambda n=n: random_starts(n, count, layers), n=n, **settings) for n in sizes
+    ])  # fmt: skip
     by_size = shares(ends)
     comparisons = [_fixed(table), _anisotropy(table), _stability(table), _positive(by_size), _where(ends)]
-    notes = [
-        f"Every equilibrium of N = d = 2..{max(SIZES)} tokens at w = N + 1, with all 2^(k-1) choices of "
-        f"signs at rank k: {len(table)} in all, float64. No model is needed.",
-        f"Random starts: {starts} for each N, tokens uniform on the sphere, {LAYERS} layers at w = N + 1. A "
-        "start has ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
-        "equilibrium of rank two or more it is at least about 1/w).",
-    ]
-    return StudyResult(
-        {"thm3": _figure(table, by_size)}, {"equilibria": table, "starts": ends, "shares": by_size}, comparisons, notes
-    )
+    notes = TEXTS.notes(largest=max(sizes), equilibria=len(table), starts=count, layers=layers)
+    tables = {"equilibria": table, "starts": ends, "shares": by_size}
+    return StudyResult({"thm3": _figure(table, by_size)}, tables, comparisons, notes)
 
 
 def multipliers(X: Float[Tensor, "token token"], w: float) -> Float[Tensor, "token move"]:
@@ -98,27 +91,26 @@ def construction(n: int, w: float) -> Iterator[tuple[tuple[int, ...], Float[Tens
             yield signs, equilibrium(n, rank, w, list(signs))
 
 
-def random_starts(n: int, k: int) -> pl.DataFrame:
+def random_starts(n: int, count: int, layers: int = LAYERS) -> pl.DataFrame:
     """Where tokens drawn uniformly on the sphere end."""
     w = n + 1.0
     generator = torch.Generator().manual_seed(n)
-    X = torch.randn(k, n, n, generator=generator, dtype=torch.float64)
+    X = torch.randn(count, n, n, generator=generator, dtype=torch.float64)
     X = X / X.norm(dim=-1, keepdim=True)
-    for _ in range(LAYERS):
+    for _ in range(layers):
         X = equilibrium_step(X, w)
     s = torch.linalg.svdvals(X)
-    third = s[:, 2] / s[:, 0] if n > 2 else torch.zeros(k, dtype=torch.float64)
-    return pl.DataFrame(
-        {
-            "tokens": [n] * k,
-            "start": list(range(k)),
-            "second_singular_value": (s[:, 1] / s[:, 0]).numpy(),
-            "third_singular_value": third.numpy(),
-            "distance": to_construction(X, w).numpy(),
-            "moved": (equilibrium_step(X, w) - X).abs().amax((1, 2)).numpy(),
-            "apart": (s[:, 1] / s[:, 0] > 0.3 / w).numpy(),
-        }
-    )
+    second = s[:, 1] / s[:, 0]
+    columns = {
+        "tokens": torch.full((count,), n),
+        "start": torch.arange(count),
+        "second_singular_value": second,
+        "third_singular_value": s[:, 2] / s[:, 0] if n > 2 else torch.zeros_like(second),
+        "distance": to_construction(X, w),
+        "moved": (equilibrium_step(X, w) - X).abs().amax((1, 2)),
+        "apart": second > 0.3 / w,
+    }
+    return pl.DataFrame({name: column.numpy() for name, column in columns.items()})
 
 
 def to_construction(X: Float[Tensor, "start token token"], w: float) -> Float[Tensor, " start"]:
@@ -138,48 +130,28 @@ def shares(ends: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fixed(table: pl.DataFrame) -> Comparison:
-    moved = float(table["moved"].max())  # type: ignore[arg-type]
-    wrong = table.filter(pl.col("rank") != pl.col("numerical_rank"))
-    return Comparison(
-        "equilibria of every rank from 1 to N",
-        "exist at once (Thm 3)",
-        f"{len(table)} built, N = 2..{max(SIZES)}; one layer moves none by more than {moved:.0e}; "
-        f"{len(table) - len(wrong)} have the rank they should",
-        moved < 1e-12 and not len(wrong),
-    )
+    moved, largest = (float(table[name].max()) for name in ("moved", "tokens"))  # type: ignore[arg-type]
+    right = table.filter(pl.col("rank") == pl.col("numerical_rank")).height
+    agrees = moved < 1e-12 and right == len(table)
+    return TEXTS.compare("fixed", agrees, count=len(table), largest=round(largest), moved=moved, right=right)
 
 
 def _anisotropy(table: pl.DataFrame) -> Comparison:
-    full = table.filter(pl.col("rank") == pl.col("tokens")).with_columns(
-        pl.struct("tokens", "w")
-        .map_elements(lambda row: anisotropy_bound(row["tokens"], row["w"]), return_dtype=pl.Float64)
-        .alias("bound")
-    )
-    alternating = full.group_by("tokens").agg((pl.col("stable_rank") / pl.col("bound")).max().alias("share"))
-    most, worst = float(full["stable_rank"].max()), float(alternating["share"].max())  # type: ignore[arg-type]
-    return Comparison(
-        "stable rank at full rank",
-        "at most N / (N - (N-1)/w^2)",
-        f"at most {worst:.4f} of it over all signs; the largest stable rank is {most:.3f}, nearly one direction",
-        worst <= 1 + 1e-12,
-    )
+    full = table.filter(pl.col("rank") == pl.col("tokens"))
+    most = max(full["stable_rank"])
+    worst = max(rank / anisotropy_bound(n, w) for n, w, rank in full.select("tokens", "w", "stable_rank").iter_rows())
+    return TEXTS.compare("anisotropy", worst <= 1 + 1e-12, worst=worst, most=most)
 
 
 def _stability(table: pl.DataFrame) -> Comparison:
     """Which sizes have an equilibrium above rank one that no small move of a later token leaves."""
     above = table.filter(pl.col("rank") > 1)
-    best = above.group_by("tokens", maintain_order=True).agg(pl.col("largest_multiplier").min())
-    words = ", ".join(f"{n}: {size:.3f}" for n, size in best.iter_rows())
-    stable = best.filter(pl.col("largest_multiplier") < 1 - NEUTRAL)["tokens"].to_list()
-    neutral = best.filter((pl.col("largest_multiplier") - 1).abs() <= NEUTRAL)["tokens"].to_list()
-    return Comparison(
-        "stability of the equilibria above rank one",
-        "not stated; existence only",
-        f"the smallest of their largest multipliers, by N: {words}",
-        None,
-        f"stable for N = {_listed(stable)}, neutral to first order for N = {_listed(neutral)}, and unstable "
-        "for every rank and every choice of signs at the other N; token 1 left out",
-    )
+    best = dict(above.group_by("tokens", maintain_order=True).agg(pl.col("largest_multiplier").min()).iter_rows())
+    return TEXTS.compare(
+        "stability", None, multipliers=", ".join(f"{n}: {size:.3f}" for n, size in best.items()),
+        stable=_listed([n for n, size in best.items() if size < 1 - NEUTRAL]),
+        neutral=_listed([n for n, size in best.items() if abs(size - 1) <= NEUTRAL]),
+    )  # fmt: skip
 
 
 def _listed(sizes: list[int]) -> str:
@@ -188,46 +160,33 @@ def _listed(sizes: list[int]) -> str:
 
 def _positive(by_size: pl.DataFrame) -> Comparison:
     words = ", ".join(f"{row['tokens']}: {row['share']:.1%}" for row in by_size.iter_rows(named=True))
-    above = bool((by_size["share"] > 0).any())
-    return Comparison(
-        "random starts that end above rank one, by N",
-        "a set of positive measure",
-        words,
-        above,
-        "true, and small: it shrinks with N, so LayerNorm can prevent collapse in this construction but seldom does",
-    )
+    return TEXTS.compare("positive", bool((by_size["share"] > 0).any()), shares=words)
 
 
 def _where(ends: pl.DataFrame) -> Comparison:
     """Full rank exists; what is reached is rank two, and mostly no equilibrium of the construction."""
     apart = ends.filter(pl.col("apart") & (pl.col("tokens") > 2))
-    third = float(apart["third_singular_value"].max()) if len(apart) else 0.0  # type: ignore[arg-type]
+    third = max(apart["third_singular_value"], default=0.0)
     near = apart.filter(pl.col("distance") < NEAR)
     sizes = _listed(near["tokens"].unique().sort().to_list())
-    return Comparison(
-        "the rank of those ends, N > 2",
-        "every rank up to full has an equilibrium",
-        f"rank two, all {len(apart)} of them: the third singular value is at most {third:.0e} of the first",
-        None,
-        f"{len(near)} of them lie at an equilibrium of the construction (N = {sizes}); at the others a token "
-        "goes to its B and the later ones settle between it and token 1, in one plane",
-    )
+    return TEXTS.compare("rank", None, apart=len(apart), third=third, near=len(near), sizes=sizes)
 
 
 def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     figure, (spread, stable, ends) = panels(3, width=4.4, height=3.8)
-    for k, n in enumerate(SIZES):
+    sizes = by_size["tokens"].to_list()
+    for k, n in enumerate(sizes):
         best = (
             table.filter(tokens=n)
             .group_by("rank")
             .agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max())
             .sort("rank")
         )
-        spread.plot(best["rank"], best["largest_multiplier"], **looks(k), label=f"$N$ = {n}")
-        stable.plot(best["rank"], best["stable_rank"], **looks(k))
+        spread.plot(best["rank"], best["largest_multiplier"], **line_style(k), label=f"$N$ = {n}")
+        stable.plot(best["rank"], best["stable_rank"], **line_style(k))
     spread.axhline(1.0, color=INK, linewidth=1, linestyle="--")
     above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": 9}
-    spread.annotate("unstable above", (max(SIZES), 1.0), color=INK, **above)
+    spread.annotate("unstable above", (max(sizes), 1.0), color=INK, **above)
     rank = "rank of the equilibrium"
     title(spread, "Most stable choice of signs", xlabel=rank, ylabel="largest |multiplier|, tokens 2 to $N$")
     spread.legend(fontsize=9, ncols=2, frameon=False)
