@@ -13,20 +13,16 @@ if TYPE_CHECKING:
     from rankscope.sources import fresh, load
     from rankscope.theory import certify
 
-# Where each public name lives. Resolved on first use, so that `import rankscope` does not import torch.
-_HOME = {
-    "Architecture": "nets",
-    "Transformer": "nets",
-    "Profile": "profiles",
-    "measure": "profiles",
-    "read": "runs",
-    "fresh": "sources",
-    "load": "sources",
-    "Monitor": "live",
-    "watch": "live",
-    "decompose": "paths",
-    "certify": "theory",
-    "sweep": "engine",
+# The public names of each room. Resolved on first use, so that `import rankscope` does not import torch.
+_ROOMS = {
+    "engine": ("sweep",),
+    "live": ("Monitor", "watch"),
+    "nets": ("Architecture", "Transformer"),
+    "paths": ("decompose",),
+    "profiles": ("Profile", "measure"),
+    "runs": ("read",),
+    "sources": ("fresh", "load"),
+    "theory": ("certify",),
 }
 __all__ = [
     "Architecture",
@@ -47,11 +43,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("rankscope")
-    if name not in _HOME:
-        raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
-    value = getattr(import_module(f"rankscope.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    for room, names in _ROOMS.items():
+        if name in names:
+            globals()[name] = getattr(import_module(f"rankscope.{room}"), name)
+            return globals()[name]
+    raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,14 +1,11 @@
 """How an object shows itself in a notebook: a card with a figure and a small table.
 
-A card is plain HTML with its styles inside it and its figure as PNG: no script, no style sheet, no address.
-So it is the same in a live cell, in a saved notebook that nobody trusts (where scripts do not run), in
-editors that sanitise what they show, in an exported page, and without a network. Each panel of a figure is an
-image of its own: panels stand side by side where there is room, else below each other. PNG of 128 colours has
-half the bytes of the same figure in SVG, which some sanitisers take out.
+A card is plain HTML with its styles inside it and a PNG for each panel of its figure: no script, style sheet or
+address. So it looks the same in a live cell, in a notebook that nobody trusts, in editors that sanitise what they
+show, in an exported page, and without a network. Text and table take the page's colours; figures stand on white.
 
-Text, table and border take their colours from the page, light or dark, whatever it does to style sheets;
-figures stand on white tiles of their own. The card's size is bounded however large the object is, and all
-text that came from a run is escaped: a variant named `<script>` stays a name.
+The card's size is bounded however large the object is, and all text from a run is escaped: a variant named
+`<script>` stays a name.
 """
 
 import base64
@@ -76,7 +73,7 @@ def lines(title: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def short(text: str) -> str:
-    """In little room.
+    """The text on one line, cut to the length of a cell.
 
     >>> short("a" * 100) == "a" * 59 + "…"
     True
@@ -85,13 +82,13 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things.
+def counted(count: int, noun: str) -> str:
+    """A count and its noun, in the plural unless it is one.
 
     >>> counted(1, "layer"), counted(2, "layer")
     ('1 layer', '2 layers')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,33 +1,8 @@
-"""What rankscope says when something is wrong.
+"""The errors of rankscope: a class for each kind of mistake, all of them `RankscopeError`.
 
-    RankscopeError                 (the CLI prints it as one sentence and exits 2)
-    ├── ArchitectureError          a network that cannot be described so
-    ├── MaskError                  a mask that is not a graph on the tokens
-    ├── WeightsError               tensors that do not fit their architecture
-    ├── TokensError                tokens or padding of the wrong shape, dtype or content
-    ├── MetricError                a metric that does not exist or does not apply
-    ├── TooLargeError              what needs more memory than there is
-    ├── WatchError                 a live model that cannot be watched so
-    │   └── MonitorError           a training run that cannot be monitored so
-    ├── FileError                  a file that is missing, damaged or of another kind
-    ├── SourceError                a model that cannot be loaded, or is not what its family says
-    │   ├── ParityError            the canonical network does not compute what the original does
-    │   └── MissingExtraError      an optional package that is not installed
-    ├── PathError                  a path, length or head that the network does not have
-    ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
-    ├── StudyError                 a paper or figure that there is no study of
-    ├── FigureError                axes that a figure cannot be drawn into
-    ├── LabError                   a task that there is not, or a training that cannot be made so
-    ├── SweepError                 a sweep that does not hold together, or has nowhere to run
-    ├── ExplorerError              a request that the explorer does not answer
-    │   ├── SettingError           a setting out of range, or none at all
-    │   ├── BusyError              too many requests wait already
-    │   └── LateError              an answer that takes too long
-    ├── ClosureError               parts that do not add up to the whole
-    └── ConvergenceError           a numerical search that did not reach its tolerance
-
-Each message names what was expected, what came, and what to do about it. `TrainingWarning` is no error: with
-it a monitor says what goes wrong in a training run.
+The command line prints an error as one sentence and exits with 2. Each message says what was expected, what came,
+and what to do about it; `subject` names the argument, field or file. `TrainingWarning` is no error: with it a
+monitor says what goes wrong in a training run.
 """
 
 from collections.abc import Iterable
@@ -153,7 +128,7 @@ class ConvergenceError(RankscopeError, ArithmeticError):
 
 
 def one_of(what: str, got: object, known: Iterable[str], close: float = 0.6) -> str:
-    """The sentence for a name outside a fixed set, with the nearest known name, if one is as close, of 1.
+    """The sentence for a name outside a fixed set; it suggests the nearest known name that is at least as `close`.
 
     >>> one_of("norm", "leyer", ["layer", "rms"])
     "norm must be one of layer, rms; got 'leyer' (did you mean 'layer'?)"

@@ -34,7 +34,7 @@ WITHIN = {"models": ("demo", "trainer"), "plot": ("report", "explore", "demo"), 
 
 
 def need(doing: str, *packages: str) -> None:
-    """A sentence where a package is not installed.
+    """Raise MissingExtraError, with the line that installs it, if a package is not installed.
 
     >>> need("a reading", "torch")
     >>> need("a dream", "lightning_of_old")
@@ -52,7 +52,7 @@ def need(doing: str, *packages: str) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """As one says them.
+    """The names in words, joined by commas and "and".
 
     >>> listed(["jinja2"]), listed(["matplotlib", "PIL", "jinja2"])
     ('jinja2', 'matplotlib, PIL and jinja2')

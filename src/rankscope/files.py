@@ -17,16 +17,10 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, moved over it only when the block ends well."""
     target = Path(path)
     if target.is_dir():
-        raise FileError(
-            f"{target} must be a file to be written; it is a folder: name a file in it", subject=str(target)
-        )
-    try:
+        raise FileError(f"{target} must be a file to be written; it is a folder", subject=str(target))
+    with _writable(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
-    except OSError as error:
-        raise FileError(
-            f"{target} must be a place that can be written; {error.strerror}: choose another", subject=str(target)
-        ) from error
     os.close(handle)
     temporary = Path(name)
     try:
@@ -34,12 +28,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # mkstemp's own mode keeps others from reading the result
-        try:
+        with _writable(target):
             temporary.replace(target)
-        except OSError as error:
-            raise FileError(
-                f"{target} must be a file that can be written; {error.strerror}: choose another", subject=str(target)
-            ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -53,22 +43,25 @@ def write_text(path: str | Path, text: str) -> None:
 
 def writable_folder(path: str | Path) -> None:
     """Make the folder, or say that it cannot be written, before hours go into what it is to hold."""
-    try:
+    with _writable(path):
         Path(path).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        tempfile.TemporaryFile(dir=path).close()
+
+
+@contextmanager
+def _writable(path: str | Path) -> Iterator[None]:
+    """Errors of the operating system become the sentence that this path cannot be written."""
+    try:
+        yield
     except OSError as error:
-        raise FileError(
-            f"{path} must be a place that can be written; {error.strerror}: choose another", subject=str(path)
-        ) from error
+        sentence = f"{path} must be a place that can be written; {error.strerror}: choose another"
+        raise FileError(sentence, subject=str(path)) from error
 
 
 def must_be_text(path: str) -> None:
-    """That something is there to be read as a text: said before a model is loaded for it."""
+    """Refuse a path at which there is no text, before a model is loaded for it; - is stdin."""
     if path != "-" and not Path(path).exists():
-        raise FileError(
-            f"a text is read from a file, a folder, or - for stdin; there is none at {path}", subject=str(path)
-        )
+        raise FileError(f"a text is a file, a folder, or - for stdin; there is none at {path}", subject=str(path))
 
 
 @contextmanager

@@ -6,40 +6,21 @@ A name is judged here before a hub is asked, so that a slip of the pen is answer
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 HOME = "https://huggingface.co"
 ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 """An id on the hub: its owner, a slash, its name."""
-EARLY = {
-    "albert": "base large xlarge xxlarge",
-    "bert-base": "cased chinese german-cased german-dbmdz-cased german-dbmdz-uncased multilingual-cased "
-    "multilingual-uncased uncased cased-finetuned-mrpc",
-    "bert-large": "cased uncased cased-whole-word-masking uncased-whole-word-masking "
-    "cased-whole-word-masking-finetuned-squad uncased-whole-word-masking-finetuned-squad",
-    "distilbert-base": "cased uncased german-cased multilingual-cased cased-distilled-squad "
-    "uncased-distilled-squad uncased-finetuned-sst-2-english",
-    "gpt2": "medium large xl",
-    "roberta": "base large large-mnli base-openai-detector large-openai-detector",
-    "t5": "small base large 3b 11b",
-    "xlm": "clm-ende-1024 clm-enfr-1024 mlm-100-1280 mlm-17-1280 mlm-en-2048 mlm-ende-1024 mlm-enfr-1024 "
-    "mlm-enro-1024 mlm-tlm-xnli15-1024 mlm-xnli15-1024",
-    "xlm-roberta": "base large large-finetuned-conll02-dutch large-finetuned-conll02-spanish "
-    "large-finetuned-conll03-english large-finetuned-conll03-german",
-    "xlnet": "base-cased large-cased",
-}
+OWNERLESS = frozenset(files("rankscope").joinpath("data/ownerless_models.txt").read_text(encoding="utf-8").split())
 """Models of the hub's first years have no owner in their id; no others do."""
-OWNERLESS = frozenset(
-    ["gpt2", "distilgpt2", "distilroberta-base", "openai-gpt", "camembert-base", "ctrl", "transfo-xl-wt103"]
-    + [f"{base}-{rest}" for base, every in EARLY.items() if base != "albert" for rest in every.split()]
-    + [f"albert-{size}-v{version}" for size in EARLY["albert"].split() for version in (1, 2)]
-)
 
 
 def forgiven(name: str, known: Iterable[str]) -> str:
-    """The known name that this one is but for case, hyphens, underscores and spaces; else the name itself,
-    as also where a file or folder has it.
+    """The known name that equals this one but for case, hyphens, underscores and spaces.
+
+    If there is none, or a file or folder has this name, it is the name itself.
 
     >>> [forgiven(name, ["minilm", "gpt2"]) for name in ("MiniLM", "GPT-2", "mine")]
     ['minilm', 'gpt2', 'mine']
@@ -47,7 +28,7 @@ def forgiven(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name in names or name in OWNERLESS or _exists(name):
         return name
-    return {_bare(each): each for each in names}.get(_bare(name), name)
+    return {_bare(candidate): candidate for candidate in names}.get(_bare(name), name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -56,14 +37,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     >>> nearest("Bert-Bse", ["bert-base", "gpt2"])
     'bert-base'
     """
-    bare = {_bare(each): each for each in known}
+    bare = {_bare(candidate): candidate for candidate in known}
     close = get_close_matches(_bare(name), bare, n=1)
     return bare[close[0]] if close else None
 
 
 def may_be_on_hub(name: str, cache_dir: str | Path | None = None) -> bool:
-    """Whether it has the shape of an id on the hub: owner/name, or a name of the hub's first years. A hub of
-    one's own (HF_ENDPOINT) may have other names, and what lies in the cache has been there.
+    """True if a name has the shape of an id on the hub: owner/name, or a name of the hub's first years.
+
+    A hub of one's own (HF_ENDPOINT) may have other names, and so may models in the cache.
 
     >>> [may_be_on_hub(name) for name in ("google/bert", "bert-base-uncased", "bert-bse", "./runs/mine")]
     [True, True, False, False]
@@ -86,7 +68,7 @@ def hub_address() -> str:
 
 
 def is_path(name: str) -> bool:
-    """Whether it is written as a path: from a root, from here, or through several folders.
+    """True if a name is written as a path: from a root, from here, or through several folders.
 
     >>> is_path("./mine"), is_path("runs/a/checkpoint-10"), is_path("google/bert")
     (True, True, False)

@@ -12,12 +12,12 @@ else:
         from jaxtyping import Bool, Complex, Float, Int, Shaped
     except ImportError:
 
-        class _Said:
+        class _ArrayOnly:
             """`Float[Tensor, "token width"]` is a Tensor."""
 
-            def __class_getitem__(cls, said: tuple[Any, str]) -> Any:
-                return said[0]
+            def __class_getitem__(cls, array_and_shape: tuple[Any, str]) -> Any:
+                return array_and_shape[0]
 
-        Bool = Complex = Float = Int = Shaped = _Said
+        Bool = Complex = Float = Int = Shaped = _ArrayOnly
 
 __all__ = ["Bool", "Complex", "Float", "Int", "Shaped"]

@@ -99,14 +99,15 @@ def test_a_variant_that_is_named_like_markup_is_shown_as_it_is(tmp_path: Path) -
 
 def test_random_weights_are_said_wherever_a_network_is_named() -> None:
     small = ["bert-tiny", "--tokens", "8", "--samples", "1", "--seed", "3"]
-    for command in ("measure", "bounds", "paths"):
-        said = rankscope(command, *small).out
-        assert "bert-tiny: random weights (seed 3, init bert)." in said, command
-    manifest = json.loads(rankscope("measure", *small, "--json").out)["manifest"]
+    one = ["--variants", "transformer", "--metrics", "mu", "--no-check"]
+    for command in (["measure", *one], ["bounds", "--theorems", "dobrushin"], ["paths"]):
+        printed = rankscope(command[0], *small, *command[1:]).out
+        assert "bert-tiny: random weights (seed 3, init bert)." in printed, command
+    manifest = json.loads(rankscope("measure", *small, *one, "--json").out)["manifest"]
     assert manifest["origin"] == {"name": "bert-tiny", "weights": "random", "seed": 3, "init": "bert"}
     assert "bert-tiny, random weights (seed 3, init bert)" in repr(fresh("bert-tiny", seed=3))
     networks = NetworkCache({"minilm": load("minilm")}, ["gpt2"])
     assert {each["name"]: each["drawn"] for each in networks.described()} == {
         "minilm": False, "gpt2": True, "random": False
     }  # fmt: skip
-    assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1").out
+    assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1", *one).out

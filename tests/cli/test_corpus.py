@@ -15,7 +15,7 @@ from tests.cli.running import COMMAND, answered, printed, rankscope
 
 SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8",
          "--metrics", "relative_residual,mu"]  # fmt: skip
-LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:60]]
+LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:30]]
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_bad_input_is_one_sentence(corpus: Path, arguments: list[str], sentence:
     assert len(done.err.splitlines()) == 1 and done.out == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> None:
     """The last line is longer than a pipe holds: once it is written, the run has come to it and waits there
     for its end, with two chunks of eight behind it."""

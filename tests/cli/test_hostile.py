@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import WrittenRuns
 from tests.cli.running import COMMAND, SMALL, rankscope
 
 DEEP = "[" * 100_000
@@ -26,7 +27,7 @@ def test_json_without_a_bottom_is_no_architecture_config_or_manifest(tmp_path: P
     (tmp_path / "model" / "config.json").write_text(DEEP)
     assert "config.json" in sentence("measure", str(tmp_path / "model"))
     run = tmp_path / "run"
-    assert rankscope("paths", *SMALL, "-o", str(run)).code == 0
+    run.mkdir()
     (run / "manifest.json").write_text(DEEP)
     assert "manifest.json" in sentence("report", str(run), "-o", str(tmp_path / "page.html"))
 
@@ -41,12 +42,10 @@ def test_a_device_without_numbers_is_refused() -> None:
     assert "device must be one" in sentence("measure", *SMALL, "--device", "meta")
 
 
-def test_a_page_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert rankscope("paths", *SMALL, "-o", str(run)).code == 0
-    said = sentence("report", str(run), "-o", str(run))
-    assert f"{run} must be a file to be written; it is a folder" in said
-    assert not list(tmp_path.glob(".*"))
+def test_a_page_does_not_take_the_place_of_a_folder(runs: WrittenRuns) -> None:
+    run = runs.folder / "paths"
+    assert f"{run} must be a file to be written; it is a folder" in sentence("report", str(run), "-o", str(run))
+    assert not list(runs.folder.glob(".*"))
 
 
 @pytest.mark.parametrize("theorem", ["norm-rank", "dobrushin"])
@@ -55,13 +54,15 @@ def test_a_theorem_can_be_asked_alone(theorem: str) -> None:
     assert code == 0 and err == "" and "Measured to 1e-06 of the tokens' size: " in out
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_stream_that_is_closed_is_no_traceback(closed: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("closed", "line", "code"),
+    [("<&-", "measure tiny.json --text - --variants san --json", 2), (">&-", "--version", 0), ("2>&-", "--version", 0)],
+)
+def test_a_stream_that_is_closed_is_no_traceback(closed: str, line: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(TINY % 2)
-    line = ["measure", str(tmp_path / "tiny.json"), "--text", "-", "--variants", "san", "--json"]
-    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *line]
-    done = subprocess.run(shell, input="two words\n", capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if closed == "<&-" else 0)
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *line.split()]
+    done = subprocess.run(shell, input="two words\n", capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == code
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
 
 

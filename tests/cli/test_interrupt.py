@@ -45,7 +45,7 @@ def interrupted(awaited: str | None, *arguments: str, cwd: Path) -> tuple[int, s
 def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "transformer, deviation", "measure", "bert-mini", "--variants", "san,transformer", "--layers", "40",
-        "--metrics", "mu", "-o", "out", cwd=tmp_path,
+        "--samples", "1", "--metrics", "mu", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and " san " in out and " transformer " not in out
     assert said == "stopped after 1 of 2 (san); these are written to out"
@@ -108,6 +108,7 @@ def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:
     assert said == "stopped in wu2024 fig1, after 0 of 8; the same command resumes from here"
 
 
+@pytest.mark.slow
 def test_results_go_to_stdout_while_a_terminal_shows_progress(tmp_path: Path) -> None:
     code, out, seen = interrupted(None, "reproduce", "dong2021", "lengths", "-o", "out", cwd=tmp_path)
     assert code == 0 and out.count("agrees") == 8 and out.splitlines()[-2].startswith("Written: ")

@@ -1,6 +1,7 @@
 """`rankscope report`: runs on one page; `rankscope explore`: a process, its address, Ctrl-C."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -10,18 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cli.conftest import WrittenRuns
 from tests.cli.running import COMMAND, printed, rankscope
 
 
-def test_several_runs_become_one_page(tmp_path: Path) -> None:
-    small = ("bert-tiny", "--tokens", "12", "--samples", "1", "-q")
-    for command in (("measure", "--variants", "san,transformer"), ("paths",), ("bounds",)):
-        printed(command[0], *small, *command[1:], "-o", command[0], cwd=tmp_path)
-        assert (tmp_path / command[0] / "report.html").is_file()
-    assert {"cloud.parquet", "spectrum.parquet"} <= {path.name for path in (tmp_path / "measure").iterdir()}
-    out = printed("report", "measure", "paths", "bounds", "-o", "all.html", cwd=tmp_path)
-    assert out == "Report: all.html\n"
-    html = (tmp_path / "all.html").read_text()
+def test_several_runs_become_one_page(runs: WrittenRuns, tmp_path: Path) -> None:
+    page = tmp_path / "all.html"
+    out = printed("report", "measure", "paths", "bounds", "-o", os.path.relpath(page, runs.folder), cwd=runs.folder)
+    assert out.startswith("Report: ") and out.endswith("all.html\n")
+    html = page.read_text()
     for section in ("1-residual", "1-cloud", "1-spectrum", "2-paths", "2-heads", "3-bounds"):
         assert f'id="run{section}"' in html
 
@@ -57,7 +55,7 @@ def explorer() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_serves_until_ctrl_c(explorer: subprocess.Popen[str], busy: bool) -> None:
     assert explorer.stdout is not None and explorer.stderr is not None
     url = json.loads(explorer.stdout.readline())["address"]

@@ -37,7 +37,7 @@ def bytes_of(rows: int, net: Transformer, X: torch.Tensor) -> int:
 
 def by_blocks(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, metrics: Any, rows: int) -> pl.DataFrame:
     """What is measured in blocks of so many rows, with no pattern held whole."""
-    options = {"most_held": 0, "block_bytes": bytes_of(rows, net, X)}
+    options: dict[str, Any] = {"most_held": 0, "block_bytes": bytes_of(rows, net, X)}
     (profile,) = measure_together({"as given": (net, X, padding)}, metrics, **options)
     return profile.table
 

@@ -106,11 +106,11 @@ def test_operations_made_of_others_in_inference_mode() -> None:
 
 
 def test_an_operation_without_a_rule_is_named() -> None:
-    with pytest.raises(NotImplementedError, match=r"no rule for aten\.erfinv"):
+    with pytest.raises(NotImplementedError, match=r"aten\.erfinv"):
         torch.erfinv(drawn(2))
     with pytest.raises(NotImplementedError, match="to_float64"):
         drawn(2).float()
-    with pytest.raises(NotImplementedError, match="whole powers"):
+    with pytest.raises(NotImplementedError, match=r"1\.5"):
         drawn(2) ** 1.5
 
 

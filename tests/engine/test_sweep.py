@@ -90,25 +90,22 @@ def test_a_killed_sweep_resumes_to_the_same_bits(kills: int, workers: int, alone
     same(alone.run, tmp_path / "run")
 
 
-def test_a_file_that_changed_is_another_cell(tmp_path: Path) -> None:
-    text, arch = tmp_path / "text.txt", tmp_path / "mine.json"
-    spec = {"metrics": "mu", "all": {"model": str(arch), "text": str(text), "samples": 1, "tokens": 4}}
+def test_what_changed_and_what_was_lacking_is_measured_again(tmp_path: Path) -> None:
+    text, arch, model = tmp_path / "text.txt", tmp_path / "mine.json", tmp_path / "model"
+    cells = [{"model": str(arch), "text": str(text)}, {"model": str(model)}]
+    spec = {"metrics": "mu", "all": {"samples": 1, "tokens": 4}, "list": cells}
     arch.write_text(json.dumps({"layers": 2, "width": 8, "heads": 2}))
-    values = []
-    for words in ("one two three", "four five six"):
-        text.write_text(words)
-        values.append(sweep(spec, tmp_path / "run", workers=1).table["value"].to_list())
-    assert values[0] != values[1] and [len(layers) for layers in values] == [3, 3]
-    X, padding = fresh(Architecture(layers=2, width=8, heads=2)).encode(["one two three"], 4)
-    mine = measure(fresh(Architecture(layers=2, width=8, heads=2)), X, padding, "mu").table
-    assert values[0] == mine["value"].to_list()
-
-
-def test_what_was_lacking_is_looked_for_again(tmp_path: Path) -> None:
-    spec = {"metrics": "mu", "all": {"model": str(tmp_path / "model"), "samples": 1, "tokens": 4}}
-    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 1
-    fresh("bert-tiny").variant(layers=1).save(tmp_path / "model")
-    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 0
+    text.write_text("one two three")
+    before = sweep(spec, tmp_path / "run", workers=1)
+    assert before.failed["cell"].to_list() == [1]
+    text.write_text("four five six")
+    fresh("bert-tiny").variant(layers=1).save(model)
+    after = sweep(spec, tmp_path / "run", workers=1)
+    assert after.failed.is_empty() and after.table["cell"].to_list() == [0, 0, 0, 1, 1]
+    net = fresh(Architecture(layers=2, width=8, heads=2))
+    for words, result in (("one two three", before), ("four five six", after)):
+        table = measure(net, *net.encode([words], 4), "mu").table
+        assert result.table.filter(cell=0)["value"].to_list() == table["value"].to_list()
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
@@ -153,7 +150,12 @@ def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> 
 
 
 def test_a_factor_of_several_kinds_is_a_word() -> None:
-    cells = [{"mask": "causal", "seed": 3}, {"skip": 1, "norm": True}, {"skip": 0.5, "norm": "no"}, {"parallel": False}]
+    cells: list[dict[str, Any]] = [
+        {"mask": "causal", "seed": 3},
+        {"skip": 1, "norm": True},
+        {"skip": 0.5, "norm": "no"},
+        {"parallel": False},
+    ]
     frame = factors_frame(Spec(tuple(map(checked, cells)), SweepOptions()))
     kinds = {"skip": pl.Float64, "mask": pl.String, "norm": pl.String, "seed": pl.Int64, "parallel": pl.Boolean}
     assert {name: frame.schema[name] for name in kinds} == kinds

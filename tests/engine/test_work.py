@@ -29,14 +29,18 @@ def test_inputs_that_two_cells_in_a_row_share_are_loaded_once() -> None:
     loads: list[str] = []
 
     def loader(name: str) -> InputsLoader:
-        return InputsLoader(name, lambda: (loads.append(name), inputs())[1])
+        def load() -> CellInputs:
+            loads.append(name)
+            return inputs()
 
-    cells: list[Cell] = [{**CELL, "skip": skip} for skip in (0.0, 0.5)]
-    outcomes = [measure_cell(cell, loader("a"), OPTIONS, 1, "cpu") for cell in cells]
+        return InputsLoader(name, load)
+
+    skips = (0.0, 0.5)
+    outcomes = [measure_cell({**CELL, "skip": skip}, loader("a"), OPTIONS, 1, "cpu") for skip in skips]
     assert measure_cell(CELL, loader("b"), OPTIONS, 1, "cpu").reason is None and loads == ["a", "b"]
     shared = inputs()
-    for outcome, cell in zip(outcomes, cells, strict=True):
-        table = measure(shared.net.variant(skip=cell["skip"]), shared.X, shared.padding, "mu").table
+    for outcome, skip in zip(outcomes, skips, strict=True):
+        table = measure(shared.net.variant(skip=skip), shared.X, shared.padding, "mu").table
         assert outcome.tables["sweep"]["value"].to_list() == table["value"].to_list()
 
 

@@ -39,7 +39,7 @@ def streamed(
     net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, metrics: Sequence[str | Metric], rows: int = 3
 ) -> Profile:
     """What is measured in blocks of so many rows, with no pattern held whole."""
-    options = {"most_held": 0, "block_bytes": 8 * len(X) * X.shape[1] * rows}
+    options: dict[str, Any] = {"most_held": 0, "block_bytes": 8 * len(X) * X.shape[1] * rows}
     (profile,) = measure_together({"as given": (net, X, padding)}, metrics, "float64", **options)
     return profile
 

@@ -33,7 +33,7 @@ def test_blocks_say_what_the_whole_says(dtype: torch.dtype) -> None:
         assert one.floor.isnan().equal(other.floor.isnan())
 
 
-METRICS = ("relative_residual", "relative_mu", "relative_spectral_residual", "relative_max_residual",
+RESIDUALS = ("relative_residual", "relative_mu", "relative_spectral_residual", "relative_max_residual",
            "residual", "mu")  # fmt: skip
 
 
@@ -53,8 +53,8 @@ def test_a_collapsed_network_is_at_its_floor(
     arch = Architecture(layers=10, width=width, heads=heads)
     net = Transformer.random(arch, seed=2, init=init).variant(variant)
     X = torch.randn(2, n, width, dtype=torch.float64)
-    profile = measure(net, X, metrics=METRICS, arithmetic=arithmetic)
-    for name in METRICS:
+    profile = measure(net, X, metrics=RESIDUALS, arithmetic=arithmetic)
+    for name in RESIDUALS:
         assert bool(profile.curve(name, "below_floor")[:, 8:].all())
 
 
@@ -65,9 +65,9 @@ def test_what_lies_above_the_floor_has_the_right_size(arithmetic: str, seed: int
     arch = Architecture(layers=6, width=32, heads=2)
     net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
     X = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    exact = measure(net, X, metrics=METRICS)
-    coarse = measure(net, X, metrics=METRICS, arithmetic=arithmetic)
-    for name in METRICS:
+    exact = measure(net, X, metrics=RESIDUALS)
+    coarse = measure(net, X, metrics=RESIDUALS, arithmetic=arithmetic)
+    for name in RESIDUALS:
         real = coarse.curve(name, "below_floor") == 0
         assert bool(real[:, 0].all()) and not bool(real.all())
         ratio = coarse.curve(name)[real] / exact.curve(name)[real]

@@ -44,7 +44,7 @@ def test_a_sample_of_one_token_is_left_out_of_every_output_which_say_so() -> Non
 def test_where_all_are_zero_the_value_is_zero() -> None:
     (view,) = measure(NET, X[:, :1]).views("relative_residual")
     assert np.isneginf(view.log10).all() and not view.left_out.any() and view.ends == [-math.inf] * 3
-    assert np.isnan(view.drawn(log=True)[0]).all()  # a log axis has no place for it
+    assert np.isnan(view.on_axis(log=True)[0]).all()  # a log axis has no place for it
 
 
 def test_a_head_whose_median_is_zero_is_left_out_of_the_mean_over_heads() -> None:

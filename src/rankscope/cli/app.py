@@ -24,10 +24,8 @@ from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
 from rankscope.cli.follow import follow
-from rankscope.cli.masks import masks
+from rankscope.cli.listings import masks, metrics, models
 from rankscope.cli.measure import measure
-from rankscope.cli.metrics import metrics
-from rankscope.cli.models import models
 from rankscope.cli.options import flattened
 from rankscope.cli.output import ending
 from rankscope.cli.pages import explore, report

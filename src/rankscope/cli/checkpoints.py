@@ -245,11 +245,8 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
                 values |= {LOGGED[name]: float(line[name]) for name in LOGGED if name in line}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         values = {}  # the file of another trainer, or none
-    rows = [
-        {"step": checkpoint.step, "metric": name, "value": value, "spread": 0.0, "least": value,
-         "most": value, "floor": 0.0, "samples": 1, "broken": 0}
-        for name, value in values.items()
-    ]  # fmt: skip
+    same = {"step": checkpoint.step, "spread": 0.0, "floor": 0.0, "samples": 1, "broken": 0}
+    rows = [{**same, "metric": name, "value": x, "least": x, "most": x} for name, x in values.items()]
     return pl.DataFrame(rows, schema=TRAINING)
 
 

@@ -69,15 +69,11 @@ def compare(
         is_random(models[0], options)  # refuses --init and --seed: there are no weights to draw
     store = open_store(results.output)
     titles = unique_titles([side.title for side in sides], things)
-    titles = [
-        f"{title} (random weights)" if side.model in random else title
+    sides = [
+        side._replace(title=f"{title} (random weights)" if side.model in random else title)
         for title, side in zip(titles, sides, strict=True)
     ]
-    saved = {
-        thing: saved_profile(thing, title, task.metrics)
-        for thing, side, title in zip(things, sides, titles, strict=True)
-        if side.model is None
-    }
+    saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
     excerpts = read_excerpts(text) if models else []
     nets: dict[str, Transformer] = {}
     encoded: dict[str, tuple[Tensor, Tensor]] = {}
@@ -87,22 +83,22 @@ def compare(
         nets[model] = network(model, model_options, options.device, quiet=results.silent)
         encoded[model] = nets[model].encode(excerpts, text.tokens)
     jobs = {
-        title: (nets[side.model].variant(side.variant), *encoded[side.model])
-        for title, side in zip(titles, sides, strict=True)
+        side.title: (nets[side.model].variant(side.variant), *encoded[side.model])
+        for side in sides
         if side.model is not None
     }
     profile = measure_all(jobs, task, results.silent, saved=list(saved.values()))
-    shown = {side.model for side, title in zip(sides, titles, strict=True) if title in profile.variants}
+    shown = {side.model for side in sides if side.title in profile.variants}
     origins = {name: net.origin.described() for name, net in nets.items() if net.origin is not None and name in shown}
     for folder, run in saved.items():
         origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
     read = text_fields(text, excerpts) if models else {}
-    compared = dict(zip(titles, things, strict=True))
+    compared = {side.title: side.thing for side in sides}
     profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins, **read)
     curves = profile.views(metric)
     differ = disagreement(ends_of({name: profile.views(name) for name in profile.metrics}))
     sentences = [listing(curves, threshold), *([differ] if differ else [])]
-    written = None if store is None else write_run_directory(profile, store, " · ".join(titles), entry="compare")
+    written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [
         {
             "name": curve.name,
@@ -124,6 +120,7 @@ def compare(
 class Side(NamedTuple):
     """One side of the comparison: a model and a variant of it, or a run, which has no model."""
 
+    thing: str
     model: str | None
     variant: str
     title: str
@@ -139,7 +136,7 @@ class Side(NamedTuple):
                 f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it", subject="cells"
             )
         if choice_in(thing) or (folder / "profile.parquet").is_file() or thing.endswith(".parquet"):
-            return cls(None, "", _last(thing))
+            return cls(thing, None, "", _last(thing))
         if (folder / "summary.parquet").is_file():
             raise FileError(
                 f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text", subject=thing
@@ -147,14 +144,14 @@ class Side(NamedTuple):
         model, colon, variant = thing.rpartition(":")
         if not colon or folder.exists():
             model = model_named(thing)
-            return cls(model, "transformer", _last(model))
+            return cls(thing, model, "transformer", _last(model))
         if not variant.startswith(("san", "transformer")):
             raise ArchitectureError(
                 f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}",
                 subject="variant",
             )
         model = model_named(model)
-        return cls(model, variant, f"{_last(model)}:{variant}")
+        return cls(thing, model, variant, f"{_last(model)}:{variant}")
 
 
 def _last(path: str) -> str:

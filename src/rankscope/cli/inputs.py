@@ -56,11 +56,8 @@ def is_random(model: str, options: NetworkOptions | None = None) -> bool:
     init, seed = (None, None) if options is None else (options.init, options.seed)
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]
     if given and not random:
-        raise SourceError(
-            f"{' and '.join(given)} must go with random weights, which {model} does not have: leave "
-            f"{'it' if len(given) == 1 else 'them'} out, or name a size as in bert-base",
-            subject=given[0].removeprefix("--"),
-        )
+        sentence = f"{' and '.join(given)} must go with random weights, which {model} does not have: leave out"
+        raise SourceError(sentence, subject=given[0].removeprefix("--"))
     return random
 
 
@@ -70,22 +67,19 @@ def bundled_text(samples: int, tokens: int) -> list[str]:
 
     excerpts = bundled_excerpts(tokens)
     if len(excerpts) < samples:
-        raise TokensError(
-            f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
-            "ask for fewer samples or tokens",
-            subject="samples",
-        )
+        has = f"the bundled prose has {len(excerpts)} excerpts of {tokens} tokens; got samples={samples}"
+        raise TokensError(f"{has}: ask for fewer samples or tokens", subject="samples")
     return excerpts[:samples]
 
 
 def read_excerpts(options: TextOptions) -> list[str]:
     """The first excerpts of the text that the options name, or of the bundled prose."""
     samples = options.samples or 4
-    if options.text is None:
-        if options.split != "auto" or options.field != "text":
-            raise FileError("--split and --field must go with --text, which says what is to be read", subject="text")
-        return bundled_text(samples, options.tokens)
-    return list(islice(stream_excerpts(options), samples))
+    if options.text is not None:
+        return list(islice(stream_excerpts(options), samples))
+    if options.split != "auto" or options.field != "text":
+        raise FileError("--split and --field must go with --text, which says what is to be read", subject="text")
+    return bundled_text(samples, options.tokens)
 
 
 def stream_excerpts(options: TextOptions) -> "Excerpts":
@@ -101,10 +95,9 @@ def text_fields(options: TextOptions, excerpts: list[str]) -> dict[str, Any]:
     """Fields of the manifest that say what was read."""
     from rankscope.runs import Text
 
-    text = Text(path="Moby Dick, bundled")
-    if options.text is not None:
-        text = Text(path=options.text, split=options.split, field=options.field)
-    text = text.adding(first=beginning(excerpts[0])) if excerpts else text
+    how: dict[str, Any] = {} if options.text is None else {"split": options.split, "field": options.field}
+    first: dict[str, Any] = {"first": beginning(excerpts[0])} if excerpts else {}
+    text = Text(path=options.text or "Moby Dick, bundled", **how, **first)
     return {"text": text, "samples": len(excerpts), "tokens": options.tokens}
 
 

@@ -5,7 +5,7 @@ the tables are copies, and a test holds them together.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
@@ -57,31 +57,24 @@ FIGURES = {
 
 Completer = Callable[[str], list[str]]
 """Gives the names that complete the beginning of one."""
-LISTED = "rankscope models lists the names"
 
 
-def complete_one(names: Iterable[str]) -> Completer:
+def complete_one(names: Sequence[str]) -> Completer:
     """A completer for an option that takes one of these names."""
-    offered = list(names)
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in offered if name.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def complete_several(names: Iterable[str]) -> Completer:
+def complete_several(names: Sequence[str]) -> Completer:
     """A completer for an option that takes several of these names, joined by commas.
 
     >>> complete_several(("mu", "entropy"))("mu,e")
     ['mu,entropy']
     """
-    offered = list(names)
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         given = before.split(",")
-        return [f"{before}{comma}{name}" for name in offered if name.startswith(last) and name not in given]
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in given]
 
     return complete
 
@@ -111,22 +104,14 @@ def model_named(name: str) -> str:
     called = forgiven(name, MODELS)
     if called in MODELS or called.endswith(".json") or Path(called).exists() or may_be_on_hub(called):
         return called
+    listed = "rankscope models lists the names"
     if is_path(called):
-        raise SourceError(
-            f"a model is a directory with config.json and its weights; there is none at {called} ({LISTED})",
-            subject="model",
-        )
+        raise SourceError(f"a model must be a directory; there is none at {called} ({listed})", subject="model")
     near = nearest(called, MODELS)
-    hint = f"did you mean {near}? " if near else ""
+    hint = f"did you mean {near}? {listed}" if near else listed
     raise SourceError(
-        f"{called!r} is no model known here, no directory and no id on the hub, which is owner/name: {hint}{LISTED}",
-        subject="model",
+        f"{called!r} is no model known here, no directory and no id on the hub (owner/name): {hint}", subject="model"
     )
-
-
-def models_named(given: list[str] | None) -> list[str] | None:
-    """The known names of several models; None where none is given."""
-    return None if given is None else [model_named(name) for name in given]
 
 
 def text_named(path: str | None) -> str | None:

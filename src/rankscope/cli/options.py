@@ -101,7 +101,6 @@ On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default
 StuckAfter = Annotated[float, option(NETWORK, "SECONDS", "stuck_after", min=1.0)]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
-Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 STUCK_AFTER = 6 * 3600.0
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
@@ -178,7 +177,7 @@ class PrintOptions:
 class ResultOptions(PrintOptions):
     """Options of commands that print results and, with `-o`, write them to a folder."""
 
-    output: Output = None
+    output: Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")] = None
 
 
 @dataclass(frozen=True)
@@ -191,9 +190,9 @@ class PageOptions:
 
 def require_positive(**options: float) -> None:
     """Refuse an option that is not a positive number, before anything is computed."""
-    for name, number in options.items():
-        if not (math.isfinite(number) and number > 0):
-            raise TheoremError(f"--{name} must be a number > 0; got {number:g}", subject=name)
+    for name, value in options.items():
+        if not (math.isfinite(value) and value > 0):
+            raise TheoremError(f"--{name} must be a number > 0; got {value:g}", subject=name)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -206,13 +205,11 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
             continue
         field_hints = get_type_hints(groups[name], include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                field.name, parameter.KEYWORD_ONLY, default=getattr(parameter.default, field.name),
-                annotation=field_hints[field.name],
+        for field in fields(groups[name]):
+            default, hint = getattr(parameter.default, field.name), field_hints[field.name]
+            parameters.append(
+                parameter.replace(name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=hint)
             )
-            for field in fields(groups[name])
-        ]  # fmt: skip
 
     def run(**values: Any) -> None:
         for name, group in groups.items():

@@ -46,7 +46,7 @@ def explore(
             "JSON file of an architecture. MiniLM and random networks of any shape are there anyway.",
             show_default=False,
             autocompletion=names.complete_one(names.MODELS),
-            callback=names.models_named,
+            callback=lambda given: None if given is None else [names.model_named(name) for name in given],
         ),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),

@@ -62,9 +62,9 @@ def remedies(
     from rankscope.studies import Setup, write_study
     from rankscope.studies.remedies.study import RemedyOptions, plan, remedies_study
 
-    chosen = {"remedies": tuple(options.remedy)} if options.remedy else {}
-    asis = {name: getattr(options, name) for name in ("model", "seeds", "train", "steps", "workers")}
-    study_options = RemedyOptions(**chosen, **asis, depths=depths_of(options.depths))
+    chosen: dict[str, Any] = {"remedies": tuple(options.remedy)} if options.remedy else {}
+    same = {name: getattr(options, name) for name in ("model", "seeds", "train", "steps", "workers")}
+    study_options = RemedyOptions(**chosen, **same, depths=depths_of(options.depths))
     check_device(options.device)
     writable_folder(output)
     study, done, total = remedies_study(study_options), 0, 1

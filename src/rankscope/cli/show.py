@@ -5,8 +5,9 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -111,16 +112,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@runtime_checkable
-class Bar(Protocol):
-    """A function that moves a progress bar."""
-
-    def __call__(self, done: int, total: int | None, description: str | None = None, /) -> None:
-        """Show that `done` of `total` is done (None if that is not known), and perhaps a new description."""
-
-
 Tell = Callable[[int, int], None]
 """Called with how much of a step is done, and of how much."""
+Bar = Callable[..., None]
+"""Called as `bar(done, total, description)`: `total` is None if it is not known, the description may be left out."""
 
 
 class ProgressBars:
@@ -198,14 +193,9 @@ def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None
     >>> sparkline([1.0, 0.5, 0.0])
     '█▅▁'
     """
-    known = [value for value in values if _is_finite(value)]
-    low, high = limits or ((min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0))
+    low, high = limits or _limits(values)
     span = high - low or 1.0
-
-    def block(value: float | None) -> str:
-        return BLOCKS[round((value - low) / span * 7)] if _is_finite(value) else " "
-
-    return "".join(block(value) for value in values)
+    return "".join(BLOCKS[round((value - low) / span * 7)] if _is_finite(value) else " " for value in values)
 
 
 def sparklines(*logs: Sequence[float | None]) -> list[str]:
@@ -216,14 +206,14 @@ def sparklines(*logs: Sequence[float | None]) -> list[str]:
     """
     curves = [thinned(curve) for curve in logs]
     flat = [value for curve in curves for value in curve]
-    shown = scaled_for_sparkline(flat, len(flat))
-    known = [value for value in shown if _is_finite(value)]
-    limits = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
-    parts, at = [], 0
-    for curve in curves:
-        parts.append(sparkline(shown[at : at + len(curve)], limits))
-        at += len(curve)
-    return parts
+    heights = scaled_for_sparkline(flat, len(flat))
+    limits, rest = _limits(heights), iter(heights)
+    return [sparkline([*islice(rest, len(curve))], limits) for curve in curves]
+
+
+def _limits(values: Sequence[float | None]) -> tuple[float, float]:
+    known = [0.0, *filter(_is_finite, values)]
+    return min(known), max(known)
 
 
 def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:

@@ -257,7 +257,8 @@ class PatternByRows:
                 kept[sample, head] = self.narrowed(slice(sample, sample + 1), slice(head, head + 1))
             return make(kept[sample, head], slice(start, stop))[0, 0]
 
-        return PatternRows(*self.shared.log.shape, of_head, self.maker.valid.mask)
+        batch, heads = self.shared.log.shape
+        return PatternRows(batch, heads, of_head, self.maker.valid.mask)
 
 
 class StreamedDeviation(Deviation):

@@ -48,7 +48,7 @@ NAMED: dict[str, Callable[[], Decimal]] = {
     "sqrt(1/2)": lambda: Decimal("0.5").sqrt(),
     "sqrt(2/pi)": lambda: (2 / _pi()).sqrt(),
     "1/sqrt(2 pi)": lambda: 1 / (2 * _pi()).sqrt(),
-    **{f"1/{n}!": lambda n=n: 1 / Decimal(math.factorial(n)) for n in range(1, 6)},  # type: ignore[misc]
+    **{f"1/{n}!": lambda n=n: 1 / Decimal(math.factorial(n)) for n in range(1, 6)},
 }
 
 

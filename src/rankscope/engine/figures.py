@@ -4,6 +4,7 @@ factor.
 `Sweep.plot` draws both below each other, the report each on its own.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,9 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
                 (f"{title} {name}\nlayer {layer}: ", _number(value, view), cells)
                 for layer, value in enumerate(curve.centre)
             ]
-            line = fig.Line(
-                np.arange(len(curve.centre)), curve.centre, _colour(lines, curve.colour), name or None,
-                f"level {curve.colour}", bands=[(curve.low, curve.high)],
-                strength=min(1.0, 3 / len(lines.labels)), hover=hover,
-            )  # fmt: skip
-            marks.append(line)
+            x, ink = np.arange(len(curve.centre)), _colour(lines, curve.colour)
+            line = fig.Line(x, curve.centre, ink, name or None, f"level {curve.colour}", hover=hover)
+            marks.append(replace(line, bands=[(curve.low, curve.high)], strength=min(1.0, 3 / len(lines.labels))))
         panels.append(fig.Panel(fig.Axis("layer", last=depth), y, marks, title or "all cells"))
     rows = [
         (panel_levels.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
@@ -56,13 +54,11 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
         for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
     ]
     columns = (panel or "panel", colour or "line", "layer", f"{view.column}_median", "low", "high", "cells")
-    return fig.Chart(
-        panels, fig.columns_of(columns, rows),
-        f"{view.metric} by layer, in {len(shown)} panels by {panel or 'nothing'}, a line for each "
-        f"{colour or 'sweep'}.",
-        columns=2 if len(shown) > 1 else 1, height=330, shared=True,
-        size=(max(3.1, 6.4 / max(len(shown), 1)), 3.1),
-    )  # fmt: skip
+    alt = (
+        f"{view.metric} by layer, in {len(shown)} panels by {panel or 'nothing'}, a line for each {colour or 'sweep'}."
+    )
+    size, across = (max(3.1, 6.4 / max(len(shown), 1)), 3.1), 2 if len(shown) > 1 else 1
+    return fig.Chart(panels, fig.columns_of(columns, rows), alt, columns=across, height=330, shared=True, size=size)
 
 
 def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
@@ -98,12 +94,13 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
         share = view.effects[factor]
         does = "next to nothing" if share < NOTHING else f"{share:.0%} of the differences"
         panels.append(fig.Panel(axis, y, marks, f"{factor}: {does}"))
-    rows = [tuple(view.cells[name][row] for name in ("cell", *factors, "value", "log10")) for row in some]
-    return fig.Chart(
-        panels, fig.columns_of(("cell", *factors, "value", "log10"), rows),
+    columns = ("cell", *factors, "value", "log10")
+    table = fig.columns_of(columns, [tuple(view.cells[name][row] for name in columns) for row in some])
+    alt, across = (
         f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
-        columns=2 if len(factors) > 1 else 1, height=330, legend=False, size=(3.1, 3.1),
-    )  # fmt: skip
+        2 if len(factors) > 1 else 1,
+    )
+    return fig.Chart(panels, table, alt, columns=across, height=330, legend=False, size=(3.1, 3.1))
 
 
 def _places(levels: Levels) -> tuple[np.ndarray, bool]:

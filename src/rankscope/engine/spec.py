@@ -159,7 +159,7 @@ def _levels(factor: str, entry: Any) -> list[Any]:
         return entry
     if not isinstance(entry, Mapping):
         return [entry]
-    bounds = entry.get("range") if isinstance(entry.get("range"), list) else [entry.get("range")]
+    bounds: Any = entry.get("range") if isinstance(entry.get("range"), list) else [entry.get("range")]
     are_bounds = all(type(bound) is int for bound in bounds) and 1 <= len(bounds) <= 3 and bounds[2:] != [0]
     if set(entry) == {"range"} and are_bounds:
         if (count := len(range(*bounds))) > MOST_CELLS:

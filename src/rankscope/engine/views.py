@@ -129,7 +129,8 @@ class SweepView:
         for (panel_level, colour_level), part in groups:
             lines = np.full((3, part["layer"].max() + 1), np.nan)
             lines[:, part["layer"].to_numpy()] = part.select("centre", "low", "high").to_numpy().T
-            curves.append(Curve(panel_level, colour_level, *lines, part["cells"][0]))
+            centre, low, high = lines
+            curves.append(Curve(panel_level, colour_level, centre, low, high, part["cells"][0]))
         return curves
 
     def described(self, row: int) -> str:

@@ -47,16 +47,16 @@ class _Strict(BaseModel):
 class RandomShape(_Strict):
     """The shape of a random network, and how its weights are drawn."""
 
-    layers: int = Field(6, ge=1, le=24, title="the number of layers")
-    width: int = Field(64, ge=2, le=512, title="the width")
-    heads: int = Field(4, ge=1, le=32, title="the number of heads")
-    seed: int = Field(0, ge=0, le=2**31 - 1, title="the seed")
-    init: Literal["bert", "xavier", "kaiming", "orthogonal"] = Field("bert", title="the weights")
-    mlp: Literal["plain", "gated"] = Field("plain", title="the MLP")
-    norm: Literal["layer", "rms", "scale"] = Field("layer", title="the norm")
-    place: Literal["post", "pre", "sandwich"] = Field("post", title="the place of the norm")
-    positions: Literal["none", "rotary", "bias", "alibi", "relative"] = Field("none", title="the positions")
-    parallel: bool = Field(False, title="parallel branches")
+    layers: int = Field(default=6, ge=1, le=24, title="the number of layers")
+    width: int = Field(default=64, ge=2, le=512, title="the width")
+    heads: int = Field(default=4, ge=1, le=32, title="the number of heads")
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, title="the seed")
+    init: Literal["bert", "xavier", "kaiming", "orthogonal"] = Field(default="bert", title="the weights")
+    mlp: Literal["plain", "gated"] = Field(default="plain", title="the MLP")
+    norm: Literal["layer", "rms", "scale"] = Field(default="layer", title="the norm")
+    place: Literal["post", "pre", "sandwich"] = Field(default="post", title="the place of the norm")
+    positions: Literal["none", "rotary", "bias", "alibi", "relative"] = Field(default="none", title="the positions")
+    parallel: bool = Field(default=False, title="parallel branches")
 
     def architecture(self) -> Architecture:
         """The architecture of this shape; numbers that do not fit together are refused."""
@@ -86,27 +86,27 @@ class Controls(_Strict):
     'half'
     """
 
-    model: str = Field(RANDOM, min_length=1, max_length=300, title="the model")
-    shape: RandomShape = Field(RandomShape(), title="the shape of the random network")
+    model: str = Field(default=RANDOM, min_length=1, max_length=300, title="the model")
+    shape: RandomShape = Field(default=RandomShape(), title="the shape of the random network")
     """The shape of a random network; no effect on others."""
-    text: str = Field("Call me Ishmael.", max_length=MOST_TEXT, title="the text")
-    tokens: int = Field(32, ge=1, le=MOST_TOKENS, title="the number of tokens")
+    text: str = Field(default="Call me Ishmael.", max_length=MOST_TEXT, title="the text")
+    tokens: int = Field(default=32, ge=1, le=MOST_TOKENS, title="the number of tokens")
     """The text is cut to this many tokens."""
-    skip: float | None = Field(None, ge=-2, le=2, title="the skip weight")
+    skip: float | None = Field(default=None, ge=-2, le=2, title="the skip weight")
     """The weight of both skips; None: the model's own."""
-    mlp: bool = Field(True, title="the MLP")
-    norm: bool = Field(True, title="the norm")
-    mask: str | None = Field(None, min_length=1, max_length=200, title="the mask")
+    mlp: bool = Field(default=True, title="the MLP")
+    norm: bool = Field(default=True, title="the norm")
+    mask: str | None = Field(default=None, min_length=1, max_length=200, title="the mask")
     """As `nets.masks` spells it; None: the model's own."""
-    window: int | None = Field(None, ge=0, le=MOST_TOKENS, title="the window")
+    window: int | None = Field(default=None, ge=0, le=MOST_TOKENS, title="the window")
     """Tokens see no further than this, whatever the mask."""
-    divisor: float | None = Field(None, ge=1e-3, le=1e6, title="the score divisor")
+    divisor: float | None = Field(default=None, ge=1e-3, le=1e6, title="the score divisor")
     """Divides the scores; None: the model's own."""
-    temperature: float = Field(1.0, ge=0.01, le=100.0, title="the temperature")
+    temperature: float = Field(default=1.0, ge=0.01, le=100.0, title="the temperature")
     """Multiplies the divisor."""
-    layers: int | None = Field(None, ge=1, le=MOST_DEPTH, title="the depth")
+    layers: int | None = Field(default=None, ge=1, le=MOST_DEPTH, title="the depth")
     """Layers are repeated, or cut, to this depth; None: as many as the model has."""
-    remedies: str | None = Field(None, min_length=1, max_length=200, title="the remedies")
+    remedies: str | None = Field(default=None, min_length=1, max_length=200, title="the remedies")
     """As the command line spells each, joined by `;`: `attnscale:w=0.5;sqrtl`."""
 
 

@@ -118,7 +118,7 @@ def chosen_remedies(controls: Controls) -> list[Remedy]:
     specs = [] if controls.remedies is None else controls.remedies.split(";")
     if len(specs) > MOST_REMEDIES:
         raise SettingError(f"remedies must be {MOST_REMEDIES} at most; got {len(specs)}", subject="remedies")
-    chosen = [remedy(spec) for spec in specs]
+    chosen: list[Remedy] = [remedy(spec) for spec in specs]
     options = [(built, field.name, getattr(built, field.name)) for built in chosen for field in fields(built)]  # type: ignore[arg-type]
     for built, name, value in options:
         if abs(value) > LARGEST_OPTION:

@@ -110,23 +110,15 @@ def impatient_protocol(seconds: float = REQUEST_SECONDS) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            self._stop_timer()
+            self._update_timer(lost=True)
 
-        def _update_timer(self) -> None:
+        def _update_timer(self, lost: bool = False) -> None:
             """Let the timer run while a request arrives: started with every request, not with every byte."""
-            if self.conn.their_state not in ARRIVING:
-                self._stop_timer()
-            elif self._timer is None:
-                self._timer = self.loop.call_later(seconds, self._close_late)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
+            arriving = not lost and self.conn.their_state in ARRIVING
+            if arriving and self._timer is None:
+                self._timer = self.loop.call_later(seconds, self.transport.close)
+            elif not arriving and self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-
-        def _close_late(self) -> None:
-            self._timer = None
-            if self.conn.their_state in ARRIVING:
-                self.transport.close()
 
     return ImpatientProtocol

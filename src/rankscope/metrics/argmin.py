@@ -12,6 +12,7 @@ vertex: a lower bound. Points give upper bounds. The loop cuts off the best vert
 normal to the chord beneath which it lies, until the two bounds meet: a global minimum, proved to `TOLERANCE`.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,7 +57,7 @@ def minimiser(X: Matrix) -> Vector:
         return shift
     best = shift + size * _search((X - shift) / size)
     # Compared where they will be used, since shifting and scaling round.
-    return min((best, shift, (X.max(0) + X.min(0)) / 2), key=lambda x: _product(_sums(X, x)))
+    return min((best, shift, (X.max(0) + X.min(0)) / 2), key=lambda x: math.prod(_sums(X, x)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _Tangent:
 
 
 def _search(X: Matrix) -> Vector:
-    best = min((X.mean(0), (X.max(0) + X.min(0)) / 2, np.median(X, axis=0)), key=lambda x: _product(_sums(X, x)))
+    best = min((X.mean(0), (X.max(0) + X.min(0)) / 2, np.median(X, axis=0)), key=lambda x: math.prod(_sums(X, x)))
     programme = _Programme(X)
     tangents: list[_Tangent] = []
     # Nearly pure weights: the two ends of the trade between column sums and row sums.
@@ -82,18 +83,18 @@ def _search(X: Matrix) -> Vector:
         for a, b in weights:
             x, point = programme.solve(a, b)
             tangents.append(_Tangent(a, b, point))
-            best = min(best, x, key=lambda x: _product(_sums(X, x)))
+            best = min(best, x, key=lambda x: math.prod(_sums(X, x)))
         tangents.sort(key=lambda line: line.b / line.a)
         product, left, right = min(
-            ((_product(_meet(p, q)), p, q) for p, q in pairwise(tangents)), key=lambda vertex: vertex[0]
+            ((math.prod(_meet(p, q)), p, q) for p, q in pairwise(tangents)), key=lambda vertex: vertex[0]
         )
         # `product` is f g, the square of the measure.
-        if _product(_sums(X, best)) <= product * (1 + TOLERANCE) ** 2:
+        if math.prod(_sums(X, best)) <= product * (1 + TOLERANCE) ** 2:
             return best
         if left.point == right.point:
             return best  # the vertex is attainable, but for the solver's rounding
         weights = [_normal(left.point, right.point)]
-    gap = np.sqrt(_product(_sums(X, best)) / product) - 1
+    gap = np.sqrt(math.prod(_sums(X, best)) / product) - 1
     sentence = f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} programmes left a gap of {gap:.1e}"
     raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
 
@@ -102,10 +103,6 @@ def _sums(X: Matrix, x: Vector) -> tuple[float, float]:
     """(largest column sum, largest row sum) of |X - 1 x^T|."""
     A = np.abs(X - x)
     return float(A.sum(0).max()), float(A.sum(1).max())
-
-
-def _product(point: tuple[float, float]) -> float:
-    return point[0] * point[1]
 
 
 def _meet(p: _Tangent, q: _Tangent) -> tuple[float, float]:

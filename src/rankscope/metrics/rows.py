@@ -44,9 +44,12 @@ class PatternRows:
     make: Callable[[int, int, int, int], Float[Tensor, "row token"]]
     """Of a sample and a head, rows `start` to `stop`, float64, zero at padding."""
     valid: Bool[Tensor, "batch token"]  # rows that count
+    at_once: int = AT_ONCE
 
     @classmethod
-    def of(cls, P: Float[Tensor, "*batch head token token"], valid: Bool[Tensor, "*batch 1 token"]) -> "PatternRows":
+    def of(
+        cls, P: Float[Tensor, "*batch head token token"], valid: Bool[Tensor, "*batch 1 token"], at_once: int = AT_ONCE
+    ) -> "PatternRows":
         """The rows of a matrix that is held."""
         held = P.reshape(-1, *P.shape[-3:])
         counts = valid.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])
@@ -56,7 +59,7 @@ class PatternRows:
             rows = held[sample, head, start:stop].to(torch.float64)
             return rows if unpadded else rows.masked_fill(~counts[sample], 0.0)
 
-        return cls(len(held), P.shape[-3], make, counts)
+        return cls(len(held), P.shape[-3], make, counts, at_once)
 
     def map_heads(self, number: Callable[["HeadRows"], float | Tensor]) -> Float[Tensor, "batch head"]:
         """A number of every head; NaN of a sample without tokens."""
@@ -83,7 +86,7 @@ class HeadRows:
     @property
     def block(self) -> int:
         """How many rows are made at once."""
-        return max(1, AT_ONCE // (8 * self.of.valid.shape[1]))
+        return max(1, self.of.at_once // (8 * self.of.valid.shape[1]))
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "row token"]:
         """Rows `start` to `stop` of those that count."""
@@ -111,17 +114,12 @@ def second_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
 
 
 def gap_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
-    """s_1 - s_2 of every head."""
-
-    def gap(head: HeadRows) -> Tensor:
-        first, second = two_largest(head)
-        return first - second
-
-    return P.map_heads(gap)
+    """The gap s_1 - s_2 of every head."""
+    return P.map_heads(lambda head: two_largest(head).flip(0).diff()[0])
 
 
-def two_largest(P: HeadRows) -> Float[Tensor, "2"]:
-    """s_1 and s_2 of one head; s_2 of one row is 0."""
+def two_largest(P: HeadRows, at_most: int = AT_MOST) -> Float[Tensor, "2"]:
+    """s_1 and s_2 of one head; s_2 of one row is 0. NaN where `at_most` growths of Q do not converge."""
     if len(P) <= DENSE:
         matrix = torch.cat([block for _, block in P.blocks()])
         if not bool(matrix.isfinite().all()):
@@ -133,7 +131,7 @@ def two_largest(P: HeadRows) -> Float[Tensor, "2"]:
     start[:, 0] = 1.0  # what a matrix whose rows sum to one keeps
     Q, _, _ = _added(start, start[:, :0])
     Qs, Us, B = Q, first.new_zeros(len(P), 0), first.new_zeros(0, 0)
-    for _ in range(min(AT_MOST, len(P) // TOGETHER - 1)):
+    for _ in range(min(at_most, len(P) // TOGETHER - 1)):
         Y = torch.cat([block @ Q for _, block in P.blocks()])
         U, known, new = _added(Y, Us)
         B = torch.cat([torch.nn.functional.pad(B, (0, 0, 0, TOGETHER)), torch.cat([known, new])], 1)

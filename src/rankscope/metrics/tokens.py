@@ -6,7 +6,7 @@ counted afterwards, so a padded batch gives what each sequence gives alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,15 +64,10 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     if not X.is_floating_point():
         raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X")
     valid = valid_tokens(X.shape[:-1], padding, X.device)
-    unit = unit_of(X.dtype)
-    X = X.to(torch.float64)
-    unpadded = padding is None or bool(valid.all())
-    if not unpadded:
-        X = X.masked_fill(~valid[..., None], 0.0)
-    ready = Tokens(X, valid, valid.sum(-1), unit, unpadded)
+    ready = _ready(X, valid, padding is None or bool(valid.all()))
     if not X.numel() or bool(norm_in_range(ready).isfinite().all()):
         return ready
-    finite = X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
+    finite = ready.X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
     if not bool(finite.all()):
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         sentence = (
@@ -91,15 +86,11 @@ def tokens_of(
     `unpadded` where every token is known to count.
     """
     on_cpu = X.device.type == "cpu"  # where looking costs nothing
-    unpadded = unpadded or (on_cpu and bool(valid.all()))
-    unit, X = unit_of(X.dtype), X.to(torch.float64)
-    if not unpadded:
-        X = X.masked_fill(~valid[..., None], 0.0)
-    fine = torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
-    ready = Tokens(X, valid, valid.sum(-1), unit, unpadded)
+    ready = _ready(X, valid, unpadded or (on_cpu and bool(valid.all())))
+    X, fine = ready.X, torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
     if not X.numel() or (on_cpu and bool(norm_in_range(ready).isfinite().all())):
         return ready, fine
-    if unit > torch.finfo(torch.float64).eps:  # of a dtype whose squares stay in range: the norm tells
+    if ready.unit > torch.finfo(torch.float64).eps:  # of a dtype whose squares stay in range: the norm tells
         norm = norm_in_range(ready)
         broken = ~norm.isfinite()
         known = {"vector norm": norm.masked_fill(broken, 0.0)}
@@ -107,8 +98,14 @@ def tokens_of(
         # The least and the largest entry are NaN or infinite when any is.
         least, largest = X.flatten(-2).aminmax(dim=-1)
         broken, known = ~(least.isfinite() & largest.isfinite()), {}
-    X = X.masked_fill(broken[..., None, None], 0.0)
-    return Tokens(X, valid, ready.count, unit, unpadded, known), broken
+    return replace(ready, X=X.masked_fill(broken[..., None, None], 0.0), memo=known), broken
+
+
+def _ready(X: Tensor, valid: Tensor, unpadded: bool) -> Tokens:
+    """Tokens in float64, zero at padding."""
+    unit, X = unit_of(X.dtype), X.to(torch.float64)
+    X = X if unpadded else X.masked_fill(~valid[..., None], 0.0)
+    return Tokens(X, valid, valid.sum(-1), unit, unpadded)
 
 
 def norm_in_range(ready: Tokens) -> Values:

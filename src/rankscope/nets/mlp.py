@@ -80,8 +80,9 @@ class Experts:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Experts":
         """Make the description of a mixture that `to_dict` wrote."""
+        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         try:
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+            return cls(**given)
         except TypeError as error:
             names = ", ".join(field.name for field in fields(cls))
             raise ArchitectureError(f"experts have {names}; got {values!r:.80}", subject="experts") from error

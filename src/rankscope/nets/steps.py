@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -51,8 +51,8 @@ class ForwardPass:
     @classmethod
     def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "ForwardPass":
         """What is kept of steps, with their attention if so asked; `finish` makes the output of the last."""
-        dropped = ("heads", "routing") if attention else ("attention", "heads", "routing", "cross")
-        kept = [step._replace(**dict.fromkeys(dropped)) for step in steps]
+        dropped: dict[str, Any] = dict.fromkeys(("heads", "routing") + (() if attention else ("attention", "cross")))
+        kept = [step._replace(**dropped) for step in steps]
         return cls(
             states=tuple(step.state for step in kept),
             attention=tuple(step.attention for step in kept if step.attention is not None),

@@ -104,10 +104,10 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         size = size.masked_fill(size == 0, torch.inf)[:, None]
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
-    rows = zip(frozen.layers, head_terms, inputs_read, *shares, strict=True)
-    return pl.concat(
-        [_head_rows(layer, U.detach()[0], Z, *map(Tensor.detach, of), frozen) for layer, U, Z, *of in rows]
-    )
+    frames = []
+    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, inputs_read, *shares, strict=True):
+        frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
+    return pl.concat(frames)
 
 
 def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:

@@ -156,16 +156,16 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
     })  # fmt: skip
 
 
-def share(term: Tokens, whole: Tokens) -> Values:
-    """`<term, whole> / <whole, whole>`: shares of terms that add up to the whole add up to one."""
-    size = frobenius_norm(whole.double())
-    return (_divided(term, size) * _divided(whole, size)).sum((1, 2))
+def share(term: Tokens, total: Tokens) -> Values:
+    """`<term, total> / <total, total>`: shares of terms that add up to the total add up to one."""
+    size = frobenius_norm(total.double())
+    return (_divided(term, size) * _divided(total, size)).sum((1, 2))
 
 
-def cosine(term: Tokens, whole: Tokens) -> Values:
-    """`<term, whole> / (||term|| ||whole||)`; 0 where either is zero."""
-    term, whole = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, whole))
-    return (term * whole).sum((1, 2))
+def cosine(term: Tokens, total: Tokens) -> Values:
+    """`<term, total> / (||term|| ||total||)`; 0 where either is zero."""
+    term, total = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, total))
+    return (term * total).sum((1, 2))
 
 
 def _divided(X: Tokens, size: Values) -> Tokens:

@@ -96,10 +96,21 @@ def corpus_steps(
     saved_every: float = SAVED_EVERY,
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
-    """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the
-    folder held. They are one object, complete whenever it is yielded, also after an interruption. Arguments
-    are those of `measure_corpus`; `store` is the run that rows are written to, every `saved_every` seconds,
-    `compile` is that of `measure`, and `runner` measures batches elsewhere and hands them back in order."""
+    """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
+    held. They are one object, complete whenever it is yielded, also after an interruption.
+
+    Args:
+        nets: Networks (variants) by name.
+        texts: Any number of excerpts.
+        store: The run that rows are written to.
+        metrics: As of `measure`.
+        arithmetic: One or several of `ARITHMETICS`.
+        tokens: The most tokens of an excerpt.
+        batch: Excerpts that are encoded and run together.
+        compile: Whether deviation arithmetic is compiled.
+        saved_every: Seconds between chunks of rows on disk.
+        runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
+    """
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
     if batch < 1:
@@ -147,8 +158,8 @@ def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manif
         return []
     anew = f"give another folder, or delete {rows} to start anew"
     manifests = [manifest_in(store.run.path(file, anew)) for file in chunks]
-    if manifests and (other := difference(manifests[0].key or {}, key)):
-        raise FileError(f"{rows} must be of this run; it is of one with other {other}: {anew}", subject=str(rows))
+    if manifests and (changed := difference(manifests[0].key or {}, key)):
+        raise FileError(f"{rows} must be of this run; it is of one with other {changed}: {anew}", subject=str(rows))
     if manifests and manifests[-1].more["read"] % batch:
         store.drop(chunks[-1])
         manifests.pop()

@@ -14,7 +14,7 @@ import polars as pl
 from rankscope.cards import card, counted, lines
 from rankscope.errors import MetricError, one_of
 from rankscope.figures.text import power
-from rankscope.profiles.views import CurveView, zeros_note
+from rankscope.profiles.views import CurveView, LineName, zeros_note
 from rankscope.runs.tables import SavedTable
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Curves(SavedTable):
         """How many things were measured, and what they are: samples, or excerpts."""
 
     @abstractmethod
-    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
-        """One line under its name and label; `chosen` is its variant, arithmetic and factors."""
+    def _view(self, line: LineName, chosen: Mapping[str, Any]) -> CurveView:
+        """One line under its name; `chosen` is its variant, arithmetic and factors."""
 
     @property
     def variants(self) -> list[str]:
@@ -127,10 +127,12 @@ class Curves(SavedTable):
         chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
         names = line_names(chosen, list(self.factors))
         alone = len(self.arithmetics) == 1
-        return [
-            self._view(shown, name, name if alone else f"{name}, {line['arithmetic']}", line)
-            for name, line in zip(names, chosen, strict=True)
-        ]
+        views = []
+        for name, line in zip(names, chosen, strict=True):
+            arithmetic = line["arithmetic"]
+            label = name if alone else f"{name}, {arithmetic}"
+            views.append(self._view(LineName(shown, name, arithmetic, label), line))
+        return views
 
     def plot(
         self,

@@ -13,7 +13,7 @@ import polars as pl
 from rankscope.figures import description as fig
 from rankscope.figures.style import LISTED, NUMBER, evenly, in_sequence
 from rankscope.figures.text import power
-from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span
+from rankscope.profiles.views import CurveView, Layers, digits_lost, line_numbers, span
 from rankscope.runs.figures import metric_title
 
 LAYERS = 200  # layers drawn at most; what is saved as CSV has all
@@ -42,7 +42,7 @@ def curves_chart(
     places = order_of(curves)
     many = places is not None and len(curves) > LISTED
     lines: list[fig.Line] = []
-    for k, (index, curve) in enumerate(zip(looks(curves), curves, strict=True)):
+    for k, (index, curve) in enumerate(zip(line_numbers(curves), curves, strict=True)):
         colour = fig.ordered_colour(places[k] / (len(curves) - 1)) if places else fig.line_colour(index)
         lines.append(_curve(curve, log, index, colour, min(1.0, 4 / len(curves)), places, many))
         if curve.variant in bounds and curve.arithmetic == "deviation":
@@ -69,7 +69,7 @@ def _curve(
     curve: CurveView, log: bool, index: int, colour: str, strength: float, places: list[int] | None, many: bool
 ) -> fig.Line:
     layers = np.array(evenly(range(curve.depth + 1), LAYERS))
-    centre, bands = curve.drawn(log)
+    centre, bands = curve.on_axis(log)
     hover: list[fig.Hover] = [
         (f"{curve.label}\nlayer {layer}: ", power(float(curve.log10[layer])),
          f"\nat {curve.arithmetic}'s floor: rounding noise" if curve.noise[layer] else "")

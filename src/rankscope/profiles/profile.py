@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.curves import Curves, with_factors
-from rankscope.profiles.views import CurveView, of_samples
+from rankscope.profiles.views import CurveView, LineName, of_samples
 from rankscope.runs import joined
 from rankscope.shapes import Bool, Float
 
@@ -107,10 +107,9 @@ class Profile(Curves):
         curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).fill_null(math.nan).to_numpy().copy())
         return curve
 
-    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
-        columns = {name: self.curve(metric, name, **chosen).numpy() for name in ("log10", "value", "floor")}
-        noise = self.at_floor(metric, **chosen).numpy()
-        return of_samples(metric, name, chosen["arithmetic"], label, columns, noise)
+    def _view(self, line: LineName, chosen: Mapping[str, Any]) -> CurveView:
+        columns = {name: self.curve(line.metric, name, **chosen).numpy() for name in ("log10", "value", "floor")}
+        return of_samples(line, columns, self.at_floor(line.metric, **chosen).numpy())
 
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any

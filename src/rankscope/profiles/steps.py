@@ -133,7 +133,8 @@ class LayerStep:
         plain = None
         if second.plain is not None:  # as much of it as there is of the first pass
             missing = [name for name in ("attention", "heads", "routing") if getattr(step, name) is None]
-            as_much = second.plain._replace(**dict.fromkeys(missing))
+            nothing: dict[str, Any] = dict.fromkeys(missing)
+            as_much = second.plain._replace(**nothing)
             rows = None if step.rows is None else second.restored_numbers
             of_plain = replace(self, step=as_much, second=None, rows=rows)
             plain = of_plain.readings([metric for metric, _ in readings])

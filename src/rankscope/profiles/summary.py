@@ -27,7 +27,7 @@ from rankscope.errors import MetricError, one_of
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
 from rankscope.profiles.profile import SCHEMA as RAW
-from rankscope.profiles.views import CurveView, of_quantiles
+from rankscope.profiles.views import CurveView, LineName, of_quantiles
 from rankscope.shapes import Bool, Float
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -81,11 +81,10 @@ class Summary(Curves):
         )
         return curve
 
-    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
+    def _view(self, line: LineName, chosen: Mapping[str, Any]) -> CurveView:
         columns = [*QUANTILES, *(f"log10_{name}" for name in QUANTILES), "floor"]
-        curves = {column: self.curve(metric, column, **chosen).numpy() for column in columns}
-        noise = self.at_floor(metric, **chosen).numpy()
-        return of_quantiles(metric, name, chosen["arithmetic"], label, curves, noise, self.excerpts)
+        curves = {column: self.curve(line.metric, column, **chosen).numpy() for column in columns}
+        return of_quantiles(line, curves, self.at_floor(line.metric, **chosen).numpy(), self.excerpts)
 
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None

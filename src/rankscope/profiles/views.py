@@ -10,6 +10,7 @@ where all are zero, so is the mean. "At the floor from k" means from layer k on 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class CurveView:
         """The layer from which on it stays at or below the threshold; None where it ends above it."""
         return since(self.log10 <= np.log10(threshold))
 
-    def drawn(self, log: bool) -> tuple[Layers, list[Band]]:
+    def on_axis(self, log: bool) -> tuple[Layers, list[Band]]:
         """Centre and bands as an axis can show them. A log axis has no zero: it is drawn at its floor."""
         if not log:
             return self.value, self.value_bands
@@ -79,52 +80,40 @@ class CurveView:
         return shown(self.log10), [(shown(low), shown(high)) for low, high in self.log10_bands]
 
 
-def of_samples(
-    metric: str, variant: str, arithmetic: str, label: str, columns: Mapping[str, np.ndarray], noise: Layers
-) -> CurveView:
-    """The view of a profile's line.
+class LineName(NamedTuple):
+    """What a line is of, and its label: the first fields of a `CurveView`."""
 
-    Args:
-        metric: The metric's name.
-        variant: The network's name.
-        arithmetic: What it ran in.
-        label: The name of the line.
-        columns: `log10`, `value` and `floor`, each `[sample, layer]` or `[sample, layer, head]`.
-        noise: By layer, whether all values are rounding noise.
-    """
+    metric: str
+    variant: str
+    arithmetic: str
+    label: str
+
+
+def of_samples(line: LineName, columns: Mapping[str, np.ndarray], noise: Layers) -> CurveView:
+    """The view of a profile's line. `columns` are `log10`, `value` and `floor`, each `[sample, layer]` or
+    `[sample, layer, head]`; `noise` says by layer whether all values are rounding noise."""
     flat = {name: np.moveaxis(values, 1, 0).reshape(values.shape[1], -1) for name, values in columns.items()}
     logs, values, floor = flat["log10"], flat["value"], flat["floor"]
     zero = np.isneginf(logs)
     with np.errstate(divide="ignore"):
         floors = mean(np.log10(np.where(floor > 0, floor, np.nan)))
     several = logs.shape[1] > 1
-    return CurveView(metric, variant, arithmetic, label,
+    return CurveView(*line,
         f"geometric mean over samples{' and heads' * (columns['log10'].ndim == 3)}",
         geometric(logs), mean(values), [extent(logs)] if several else [], [extent(values)] if several else [],
         noise, floors, np.where((zero | np.isnan(logs)).all(1), 0, zero.sum(1)), logs.shape[1])  # fmt: skip
 
 
-def of_quantiles(
-    metric: str, variant: str, arithmetic: str, label: str, columns: Mapping[str, Layers], noise: Layers, excerpts: int
-) -> CurveView:
-    """The view of a summary's line.
-
-    Args:
-        metric: The metric's name.
-        variant: The network's name.
-        arithmetic: What it ran in.
-        label: The name of the line.
-        columns: Quantiles of values and of their logs (zeros are -inf), and `floor`.
-        noise: By layer, whether the median is rounding noise.
-        excerpts: How many there are.
-    """
+def of_quantiles(line: LineName, columns: Mapping[str, Layers], noise: Layers, excerpts: int) -> CurveView:
+    """The view of a summary's line. `columns` are quantiles of values and of their logs (zeros are -inf), and
+    `floor`; `noise` says by layer whether the median is rounding noise."""
     log10_bands, value_bands = (
         [(columns[f"{of}q05"], columns[f"{of}q95"]), (columns[f"{of}q25"], columns[f"{of}q75"])]
         for of in ("log10_", "")
     )
     floor = np.log10(np.where(columns["floor"] > 0, columns["floor"], np.nan))
     return CurveView(
-        metric, variant, arithmetic, label, f"median of {excerpts} excerpt{'s' * (excerpts != 1)}",
+        *line, f"median of {excerpts} excerpt{'s' * (excerpts != 1)}",
         columns["log10_q50"], columns["q50"], log10_bands, value_bands, noise, floor,
         np.zeros(len(floor), int), excerpts)  # fmt: skip
 
@@ -163,7 +152,9 @@ def since(true: Sequence[bool] | np.ndarray) -> int | None:
 
 def span(curves: Sequence[CurveView]) -> float:
     """Decades between the least and the largest that is drawn on a log axis."""
-    parts = [[centre, *(side for band in bands for side in band)] for centre, bands in (c.drawn(True) for c in curves)]
+    parts = [
+        [centre, *(side for band in bands for side in band)] for centre, bands in (c.on_axis(True) for c in curves)
+    ]
     known = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
     known = known[np.isfinite(known)]
     return float(np.ptp(known)) if len(known) else 0.0
@@ -171,7 +162,7 @@ def span(curves: Sequence[CurveView]) -> float:
 
 def digits_lost(curve: CurveView) -> tuple[Layers, Layers]:
     """-log10 where that is positive, and its ratio from layer to layer: 3 where each cubes a residual."""
-    logs = curve.drawn(True)[0]
+    logs = curve.on_axis(True)[0]
     lost = np.where(logs < 0, -logs, np.nan)
     ratio = np.full(len(lost), np.nan)
     np.divide(lost[1:], lost[:-1], out=ratio[1:], where=lost[:-1] > 0.5)
@@ -187,8 +178,8 @@ def zeros_note(curves: Sequence[CurveView]) -> str:
     return f"Exactly zero, and so left out of the geometric mean: {listed}."
 
 
-def looks(curves: Sequence[CurveView]) -> list[int]:
-    """The number of the look of each: by its variant, or in order where an arithmetic tells them apart."""
+def line_numbers(curves: Sequence[CurveView]) -> list[int]:
+    """The number of each line, which its colour and marker follow: by variant, or in order where arithmetics differ."""
     if len({curve.arithmetic for curve in curves}) > 1:
         return list(range(len(curves)))
     of = numbered(curve.variant for curve in curves)

@@ -1,0 +1,186 @@
+"""`rankscope masks`, `metrics` and `models`: what can be named, with what is known of each."""
+
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankscope.cli import names
+from rankscope.cli import options as opt
+from rankscope.cli.show import console, machine, progress, say, titled
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from rankscope.metrics import Metric
+    from rankscope.sources.load import FamilyParity
+
+OF = {
+    "tokens": "of tokens X, a number a layer",
+    "attention": "of attention P, a number a head and layer",
+    "heads": "of what each head adds, a number a head and layer",
+    "routing": "of how a mixture of experts routes tokens, a number a layer",
+}
+"""What a metric is of, as a heading."""
+LEGEND = (
+    "res X: tokens less their mean. n tokens of width d; ‖ ‖₁,∞ is the root of largest column sum times "
+    "largest row sum, ‖ ‖_F the root of the sum of squares, ‖ ‖₂ and σ₁ the largest singular value.",
+    "Relative metrics are shares of the tokens' size, so that networks can be compared; in the ‖ ‖₁,∞ and "
+    "max norms they can be above 1, up to 2: rankscope metrics relative_residual says why.",
+    "residual@argmin and the like take the residual about another centre (midrange, argmin); head_mu and the "
+    "like read a metric of tokens off what each head adds.",
+)
+
+
+def masks(
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MASK",
+            help="As in window:2 or 'causal&window:4'.",
+            show_default="one of each kind",
+            autocompletion=names.complete_one(names.MASKS),
+        ),
+    ] = None,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
+    picture: Annotated[bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")] = False,
+    printing: opt.PrintOptions = opt.PrintOptions(),
+) -> None:
+    """Show masks as graphs: edges, centres, connectivity, radius and diameter.
+
+    A token reaches another in as many layers as the graph has steps between them. The [bold]radius[/bold] is
+    how soon the best-placed token (a [bold]centre[/bold]) has reached all.
+    """
+    from rankscope.nets import graph, mask_matrix
+
+    graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
+    if printing.as_json:
+        return machine([{"mask": spec, **mask.as_dict()} for spec, mask in graphs.items()])
+    out = console()
+    numbers = ("edges", "centres", "connected", "radius", "diameter")
+    table = titled(f"Masks on {tokens} tokens", words=["mask"], numbers=numbers)
+    for spec, mask in graphs.items():
+        connected = "strongly" if mask.strongly_connected else "quasi" if mask.centres else "no"
+        sizes = ["–" if size is None else str(size) for size in (mask.radius, mask.diameter)]
+        table.add_row(spec, str(mask.edges), str(len(mask.centres)), connected, *sizes)
+    out.print(table)
+    if picture:
+        for spec in graphs:
+            out.print(f"\n{spec}", markup=False, style="bold")
+            out.print(drawing(mask_matrix(spec, tokens)), markup=False, soft_wrap=True)
+
+
+def drawing(M: "Tensor") -> str:
+    """A mask in half blocks, two rows to a line."""
+    rows = M.tolist()
+    if len(rows) % 2:
+        rows.append([False] * len(rows))
+    return "\n".join(
+        "".join(" ▄▀█"[2 * top + bottom] for top, bottom in zip(*pair, strict=True))
+        for pair in zip(rows[0::2], rows[1::2], strict=True)
+    )
+
+
+def metrics(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A metric to explain in full.", autocompletion=names.complete_one(names.METRICS)
+        ),
+    ] = None,
+    printing: opt.PrintOptions = opt.PrintOptions(),
+) -> None:
+    """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
+    from rankscope.metrics import METRICS, metric
+
+    chosen = list(METRICS.values()) if name is None else [metric(name)]
+    if printing.as_json:
+        return machine([described(known) for known in chosen])
+    if name is not None:
+        return say(*explanation(chosen[0]))
+    for of in dict.fromkeys(known.of for known in chosen):
+        say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
+        say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
+    if not printing.quiet:
+        say(*(line for part in LEGEND for line in (part, "")))
+        say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
+
+
+def described(metric: "Metric") -> dict[str, Any]:
+    """A metric as JSON has it."""
+    words = {} if metric.meaning is None else metric.meaning._asdict()
+    plain = {name: getattr(metric, name) for name in ("name", "symbol", "tex", "of")}
+    return {**plain, "definition": definition(metric), **words}
+
+
+def explanation(metric: "Metric") -> list[str]:
+    """All that is known of a metric, in lines."""
+    lines = [f"{metric.name}: {metric.symbol}", "", f"Is {OF[metric.of]}.", definition(metric)]
+    if metric.meaning is not None:
+        words = metric.meaning
+        lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
+        lines += [f"Where all tokens are equal: {words.equal}."] if words.equal else []
+        lines += [words.note] if words.note else []
+    scaled = "the same" if metric.degree == 0 else f"{'c' if metric.degree == 1 else f'c^{metric.degree:g}'} times it"
+    lines += [f"Of tokens c times as large: {scaled}."] if metric.of in ("tokens", "heads") else []
+    return [*lines, "", f"rankscope measure --metrics {metric.name}"]
+
+
+def definition(metric: "Metric") -> str:
+    """The definition of a metric: the first paragraph of the docstring of its function."""
+    compute: Any = metric.compute
+    words = (getattr(compute, "func", compute).__doc__ or "").partition("\n\n")[0].partition("\n    >>>")[0]
+    return " ".join(words.split()).replace("`", "")
+
+
+def list_entry(metric: "Metric") -> list[str]:
+    """A metric in two lines: name, symbol and range, and what small and large values mean."""
+    words = metric.meaning
+    assert words is not None
+    ends = f"    small: {words.small}; large: {words.large}"
+    return [f"{metric.name:<27} {metric.symbol:<24} {words.range}", *wrap(ends, 78, subsequent_indent="    ")]
+
+
+def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
+    """List the models: those at hand by name, and the families that can be loaded, with their parity.
+
+    A small random model of every family is built, loaded and compared with the original, here and now.
+    """
+    from rankscope.extras import install, installed
+    from rankscope.sources import PRESETS
+    from rankscope.sources.load import survey
+
+    with progress(printing.silent) as start:
+        families = survey(start("families")) if installed("transformers") else []
+    if printing.as_json:
+        rows = [
+            {"family": family.family, "config": family.config, "types": family.types, **family.parity.described()}
+            for family in families
+        ]
+        return machine({"presets": list(PRESETS), "families": rows})
+    say(f"By name, random weights: {', '.join(PRESETS)}.", "By name, trained: minilm (the demo extra).")
+    if not families:
+        return say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
+    say("Loaded: a directory or an id on the hub, of one of these families.\n")
+    console().print(families_table(families))
+    if not printing.quiet:
+        say(
+            "",
+            "Parity: the largest difference between the canonical network and the original, in float64, on a "
+            "padded probe; of states relative to their largest entry. Float32: how far the original is from "
+            "itself when the parts that it computes in float32 are lifted to float64.",
+        )
+
+
+def families_table(families: "list[FamilyParity]") -> "Table":
+    """A line for each config of a family, with its parity."""
+    numbers = ("states", "attention", "float32")
+    table = titled("families", words=("family", "model types", "config"), numbers=numbers)
+    before = None
+    for name, config, types, parity in families:
+        named = (name, ", ".join(types)) if name != before else ("", "")
+        float32 = "" if parity.float32_parts is None else f"{parity.float32_parts:.0e}"
+        table.add_row(*named, config, f"{parity.states:.0e}", f"{parity.attention or 0.0:.0e}", float32)
+        before = name
+    return table

@@ -1,0 +1,45 @@
+"""`rankscope compare` of training runs, on runs whose every number is known."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import answered, printed, rankscope
+from tests.trainings import falling, written
+
+
+def test_runs_are_compared_at_the_steps_that_they_share(tmp_path: Path) -> None:
+    """Layer 2 of the second run is twice as large from step 30 on, layer 1 for a while only."""
+
+    def other(step: int, layer: int) -> float:
+        far = (layer == 2 and step >= 30) or (layer == 1 and step == 20)
+        return falling(step, layer) * (2 if far else 1.05)
+
+    a = written(tmp_path / "a")
+    b = written(tmp_path / "b", range(0, 100, 15), values=other)
+    found = answered("compare", str(a), str(b))
+    assert found["steps"] == [0, 30]
+    parted = {line["of"]: line["parted_at"] for line in found["lines"]}
+    assert parted == {"loss": None, "layer 0": None, "layer 1": None, "layer 2": 30, "layer 3": None}
+    assert found["lines"][3]["values"] == {str(a): falling(30, 2), str(b): 2 * falling(30, 2)}
+    said = " ".join(printed("compare", "a", "b", cwd=tmp_path).split())
+    assert "they part first at layer 2, from step 30 on; in 1 of 4 layers" in said
+    assert "They end at steps 50, 90" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("compare run bert-tiny", "bert-tiny is none"),
+        ("compare run", "at least two training runs"),
+        ("compare run run", "run comes twice"),
+        ("compare run odd", "none in common"),
+        ("compare run odd --metrics entropy", "must all have entropy"),
+        ("compare run odd -o page", "rankscope report run odd"),
+    ],
+)
+def test_mistakes_are_sentences(tmp_path: Path, line: str, sentence: str) -> None:
+    written(tmp_path / "run")
+    written(tmp_path / "odd", [1, 3])
+    code, out, err = rankscope(*line.split(), cwd=tmp_path)
+    assert code == 2 and out == "" and sentence in err and len(err.splitlines()) == 1, err
