@@ -19,17 +19,12 @@ from rankscope.extras import installed
 if TYPE_CHECKING:
     from rankscope.figures.matplotlib import Figure
 
-ROWS = 12
-"""Lines of a table at most; the rest is counted."""
-LONGEST = 60
-"""Characters of a cell at most."""
-MARGIN = 8
-"""Pixels of white around a panel."""
+ROWS = 12  # Lines of a table at most; the rest is counted
+LONGEST = 60  # Characters of a cell at most
+MARGIN = 8  # Pixels of white around a panel
 
-EDGE = 4
-"""Pixels around an image, in which its tile is seen."""
-LINE = "rgba(128,128,128,.45)"
-"""Seen on white and on black."""
+EDGE = 4  # Pixels around an image, in which its tile is seen
+LINE = "rgba(128,128,128,.45)"  # Seen on white and on black
 _CARD = (
     f"background:transparent;color:inherit;border:1px solid {LINE};border-radius:6px;padding:12px 16px;"
     "display:inline-block;max-width:100%;box-sizing:border-box;overflow-x:auto;"

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HOME = "https://huggingface.co"
-ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
-"""An id on the hub: its owner, a slash, its name."""
+ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")  # An id on the hub: its owner, a slash, its name
 OWNERLESS = frozenset(files("rankscope").joinpath("data/ownerless_models.txt").read_text(encoding="utf-8").split())
 """Models of the hub's first years have no owner in their id; no others do."""
 

@@ -38,8 +38,7 @@ from rankscope.errors import RankscopeError
 from rankscope.extras import EXTRAS, install
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
-ClickException: Any = typer.BadParameter.__mro__[2]
-"""click's class, which each version of typer has in another module."""
+ClickException: Any = typer.BadParameter.__mro__[2]  # click's class, which each version of typer has in another module
 
 
 class Commands(TyperGroup):

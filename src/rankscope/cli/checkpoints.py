@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.runs.training import TrainingRun
 
-RULE = "checkpoint"
-"""The rule of the alarm for a checkpoint that could not be measured."""
+RULE = "checkpoint"  # The rule of the alarm for a checkpoint that could not be measured
 LOGGED = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
 """What a Trainer logs, and the name of each in the table."""
 

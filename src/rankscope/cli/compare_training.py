@@ -16,20 +16,16 @@ if TYPE_CHECKING:
 
     from rankscope.runs.training import TrainingRun
 
-APART = 0.1
-"""Runs have diverged where their values differ by more than this share of the larger."""
-MOST_LAYERS = 33
-"""Layers of the table, at most."""
+APART = 0.1  # Runs have diverged where their values differ by more than this share of the larger
+MOST_LAYERS = 33  # Layers of the table, at most
 
 
 class RunsLine(NamedTuple):
     """A line of the comparison: one layer, or the loss, of all runs."""
 
     name: str
-    values: list[float]
-    """The value of each run at the last step that all have."""
-    parted: int | None
-    """The step from which on the runs differ to the end; None if they do not."""
+    values: list[float]  # The value of each run at the last step that all have
+    parted: int | None  # The step from which on the runs differ to the end; None if they do not
 
 
 class RunComparison(NamedTuple):

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from rankscope.profiles.corpus import BatchRunner
     from rankscope.sources import Excerpts
 
-FIRST_EXCERPTS = 16
-"""Excerpts from the beginning that are kept as text."""
-DRAWN_EXCERPTS = 2
-"""Of these, how many the report draws."""
+FIRST_EXCERPTS = 16  # Excerpts from the beginning that are kept as text
+DRAWN_EXCERPTS = 2  # Of these, how many the report draws
 
 
 def measure_text(

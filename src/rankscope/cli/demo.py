@@ -25,8 +25,7 @@ VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
 TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
-TRAININGS = {"whole": 1.0, "no-skips": 0.0}
-"""The folder of each training run, and the weight of its skips."""
+TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, and the weight of its skips
 
 
 def demo(

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Reader
 
-MOST_VARIANTS = 4
-"""Variants that are drawn; the whole network is among them."""
+MOST_VARIANTS = 4  # Variants that are drawn; the whole network is among them
 
 
 class ReportTables:

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
     from rankscope.runs.training import Grid, TrainingRun
 
-EVERY = 1.0
-"""Seconds between two readings of the folder."""
-WIDTH, LAYERS, ALARMS = 32, 33, 6
-"""Characters of a sparkline, layers of a table and alarms that are shown, at most."""
+EVERY = 1.0  # Seconds between two readings of the folder
+WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a table and alarms that are shown, at most
 
 
 @dataclass(frozen=True)

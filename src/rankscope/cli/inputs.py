@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 64
 """Characters of an excerpt that are read for each token: no vocabulary has words that long on average."""
-BEGINNING = 90
-"""Characters of an excerpt by which the manifest names it."""
+BEGINNING = 90  # Characters of an excerpt by which the manifest names it
 
 
 def network(

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile
 
-ANNOUNCED_SECONDS = 10.0
-"""Seconds from which on a measurement is announced with its expected time."""
+ANNOUNCED_SECONDS = 10.0  # Seconds from which on a measurement is announced with its expected time
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ FIGURES = {
     "wu2024": ("fig1", "fig2", "fig3", "fig4", "fig6", "fig8", "fig9", "thm3"),
 }
 
-Completer = Callable[[str], list[str]]
-"""Gives the names that complete the beginning of one."""
+Completer = Callable[[str], list[str]]  # Gives the names that complete the beginning of one
 
 
 def complete_one(names: Sequence[str]) -> Completer:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-ending = ExitStack()
-"""Context managers that are closed when the command ends, however it ends."""
+ending = ExitStack()  # Context managers that are closed when the command ends, however it ends
 
 
 def open_store(folder: Path | None) -> "Store | None":

@@ -112,8 +112,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-Tell = Callable[[int, int], None]
-"""Called with how much of a step is done, and of how much."""
+Tell = Callable[[int, int], None]  # Called with how much of a step is done, and of how much
 Bar = Callable[..., None]
 """Called as `bar(done, total, description)`: `total` is None if it is not known, the description may be left out."""
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from rankscope.engine import Sweep
 
-SHOWN = 8
-"""Cells at either end of the table, and failures, that are printed."""
+SHOWN = 8  # Cells at either end of the table, and failures, that are printed
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 14
-"""Entries that a kernel takes at a time on the CPU: what it makes on its way then stays in the cache."""
+BLOCK = 1 << 14  # Entries that a kernel takes at a time on the CPU: what it makes on its way then stays in the cache
 LOW_BITS = 1 << 27
 
 

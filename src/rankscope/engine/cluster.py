@@ -40,8 +40,7 @@ RESIZE_SECONDS = 5.0  # after which the size of the cluster is looked up again
 CONNECT_WITHIN = 20.0  # seconds within which a cluster must answer
 NODE_WITHIN = 120.0  # seconds within which a node must have started a worker
 ADVICE = "start one with `ray start --head`, or leave the address out for one of this machine"
-Piece = tuple[int, tuple[Any, ...]]
-"""The index of a piece of work, and the arguments of the function that does it."""
+Piece = tuple[int, tuple[Any, ...]]  # The index of a piece of work, and the arguments of the function that does it
 
 
 class Cluster:

@@ -26,21 +26,17 @@ from rankscope.errors import SweepError, one_of
 from rankscope.nets import Architecture, Transformer
 
 Value = str | int | float | bool
-Cell = dict[str, Value]
-"""The factors of one cell by name."""
+Cell = dict[str, Value]  # The factors of one cell by name
 
 SKIPS = ("skip", "attention_skip", "mlp_skip")
 CHANGES = ("variant", "depth", *SKIPS, "mask", "kernel", "activation", "temperature", "remedy")
 """Factors that change a network after its weights are there."""
-INPUTS = ("text", "samples", "tokens")
-"""Factors that say what the network reads."""
+INPUTS = ("text", "samples", "tokens")  # Factors that say what the network reads
 FIELDS = tuple(field.name for field in fields(Architecture) if field.name not in (*CHANGES, "parts"))
 """Fields of an architecture that need new random weights when they differ."""
-WEIGHTS = ("model", "init", "seed", *FIELDS)
-"""Factors that decide the weights."""
+WEIGHTS = ("model", "init", "seed", *FIELDS)  # Factors that decide the weights
 FACTORS = (*WEIGHTS, *CHANGES, *INPUTS)
-DEFAULTS: Cell = {"model": "bert-base", "samples": 4, "tokens": 32}
-"""Factors of a cell that does not name them."""
+DEFAULTS: Cell = {"model": "bert-base", "samples": 4, "tokens": 32}  # Factors of a cell that does not name them
 
 
 def checked(cell: Mapping[str, Any]) -> Cell:

@@ -38,8 +38,7 @@ ENTRY, JOURNAL = "sweep", "kept"
 STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64}
 """Columns of the journal that says how each cell ended; `cell` is its key."""
 KEY_DIGITS = 24  # of a cell's key: no two of a million cells have the same
-Progress = Callable[[int, int], None]
-"""Called with the number of cells that are done, and of all."""
+Progress = Callable[[int, int], None]  # Called with the number of cells that are done, and of all
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,8 @@ class Sweep:
 
     run: Path
     spec: Spec
-    table: pl.DataFrame
-    """All rows of `measure`, a column for each factor."""
-    cells: pl.DataFrame
-    """A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`."""
+    table: pl.DataFrame  # All rows of `measure`, a column for each factor
+    cells: pl.DataFrame  # A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`
 
     @property
     def failed(self) -> pl.DataFrame:

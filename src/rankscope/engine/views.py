@@ -29,10 +29,8 @@ class Levels:
 
     factor: str
     labels: list[str]
-    of: np.ndarray
-    """[cell]: the index of its level."""
-    ordered: bool
-    """True if the levels are numbers."""
+    of: np.ndarray  # [cell]: the index of its level
+    ordered: bool  # True if the levels are numbers
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,11 @@ class SweepView:
     """One metric of a sweep."""
 
     metric: str
-    varied: list[str]
-    """Factors that differ between the cells that were measured."""
+    varied: list[str]  # Factors that differ between the cells that were measured
     cells: pl.DataFrame
     """A row for each cell that was measured: `cell`, factors, `seconds`; and at its last layer `layer`,
     `value`, `log10`, `noise`."""
-    layers: pl.DataFrame
-    """`cell`, `layer`, `value`, `log10`."""
+    layers: pl.DataFrame  # `cell`, `layer`, `value`, `log10`
 
     @cached_property
     def log(self) -> bool:

@@ -59,15 +59,12 @@ class CellOutcome:
 class InputsLoader:
     """Loads or makes the inputs of a cell; sent to the worker with the cell, and called there."""
 
-    name: str
-    """Equal for two loaders only if they give the same inputs."""
+    name: str  # Equal for two loaders only if they give the same inputs
     load: Callable[[], CellInputs]
-    large: bool = False
-    """True if the loader holds the weights themselves: Ray then brings it to each node once."""
+    large: bool = False  # True if the loader holds the weights themselves: Ray then brings it to each node once
 
 
-CellTask = tuple[int, Cell, InputsLoader]
-"""The index of a cell, its factors, and the loader of its network and tokens."""
+CellTask = tuple[int, Cell, InputsLoader]  # The index of a cell, its factors, and the loader of its network and tokens
 
 
 class LocalProcesses:

@@ -102,8 +102,7 @@ class Controls(_Strict):
     """Tokens see no further than this, whatever the mask."""
     divisor: float | None = Field(default=None, ge=1e-3, le=1e6, title="the score divisor")
     """Divides the scores; None: the model's own."""
-    temperature: float = Field(default=1.0, ge=0.01, le=100.0, title="the temperature")
-    """Multiplies the divisor."""
+    temperature: float = Field(default=1.0, ge=0.01, le=100.0, title="the temperature")  # Multiplies the divisor
     layers: int | None = Field(default=None, ge=1, le=MOST_DEPTH, title="the depth")
     """Layers are repeated, or cut, to this depth; None: as many as the model has."""
     remedies: str | None = Field(default=None, min_length=1, max_length=200, title="the remedies")
@@ -122,8 +121,7 @@ class PageRequest(_Strict):
     setting: Controls
     A: Controls | None = None
     B: Controls | None = None
-    focus: Literal["now", "A", "B"] = "now"
-    """Which of the three the paths and bounds are of."""
+    focus: Literal["now", "A", "B"] = "now"  # Which of the three the paths and bounds are of
     parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=len(PARTS), strict=False)] = PARTS
 
     @property

@@ -23,8 +23,7 @@ from rankscope.figures.page import page_figure
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, TrainingRun, decades, read_training, stamp, title_of
 
-PANELS, ALARMS = 6, 200
-"""Panels of a figure, and alarms of the list, at most."""
+PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 
 
 def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:

@@ -26,13 +26,10 @@ class PageMeasurement:
     """What the curve and the cloud of the page are drawn from."""
 
     controls: Controls
-    net: Transformer
-    """The network with all controls applied."""
+    net: Transformer  # The network with all controls applied
     X: Tensor
-    words: list[str]
-    """The tokens as text."""
-    rows: pl.DataFrame
-    """As `Profile.table` has them, of a variant without a name."""
+    words: list[str]  # The tokens as text
+    rows: pl.DataFrame  # As `Profile.table` has them, of a variant without a name
     arithmetic: str
     shapes: list[ResidualShape]
 

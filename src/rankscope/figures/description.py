@@ -43,8 +43,7 @@ class Formula:
     """A label that print sets as a formula and a page as text."""
 
     text: str
-    tex: str = ""
-    """For matplotlib, without dollars; the text where it is empty."""
+    tex: str = ""  # For matplotlib, without dollars; the text where it is empty
 
 
 @dataclass(frozen=True)
@@ -52,17 +51,13 @@ class Axis:
     """What stands along one side of a panel."""
 
     title: Formula | str = ""
-    powers: Powers | None = None
-    """Coordinates are log10 of the numbers, on this axis of powers of ten."""
-    last: int | None = None
-    """Whole numbers from 0 to this one: layers, heads, lengths."""
-    steps: bool = False
-    """Steps of a training."""
+    powers: Powers | None = None  # Coordinates are log10 of the numbers, on this axis of powers of ten
+    last: int | None = None  # Whole numbers from 0 to this one: layers, heads, lengths
+    steps: bool = False  # Steps of a training
     range: tuple[float, float] | None = None
     from_zero: bool = False
     percent: bool = False
-    labels: Mapping[float, str] | None = None
-    """Names in place of numbers, where they stand."""
+    labels: Mapping[float, str] | None = None  # Names in place of numbers, where they stand
     grid: bool = True
 
 
@@ -73,24 +68,17 @@ class Line:
     x: Numbers
     y: Numbers
     colour: str
-    name: str | None = None
-    """Its entry in the legend, if it has one."""
-    group: str = ""
-    """Marks of a group have one entry in the legend, that of the first, and hide together on a page."""
-    index: int = 0
-    """Tells lines apart by their marker and dash."""
-    marker: str | None = None
-    """None: no marks; "index": by `index`; or "dot", "at most", "at least"."""
-    dash: str = "solid"
-    """"index": by `index`; or "solid", "dot", "dash"."""
+    name: str | None = None  # Its entry in the legend, if it has one
+    group: str = ""  # Marks of a group have one entry in the legend, that of the first, and hide together on a page
+    index: int = 0  # Tells lines apart by their marker and dash
+    marker: str | None = None  # None: no marks; "index": by `index`; or "dot", "at most", "at least"
+    dash: str = "solid"  # "index": by `index`; or "solid", "dot", "dash"
     width: float = 2.0
     noise: np.ndarray | None = None
     """Where a value lies at its floor: the line is thin and dotted there, its marks hollow."""
-    hollow: np.ndarray | None = None
-    """Where marks alone are hollow."""
+    hollow: np.ndarray | None = None  # Where marks alone are hollow
     bands: Sequence[Band] = ()
-    strength: float = 1.0
-    """Of the bands: many upon each other would hide the lines."""
+    strength: float = 1.0  # Of the bands: many upon each other would hide the lines
     hover: Sequence[Hover] | None = None
 
 
@@ -100,10 +88,8 @@ class Points:
 
     x: Numbers
     y: Numbers
-    colour: str | Sequence[str]
-    """One for all, or one for each."""
-    marker: str = "dot"
-    """"dot", "ring" (with a white edge) or "bar"."""
+    colour: str | Sequence[str]  # One for all, or one for each
+    marker: str = "dot"  # "dot", "ring" (with a white edge) or "bar"
     size: float = 7.0
     opacity: float = 0.85
     hollow: np.ndarray | None = None
@@ -138,16 +124,12 @@ class Heatmap:
 
     x: Numbers
     y: Numbers
-    values: np.ndarray
-    """[y, x]; log10 where there is an axis of powers."""
-    title: Formula | str = ""
-    """Of the bar of colours."""
+    values: np.ndarray  # [y, x]; log10 where there is an axis of powers
+    title: Formula | str = ""  # Of the bar of colours
     powers: Powers | None = None
     range: tuple[float, float] | None = None
-    signed: bool = False
-    """Blue above zero, orange below it, shares of a whole in percent."""
-    numbers: bool = False
-    """Each square has its number written into it."""
+    signed: bool = False  # Blue above zero, orange below it, shares of a whole in percent
+    numbers: bool = False  # Each square has its number written into it
     hover: Sequence[Sequence[Hover]] | None = None
 
 
@@ -170,8 +152,7 @@ class Panel:
     flags: Sequence[Flag] = ()
     counts: Mapping[float, str] = field(default_factory=dict)
     """Small numbers along the upper edge, in print alone: a page says them where one points."""
-    square: bool = False
-    """A unit is as long across as up."""
+    square: bool = False  # A unit is as long across as up
 
 
 @dataclass(frozen=True)
@@ -196,25 +177,17 @@ class Chart:
     """A figure, as both renderers draw it."""
 
     panels: Sequence[Panel]
-    table: Mapping[str, Sequence[Any]]
-    """The numbers by column, which a page saves as CSV."""
-    alt: str
-    """What is drawn, in a sentence."""
-    columns: int | None = None
-    """Panels in a row; all of them where it is None."""
+    table: Mapping[str, Sequence[Any]]  # The numbers by column, which a page saves as CSV
+    alt: str  # What is drawn, in a sentence
+    columns: int | None = None  # Panels in a row; all of them where it is None
     legend: bool = True
-    shared: bool = False
-    """In print one legend stands below all panels, not one in each."""
+    shared: bool = False  # In print one legend stands below all panels, not one in each
     colour_bar: ColourBar | None = None
-    height: int = 380
-    """Pixels of a row of panels, on a page."""
-    size: tuple[float, float] = (6.4, 4.0)
-    """Inches of a panel, in print."""
-    least: int | None = None
-    """Pixels that a panel needs across, on a page, where that is less than usual."""
+    height: int = 380  # Pixels of a row of panels, on a page
+    size: tuple[float, float] = (6.4, 4.0)  # Inches of a panel, in print
+    least: int | None = None  # Pixels that a panel needs across, on a page, where that is less than usual
     frames: Sequence[Frame] = ()
-    kept: str = ""
-    """On a page, what a reader has zoomed into stays when a chart of the same name takes its place."""
+    kept: str = ""  # On a page, what a reader has zoomed into stays when a chart of the same name takes its place
 
     def beside(self, other: "Chart") -> "Chart":
         """Both in one row, under one legend."""

@@ -16,8 +16,7 @@ CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0xFFFE, 0xFFFF} - {ord(space) for 
 """What neither a page nor a picture in SVG may hold."""
 TURNS = dict.fromkeys((*CONTROLS, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 """Marks that turn the direction of all text after them, ours too: shown, not obeyed."""
-LONGEST = 160
-"""Characters of a label at most: a name may be of any length."""
+LONGEST = 160  # Characters of a label at most: a name may be of any length
 
 
 def escaped(text: object) -> str:

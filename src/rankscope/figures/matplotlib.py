@@ -65,10 +65,8 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "rankscope",
 }
 
-SHARPNESS = 2
-"""Pixels of a picture for each pixel of the page: screens of today, and zooming in, show them."""
-COLOURS = 128
-"""Of a picture, at most: a quarter of the bytes, and no difference to be seen."""
+SHARPNESS = 2  # Pixels of a picture for each pixel of the page: screens of today, and zooming in, show them
+COLOURS = 128  # Of a picture, at most: a quarter of the bytes, and no difference to be seen
 
 
 def house() -> dict[Any, Any]:

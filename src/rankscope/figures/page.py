@@ -26,8 +26,7 @@ SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross
 NAMED = {"dot": "circle", "ring": "circle", "bar": "line-ew", "at most": "arrow-down", "at least": "arrow-up"}
 SIZES = {"dot": 5, "index": 8}
 DASHES = ("solid", "dash", "dashdot", "longdash", "5px,2px", "longdashdot", "8px,3px,2px,3px", "solid")
-HOVER = "%{text}<extra></extra>"
-"""Our own words alone, without what plotly adds."""
+HOVER = "%{text}<extra></extra>"  # Our own words alone, without what plotly adds
 
 
 def page_figure(chart: fig.Chart) -> dict[str, Any]:

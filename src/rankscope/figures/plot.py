@@ -31,16 +31,12 @@ from rankscope.figures.matplotlib import (
 from rankscope.figures.style import ALARM, FAINT, INK, LISTED, MARKERS, NEGATIVE, POSITIVE, line_style
 from rankscope.figures.text import label, tick
 
-MOST = 4
-"""Panels in a row, where a chart does not say."""
-TALL = 24
-"""Names in a column of a legend beside the axes."""
-DASHES = ("-", (0, (5, 2)), (0, (5, 2, 1, 2)), (0, (8, 3)))
-"""Of lines whose colour comes again."""
+MOST = 4  # Panels in a row, where a chart does not say
+TALL = 24  # Names in a column of a legend beside the axes
+DASHES = ("-", (0, (5, 2)), (0, (5, 2, 1, 2)), (0, (8, 3)))  # Of lines whose colour comes again
 STYLES = {"solid": "-", "dot": ":", "dash": "--"}
 NAMED = {"dot": "o", "ring": "o", "bar": "_", "at most": r"$\downarrow$", "at least": r"$\uparrow$"}
-LONG = 34
-"""Characters of all labels of an axis from which on they are turned."""
+LONG = 34  # Characters of all labels of an axis from which on they are turned
 
 
 @styled

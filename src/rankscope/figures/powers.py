@@ -12,14 +12,10 @@ import numpy as np
 
 from rankscope.figures.text import LONG
 
-DEEP = 40.0
-"""Decades over which the axis becomes logarithmic in the exponent."""
-LABELS = 8
-"""Powers of ten in the exponent that are labelled, at most."""
-NARROW = 3.0
-"""Decades under which its labels are numbers, not powers."""
-FARTHEST = 305.0
-"""Powers of ten of the exponent at which an axis ends at the latest: floats end soon after."""
+DEEP = 40.0  # Decades over which the axis becomes logarithmic in the exponent
+LABELS = 8  # Powers of ten in the exponent that are labelled, at most
+NARROW = 3.0  # Decades under which its labels are numbers, not powers
+FARTHEST = 305.0  # Powers of ten of the exponent at which an axis ends at the latest: floats end soon after
 
 
 class Powers:

@@ -20,8 +20,7 @@ VARIANTS = (
 )
 """Variants that are often drawn: each has its own look, the same in every figure."""
 INK, FAINT = "#222222", "#8a8a8a"
-POSITIVE, NEGATIVE = PALETTE[0], PALETTE[1]
-"""Shares that add to a whole, and those that take away from it."""
+POSITIVE, NEGATIVE = PALETTE[0], PALETTE[1]  # Shares that add to a whole, and those that take away from it
 ALARM = "#d55e00"
 """The palette's vermilion: told from viridis by everyone."""
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b")
@@ -34,10 +33,8 @@ class LineStyle(NamedTuple):
     """How the line of a number is told from others."""
 
     colour: str
-    marker: int
-    """Its place among the markers, and on a page among the dashes."""
-    turn: int
-    """How often the colours have come again."""
+    marker: int  # Its place among the markers, and on a page among the dashes
+    turn: int  # How often the colours have come again
 
 
 def line_style(number: int, colours: Sequence[str] = PALETTE) -> LineStyle:
@@ -74,10 +71,8 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 NUMBER = re.compile(r"\d[\d,_]*(?:\.\d+)?(?:e[+-]?\d+)?")
-ORDERED = 4
-"""Lines from which on those of a sequence have the colours of an order."""
-LISTED = 10
-"""Lines that a legend lists, at most; of more in a sequence, a scale says which is which."""
+ORDERED = 4  # Lines from which on those of a sequence have the colours of an order
+LISTED = 10  # Lines that a legend lists, at most; of more in a sequence, a scale says which is which
 
 
 def in_sequence(names: Sequence[str]) -> list[float] | None:

@@ -2,10 +2,8 @@
 
 import math
 
-LABEL = 60
-"""Characters of a name in a legend at most."""
-LONG = 1e6
-"""Exponents from here on are written as powers."""
+LABEL = 60  # Characters of a name in a legend at most
+LONG = 1e6  # Exponents from here on are written as powers
 
 
 def label(name: str) -> str:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rankscope.lab.tasks import Batch
 
-WARM_STEPS = 3
-"""Steps before one is recorded: libraries set themselves up in the first."""
+WARM_STEPS = 3  # Steps before one is recorded: libraries set themselves up in the first
 
 
 class CapturedStep:

@@ -30,16 +30,11 @@ class Interface:
     """What a task asks of a network: what a token is, and how many classes its labels have."""
 
     classes: int
-    symbols: int = 0
-    """How many symbols there are, where a token is one."""
-    coordinates: int = 0
-    """Coordinates of a point, where a token is one."""
-    patch: int = 0
-    """Numbers of a patch, where a token is one."""
-    per: str = "token"
-    """What has a label: each "token", or the "sample"."""
-    positions: int = 0
-    """Rows of a table of positions that is part of the embedding, as BERT's is; 0: it has none."""
+    symbols: int = 0  # How many symbols there are, where a token is one
+    coordinates: int = 0  # Coordinates of a point, where a token is one
+    patch: int = 0  # Numbers of a patch, where a token is one
+    per: str = "token"  # What has a label: each "token", or the "sample"
+    positions: int = 0  # Rows of a table of positions that is part of the embedding, as BERT's is; 0: it has none
 
 
 def normal(*shape: int, std: float, draw: torch.Generator) -> nn.Parameter:

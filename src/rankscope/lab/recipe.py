@@ -16,19 +16,13 @@ class Recipe:
     steps: int = 600
     batch: int = 16
     lr: float = 1e-3
-    warmup: float = 0.05
-    """The share of all steps in which the learning rate rises."""
-    weight_decay: float = 0.01
-    """Decoupled; of matrices and tables alone."""
-    max_norm: float = 1.0
-    """The longest gradient: longer ones are scaled down to it."""
+    warmup: float = 0.05  # The share of all steps in which the learning rate rises
+    weight_decay: float = 0.01  # Decoupled; of matrices and tables alone
+    max_norm: float = 1.0  # The longest gradient: longer ones are scaled down to it
     seed: int = 0
-    measure_every: int = 20
-    """Steps between measurements of the monitor."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints."""
-    frozen: tuple[str, ...] = ()
-    """Parameters that stay as they start, by the last part of their names: `("gain",)`."""
+    measure_every: int = 20  # Steps between measurements of the monitor
+    checkpoint_every: int = 100  # Steps between checkpoints
+    frozen: tuple[str, ...] = ()  # Parameters that stay as they start, by the last part of their names: `("gain",)`
 
     def lr_scale(self, step: int) -> float:
         """The share of the learning rate at a step: a straight rise, then half a cosine."""
@@ -42,11 +36,9 @@ class Recipe:
 class Initialisation:
     """What networks are before they learn."""
 
-    scheme: str = "xavier/sqrt(L)"
-    """A scheme of `nets/initial.py`."""
+    scheme: str = "xavier/sqrt(L)"  # A scheme of `nets/initial.py`
     embedding_std: float | None = None
     """Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out."""
-    dropout: float = 0.0
-    """The chance that an entry is zero in training (`nets/dropout.py`)."""
+    dropout: float = 0.0  # The chance that an entry is zero in training (`nets/dropout.py`)
     sigma_reparam: str | None = None
     """What the g of sigmaReparam starts from, "sigma" or "one" (`sigma_reparam.py`); None: without it."""

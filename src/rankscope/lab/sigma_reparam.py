@@ -22,8 +22,7 @@ from torch.nn.utils import parametrize
 
 from rankscope.errors import LabError, one_of
 
-STARTS = ("sigma", "one")
-"""What g starts from."""
+STARTS = ("sigma", "one")  # What g starts from
 MATRICES = ("query", "key", "value", "gate", "output", "up", "down", "query_latent", "key_latent")
 """Of a block, by the last part of their names."""
 

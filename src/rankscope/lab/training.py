@@ -34,8 +34,7 @@ from rankscope.remedies import Remedy
 
 MONITOR_METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")
 """Metrics that the rules of a monitor need."""
-PROBE_SAMPLES = 4
-"""Held-out samples that a monitor measures."""
+PROBE_SAMPLES = 4  # Held-out samples that a monitor measures
 DECAYED = ("weight", "table", "original")
 """Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""
 CHECKPOINT = "checkpoint.pt"

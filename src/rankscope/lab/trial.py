@@ -68,10 +68,8 @@ SCHEMA = {
     "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
     "value": pl.Float64, "refused": pl.String,
 }  # fmt: skip
-CHECK_EVERY = 20
-"""Steps between checks of the losses: each is waited for on a GPU."""
-Row = tuple[int | None, str | None, float | None, str | None]
-"""Seed, quantity, value, and why there is none."""
+CHECK_EVERY = 20  # Steps between checks of the losses: each is waited for on a GPU
+Row = tuple[int | None, str | None, float | None, str | None]  # Seed, quantity, value, and why there is none
 
 
 class TrialDeadlineError(LabError):
@@ -89,14 +87,11 @@ class TrialSizes:
     steps: int = 600
     lr: float = 1e-3
     warmup: float = 0.1
-    scheme: str = "xavier"
-    """Of the initial weights, without a factor for depth: some remedies are one."""
+    scheme: str = "xavier"  # Of the initial weights, without a factor for depth: some remedies are one
     embedding_std: float = 1.0
     """Of embedding and positions at first: where a remedy takes norms out, tokens would else begin small."""
-    evaluation_samples: int = 256
-    """Held-out samples for loss and accuracy."""
-    probe_samples: int = 4
-    """Held-out samples for residuals, entropy, gradients and paths."""
+    evaluation_samples: int = 256  # Held-out samples for loss and accuracy
+    probe_samples: int = 4  # Held-out samples for residuals, entropy, gradients and paths
 
     @property
     def recipe(self) -> Recipe:
@@ -108,8 +103,7 @@ class TrialSizes:
 class Trial:
     """One remedy, in one setting, at one depth; seeds learn at once."""
 
-    remedy: str
-    """As `--remedy` has it; `none`, and `sigmareparam`."""
+    remedy: str  # As `--remedy` has it; `none`, and `sigmareparam`
     setting: str
     depth: int
     seeds: tuple[int, ...]

@@ -24,10 +24,8 @@ from rankscope.errors import ConvergenceError
 from rankscope.metrics.tokens import Tokens
 from rankscope.shapes import Float
 
-TOLERANCE = 1e-5
-"""Relative gap between the value returned and the proved lower bound: what HiGHS, at 1e-7, can promise."""
-PROGRAMMES = 100
-"""Linear programmes per sample before giving up; a dozen is usual."""
+TOLERANCE = 1e-5  # Relative gap between the value returned and the proved lower bound: what HiGHS, at 1e-7, can promise
+PROGRAMMES = 100  # Linear programmes per sample before giving up; a dozen is usual
 
 Matrix = Float[np.ndarray, "token width"]
 Vector = Float[np.ndarray, " width"]

@@ -19,8 +19,7 @@ RowValues = Float[Tensor, "*batch head row"]
 FEW = 256  # the most tokens of which all pairs of rows are compared at once
 NARROW = 0.05  # by how much the weights of a row may miss one in all: bfloat16 has two to three digits
 Valid = Bool[Tensor, "*batch 1 token"]
-RowsOf = Float[Tensor, "*batch head row token"]
-"""Some rows of P, zero at padding, in the arithmetic that made them."""
+RowsOf = Float[Tensor, "*batch head row token"]  # Some rows of P, zero at padding, in the arithmetic that made them
 
 
 def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch head token token"], Valid]:

@@ -33,12 +33,9 @@ Sensitive = Literal["directions", "row differences"]
 class Reading:
     """Measured values, with the floor beneath which they are rounding noise."""
 
-    value: Float[Tensor, "*batch"]
-    """0 where it underflows; `log10` still knows it."""
-    log10: Float[Tensor, "*batch"]
-    """log10 of |value|; -inf at zero."""
-    floor: Float[Tensor, "*batch"]
-    """0 where the arithmetic resolves any value."""
+    value: Float[Tensor, "*batch"]  # 0 where it underflows; `log10` still knows it
+    log10: Float[Tensor, "*batch"]  # log10 of |value|; -inf at zero
+    floor: Float[Tensor, "*batch"]  # 0 where the arithmetic resolves any value
     digits: Float[Tensor, "*batch"] | None = None
     """How many digits of the value a second pass agreed on; None where there was none."""
 
@@ -61,16 +58,11 @@ class Reading:
 class Meaning(NamedTuple):
     """A metric in words, for who meets it. n tokens of width d; P has n rows that sum to one."""
 
-    range: str
-    """Between which values it lies."""
-    small: str
-    """What a small value means."""
-    large: str
-    """What a large value means."""
-    note: str = ""
-    """What else one should know to read it."""
-    equal: str = ""
-    """The value where all tokens are equal."""
+    range: str  # Between which values it lies
+    small: str  # What a small value means
+    large: str  # What a large value means
+    note: str = ""  # What else one should know to read it
+    equal: str = ""  # The value where all tokens are equal
 
 
 @dataclass(frozen=True)
@@ -89,10 +81,8 @@ class Metric:
 
     name: str
     compute: Callable[..., Tensor]
-    symbol: str = ""
-    """For terminals; the name, if left out."""
-    tex: str = ""
-    """For figures; the name, if left out."""
+    symbol: str = ""  # For terminals; the name, if left out
+    tex: str = ""  # For figures; the name, if left out
     of: Of = "tokens"
     """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
     meaning: Meaning | None = None
@@ -109,8 +99,7 @@ class Metric:
     """c X has |c|^degree times the value of X: 0 of ratios, ranks and angles, 1 of norms, 2 of energies."""
     scale: Callable[..., Tensor] | None = None
     """What the floor is relative to, called as `compute` is; None when the value is itself a ratio."""
-    power: int = 1
-    """The power of eps with which the value's noise goes: 2 for an energy of what tokens differ by."""
+    power: int = 1  # The power of eps with which the value's noise goes: 2 for an energy of what tokens differ by
     count: bool = False
     """A count: no floor, but a tolerance that follows the arithmetic: `compute(x, padding, unit=eps)`."""
 
@@ -125,8 +114,7 @@ class Metric:
     directions of single tokens, however short; or by what the rows of a pattern differ."""
 
     # How it is computed where there are choices.
-    centres: bool = False
-    """Whether `compute` and `rule` take `centre=`, as residuals do."""
+    centres: bool = False  # Whether `compute` and `rule` take `centre=`, as residuals do
     by_row: Callable[..., Tensor] | None = None
     """Of attention: a number of each row, `by_row(rows of P, valid)`, where the value is their mean, or with
     `largest` the largest. Long contexts are read so, a block of rows at a time."""

@@ -35,8 +35,7 @@ class Tokens:
         return self.memo[what]
 
 
-TokensLike = Tensor | Tokens
-"""What a metric takes: a tensor, or tokens that are ready, to measure them many times."""
+TokensLike = Tensor | Tokens  # What a metric takes: a tensor, or tokens that are ready, to measure them many times
 
 
 def unit_of(dtype: torch.dtype) -> float:

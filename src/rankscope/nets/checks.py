@@ -13,14 +13,12 @@ from rankscope.nets.mlp import ACTIVATIONS, Experts
 from rankscope.nets.norms import NORMS, Norm
 from rankscope.nets.parts import PLACES, Part, pieces
 
-DEEPEST = 10**6
-"""Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
+DEEPEST = 10**6  # Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen
 TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
 OBJECTS: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of the user's own instead of a name."""
 WORDS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
-Problems = Iterator[tuple[str, str]]
-"""(subject, sentence) of each thing that is wrong."""
+Problems = Iterator[tuple[str, str]]  # (subject, sentence) of each thing that is wrong
 
 
 def raise_first(problems: Problems) -> None:

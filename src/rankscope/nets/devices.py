@@ -13,8 +13,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.tensors import layer_shapes
 
 FLOAT64_BYTES = 8
-LAYER_OVERHEAD_BYTES = 5_000
-"""What a layer takes beside its tensors, at least."""
+LAYER_OVERHEAD_BYTES = 5_000  # What a layer takes beside its tensors, at least
 
 
 @dataclass(frozen=True)

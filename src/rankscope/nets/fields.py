@@ -32,16 +32,11 @@ class ArchitectureFields:
 
     # ---- size --------------------
     layers: int
-    width: int
-    """Width of a token (d_model, hidden_size)."""
-    heads: int
-    """Heads of queries in a layer."""
-    key_heads: int = 0
-    """Heads of keys and values; fewer than `heads` when they are grouped. 0: as many as `heads`."""
-    head_width: int = 0
-    """Width of a query, key or value. 0: width / heads."""
-    value_width: int = 0
-    """Width of a value where it differs. 0: head_width."""
+    width: int  # Width of a token (d_model, hidden_size)
+    heads: int  # Heads of queries in a layer
+    key_heads: int = 0  # Heads of keys and values; fewer than `heads` when they are grouped. 0: as many as `heads`
+    head_width: int = 0  # Width of a query, key or value. 0: width / heads
+    value_width: int = 0  # Width of a value where it differs. 0: head_width
     query_latent: int = 0
     """Queries are linear in a latent of this width, `RMSNorm(x A)` (DeepSeek). 0: in the token itself."""
     key_latent: int = 0
@@ -51,8 +46,7 @@ class ArchitectureFields:
     # ---- attention: scores, pattern, mask --------------------
     kernel: str | Kernel = "softmax"
     """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (`kernels.py`)."""
-    divisor: float = 0.0
-    """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
+    divisor: float = 0.0  # Scores are divided by it: the temperature. 0: sqrt(head_width)
     score_cap: float = 0.0
     """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
     log_gain: float = 0.0
@@ -60,16 +54,13 @@ class ArchitectureFields:
     cross-attention those of the memory. 0: they stay as they are."""
     mask: str | Mask = "complete"
     """Which tokens see which (`masks.py`). Masks given by layer are joined by `;` and repeat."""
-    kept_heads: tuple[tuple[int, ...], ...] | None = None
-    """The active heads of each layer; None: all."""
+    kept_heads: tuple[tuple[int, ...], ...] | None = None  # The active heads of each layer; None: all
 
     # ---- positions --------------------
     positions: Positions = "none"
-    length: int = 512
-    """The most tokens a network with an `absolute` table or `linformer` can take."""
+    length: int = 512  # The most tokens a network with an `absolute` table or `linformer` can take
     rotary_base: float = 10000.0
-    rotary_share: float = 1.0
-    """The share of each head that is rotated."""
+    rotary_share: float = 1.0  # The share of each head that is rotated
     rotary_pairs: Literal["half", "adjacent"] = "half"
     """Entry k is rotated with entry k + half (Llama) or with its neighbour (GPT-J)."""
     rotary_frequencies: tuple[tuple[float, ...], ...] = ()
@@ -85,10 +76,8 @@ class ArchitectureFields:
     to the scores: a variant without norms keeps it."""
     head_gate: bool = False
     """The output of each head is multiplied, entry by entry, by a sigmoid of the query's token (Qwen3-Next)."""
-    bias_buckets: int = 32
-    """Buckets of distances that the `bias` positions have (T5)."""
-    bias_reach: int = 128
-    """Distance from which the `bias` positions share one bucket (T5)."""
+    bias_buckets: int = 32  # Buckets of distances that the `bias` positions have (T5)
+    bias_reach: int = 128  # Distance from which the `bias` positions share one bucket (T5)
     bias_ahead: bool = True
     """Whether half of the buckets are of tokens ahead; without, those all fall into the bucket of distance 0
     (T5's decoder, where none is seen)."""
@@ -99,8 +88,7 @@ class ArchitectureFields:
 
     # ---- MLP --------------------
     mlp: MLP = "plain"
-    mlp_width: int = 0
-    """Width of the hidden layer (intermediate_size). 0: 4 width."""
+    mlp_width: int = 0  # Width of the hidden layer (intermediate_size). 0: 4 width
     activation: str = "gelu"
     experts: Experts | None = None
     """Of an MLP `experts`: how many, how many each token goes through, their width (`experts.py`)."""
@@ -110,8 +98,7 @@ class ArchitectureFields:
     """layer (centred, divided by its length), rms, scale (divided by the 2-norm), none, or a `Norm`."""
     norm_place: NormPlace = "post"
     norm_eps: float = 1e-12
-    final_norm: bool = False
-    """One more norm after the last layer, as pre-norm networks have."""
+    final_norm: bool = False  # One more norm after the last layer, as pre-norm networks have
     bare_layers: tuple[int, ...] = ()
     """Layers (0-based) whose attention reads its input without a norm (ModernBERT: the first)."""
 
@@ -119,12 +106,9 @@ class ArchitectureFields:
     attention_skip: float = 1.0
     """Weight of the skip around attention (lambda), and of that around cross-attention; 0 takes it out. The
     only skip of a parallel block."""
-    mlp_skip: float = 1.0
-    """Weight of the skip around the MLP; 0 takes it out."""
-    parallel: bool = False
-    """Attention and MLP read the same input and add up, instead of one after the other."""
-    shared: bool = False
-    """Every layer has the same weights (ALBERT)."""
+    mlp_skip: float = 1.0  # Weight of the skip around the MLP; 0 takes it out
+    parallel: bool = False  # Attention and MLP read the same input and add up, instead of one after the other
+    shared: bool = False  # Every layer has the same weights (ALBERT)
     biases: bool | tuple[str, ...] = BIASES
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
     parts: tuple[Part | Several, ...] = ()

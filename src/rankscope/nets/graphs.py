@@ -17,15 +17,11 @@ class MaskGraph:
     """What the theorems on masked attention need to know of a mask on n tokens."""
 
     tokens: int
-    edges: int
-    """Including self-loops."""
-    self_loops: bool
-    """Every token attends to itself (assumption A1 of Wu et al. 2024)."""
+    edges: int  # Including self-loops
+    self_loops: bool  # Every token attends to itself (assumption A1 of Wu et al. 2024)
     centres: tuple[int, ...]
-    radius: int | None
-    """None where there is no centre."""
-    diameter: int | None
-    """None where some token cannot reach another."""
+    radius: int | None  # None where there is no centre
+    diameter: int | None  # None where some token cannot reach another
 
     @property
     def strongly_connected(self) -> bool:

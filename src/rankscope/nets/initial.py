@@ -22,8 +22,7 @@ from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.tensors import Shape, part_tensors, shapes
 
-Draw = Callable[[Shape, int, int, Generator], Tensor]
-"""(shape, inputs, outputs, generator) -> weights."""
+Draw = Callable[[Shape, int, int, Generator], Tensor]  # (shape, inputs, outputs, generator) -> weights
 
 
 def _normal(shape: Shape, inputs: int, outputs: int, generator: Generator) -> Tensor:

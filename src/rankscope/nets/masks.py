@@ -57,8 +57,7 @@ class MaskRule:
 
     fewest: int
     most: int
-    build: Callable[..., Rows]
-    """Of rows `i` `[row]`, the number of tokens, and what follows the name."""
+    build: Callable[..., Rows]  # Of rows `i` `[row]`, the number of tokens, and what follows the name
     usage: str
 
 

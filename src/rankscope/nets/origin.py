@@ -17,16 +17,14 @@ Inputs = str | Sequence[str] | Tensor
 """Texts; or token ids `[batch, token]`; or, for a network that sees, images `[batch, channel, y, x]`."""
 
 
-LENGTH = 128
-"""Tokens that a text is cut to, unless told."""
+LENGTH = 128  # Tokens that a text is cut to, unless told
 
 
 class Encoded(NamedTuple):
     """Tokens of layer 0, ready for `measure(net, net.encode(texts))`."""
 
     X: Float[Tensor, "batch token width"]
-    padding: Bool[Tensor, "batch token"]
-    """True at padded tokens."""
+    padding: Bool[Tensor, "batch token"]  # True at padded tokens
 
 
 @runtime_checkable

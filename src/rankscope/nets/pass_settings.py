@@ -88,15 +88,12 @@ class Memory:
 class PassSettings:
     """What every layer shares in a pass over one batch, valid tokens first: masks, positions, memory."""
 
-    visible: Seen
-    """By mask, without padding; empty where rows are computed one block at a time."""
-    rotary: tuple[tuple[Tensor, Tensor], ...]
-    """Cosines and sines by layer, repeating; empty where nothing is rotated."""
+    visible: Seen  # By mask, without padding; empty where rows are computed one block at a time
+    rotary: tuple[tuple[Tensor, Tensor], ...]  # Cosines and sines by layer, repeating; empty where nothing is rotated
     sinusoids: Tensor | None
     bias: Tensor | None
     valid: Bool[Tensor, "batch token"]
-    memory: Memory | None = None
-    """What cross-attention reads, of every sample."""
+    memory: Memory | None = None  # What cross-attention reads, of every sample
 
     @classmethod
     def of(

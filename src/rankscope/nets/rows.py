@@ -20,8 +20,7 @@ from rankscope.shapes import Float
 
 Block = Float[Tensor, "batch head row token"]
 OfRows = Float[Tensor, "batch head row"]
-LEVEL = 8.0
-"""A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is."""
+LEVEL = 8.0  # A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is
 
 
 class SoftmaxRows(NamedTuple):

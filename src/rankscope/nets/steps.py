@@ -39,12 +39,9 @@ class Step(NamedTuple):
 class ForwardPass:
     """The tokens after every layer of a forward pass, and its attention patterns if asked for."""
 
-    states: tuple[Tensor, ...]
-    """Tokens before layer 1 and after each layer, `[batch, token, width]`."""
-    attention: tuple[Tensor, ...]
-    """Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for."""
-    output: Tensor
-    """The last state, through the final norm where there is one."""
+    states: tuple[Tensor, ...]  # Tokens before layer 1 and after each layer, `[batch, token, width]`
+    attention: tuple[Tensor, ...]  # Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for
+    output: Tensor  # The last state, through the final norm where there is one
     cross: tuple[Tensor, ...] = ()
     """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
 

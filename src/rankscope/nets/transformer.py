@@ -42,10 +42,8 @@ class Transformer:
 
     arch: Architecture
     weights: Weights
-    origin: Origin | None = None
-    """Where it came from, if from somewhere; variants keep it."""
-    memory: Memory | None = None
-    """The tokens that cross-attention reads (`with_memory`); variants keep it."""
+    origin: Origin | None = None  # Where it came from, if from somewhere; variants keep it
+    memory: Memory | None = None  # The tokens that cross-attention reads (`with_memory`); variants keep it
 
     def __repr__(self) -> str:
         arch = self.arch

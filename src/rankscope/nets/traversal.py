@@ -162,8 +162,7 @@ def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) 
 class Arithmetic:
     """What rules of all arithmetics have in common."""
 
-    name = ""
-    """The name of this arithmetic's method on a part."""
+    name = ""  # The name of this arithmetic's method on a part
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Every branch, unless a subclass leaves some out."""

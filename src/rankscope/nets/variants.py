@@ -17,8 +17,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.checks import DEEPEST
 from rankscope.nets.masks import mask_spec
 
-HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]
-"""Heads of every layer, or of some layers by number."""
+HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]  # Heads of every layer, or of some layers by number
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")
 """The four curves of Dong et al. 2021, figure 2, as the paper's text defines them."""
 PUBLISHED = {

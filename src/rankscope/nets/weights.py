@@ -19,8 +19,7 @@ from torch import Tensor
 from rankscope.nets.norms import UNWEIGHTED, NormWeights
 from rankscope.shapes import Float
 
-LATENT_EPS = 1e-6
-"""Of the norms of latents, whatever that of tokens is."""
+LATENT_EPS = 1e-6  # Of the norms of latents, whatever that of tokens is
 Structure = TypeVar("Structure")
 Item = TypeVar("Item")
 
@@ -54,8 +53,7 @@ class AttentionWeights:
     key_latent: Latent | None = None
     gate: Linear | None = None  # [width, head, value_width]
     """The gate on the outputs of heads (architecture's `head_gate`)."""
-    query_norm: NormWeights = UNWEIGHTED
-    """Of each query, before positions (architecture's `query_norm`)."""
+    query_norm: NormWeights = UNWEIGHTED  # Of each query, before positions (architecture's `query_norm`)
     key_norm: NormWeights = UNWEIGHTED
     position: Float[Tensor, "width head head_width"] | None = None
     """Projects the sinusoid of `i - j` to a relative key (positions 'relative')."""
@@ -63,10 +61,8 @@ class AttentionWeights:
     """u of Transformer-XL: added to the query that meets keys."""
     position_bias: Float[Tensor, "head head_width"] | None = None
     """v of Transformer-XL: added to the query that meets relative positions."""
-    mix_keys: Float[Tensor, "rank length"] | None = None
-    """E of Linformer: mixes tokens into k keys."""
-    mix_values: Float[Tensor, "rank length"] | None = None
-    """F of Linformer: mixes tokens into k values."""
+    mix_keys: Float[Tensor, "rank length"] | None = None  # E of Linformer: mixes tokens into k keys
+    mix_values: Float[Tensor, "rank length"] | None = None  # F of Linformer: mixes tokens into k values
 
 
 @dataclass(frozen=True)
@@ -112,16 +108,13 @@ class Layer:
     """The tensors of one block."""
 
     attention: AttentionWeights
-    cross: AttentionWeights | None = None
-    """Of cross-attention: keys and values of the memory, as wide as the tokens."""
+    cross: AttentionWeights | None = None  # Of cross-attention: keys and values of the memory, as wide as the tokens
     mlp: MLPWeights | None = None
-    experts: ExpertWeights | None = None
-    """In the place of `mlp`."""
+    experts: ExpertWeights | None = None  # In the place of `mlp`
     attention_norm: NormWeights = UNWEIGHTED
     cross_norm: NormWeights = UNWEIGHTED
     mlp_norm: NormWeights = UNWEIGHTED
-    attention_after: NormWeights = UNWEIGHTED
-    """Second norm of a sandwich, on the branch before it is added."""
+    attention_after: NormWeights = UNWEIGHTED  # Second norm of a sandwich, on the branch before it is added
     cross_after: NormWeights = UNWEIGHTED
     mlp_after: NormWeights = UNWEIGHTED
     parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -189,8 +182,7 @@ class StreamedLayers(Generic[Item]):
         return tuple(layers[index] for index in self.numbers)
 
 
-Layers = tuple[Layer, ...] | StreamedLayers[Layer]
-"""The layers of a network: in memory, or read one at a time."""
+Layers = tuple[Layer, ...] | StreamedLayers[Layer]  # The layers of a network: in memory, or read one at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,8 +190,7 @@ class Weights:
     """All tensors of a network."""
 
     layers: Layers
-    positions: Float[Tensor, "length width"] | None = None
-    """The table of positions 'absolute', added to the tokens."""
+    positions: Float[Tensor, "length width"] | None = None  # The table of positions 'absolute', added to the tokens
     bias_table: Float[Tensor, "bucket head"] | None = None
     """The table of positions 'bias', added to the scores of every layer."""
     final_norm: NormWeights = UNWEIGHTED

@@ -28,14 +28,11 @@ class TheoryNote(NamedTuple):
     rows. Rows of attention therefore differ by r^2, and applied to values that differ by r they leave r^3:
     the logarithm triples in every layer (Dong et al. 2021). Whatever brings a larger term in lowers m."""
 
-    order: int | None
-    """m; None where nothing is left of tokens without skips."""
+    order: int | None  # m; None where nothing is left of tokens without skips
     sentence: str
     source: str
-    branch: str = "1"
-    """The weight of a branch beside its skip, as a formula of L (depth), in post-norm networks."""
-    branch_weight: Callable[[int], float] = lambda depth: 1.0
-    """The same as a function."""
+    branch: str = "1"  # The weight of a branch beside its skip, as a formula of L (depth), in post-norm networks
+    branch_weight: Callable[[int], float] = lambda depth: 1.0  # The same as a function
     layer_weight: Callable[[int, int], float] | None = None
     """(l, L) to the factor on what branches of layer l (from 1) add in a pre-norm network of depth L at its
     start, where depth alone decides it."""
@@ -54,10 +51,8 @@ class Claim(NamedTuple):
     what: str
     published: str
     test: ClaimTest
-    settings: tuple[str, ...] = ()
-    """The networks that it is tried on: pre, post, no skips."""
-    quantity: str = ""
-    """What is compared, where the test compares a quantity."""
+    settings: tuple[str, ...] = ()  # The networks that it is tried on: pre, post, no skips
+    quantity: str = ""  # What is compared, where the test compares a quantity
 
 
 class BuiltInRemedy:
@@ -68,15 +63,11 @@ class BuiltInRemedy:
     """
 
     name: ClassVar[str]
-    formula: ClassVar[str]
-    """What it does, in one line."""
+    formula: ClassVar[str]  # What it does, in one line
     citation: ClassVar[str]
-    family: ClassVar[Literal["attention", "scores", "branches", "values"]]
-    """What of a block it changes."""
-    zero: ClassVar[Mapping[str, float]] = {}
-    """The numbers at which it changes nothing; empty where there are none."""
-    sets_skip: ClassVar[bool] = False
-    """Whether it decides the weight of a skip."""
+    family: ClassVar[Literal["attention", "scores", "branches", "values"]]  # What of a block it changes
+    zero: ClassVar[Mapping[str, float]] = {}  # The numbers at which it changes nothing; empty where there are none
+    sets_skip: ClassVar[bool] = False  # Whether it decides the weight of a skip
     theory: ClassVar[TheoryNote]
     claims: ClassVar[tuple[Claim, ...]] = ()
 

@@ -80,8 +80,7 @@ class PowerWeight(BranchWeight):
 class _BranchRemedy(BuiltInRemedy):
     """What the remedies on what branches add have in common."""
 
-    norms: int
-    """0: every norm is taken out, as published; 1: they stay."""
+    norms: int  # 0: every norm is taken out, as published; 1: they stay
     family: ClassVar[Any] = "branches"
 
     def applied(self, arch: Any) -> Any:

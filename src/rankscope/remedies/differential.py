@@ -20,8 +20,7 @@ from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
 Pattern = Float[Tensor, "batch head token token"]
-VECTORS = ("query_1", "key_1", "query_2", "key_2")
-"""a_1, b_1, a_2, b_2, as `lambda_` and these."""
+VECTORS = ("query_1", "key_1", "query_2", "key_2")  # a_1, b_1, a_2, b_2, as `lambda_` and these
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from rankscope.report.training import training_sentences
 from rankscope.runs import Manifest
 from rankscope.theory.views import bounds_sentence
 
-BUDGET = 12_000_000
-"""Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone."""
+BUDGET = 12_000_000  # Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone
 LEFT_OUT = {
     "cloud": "the tokens layer by layer",
     "spectrum": "the singular values",
@@ -45,8 +44,7 @@ LEFT_OUT = {
     "curves": "the figure of the residual",
 }
 """Kinds of parts in the order in which they go, and what each is called."""
-MANIFEST = 200_000
-"""Characters of a manifest that are shown at most."""
+MANIFEST = 200_000  # Characters of a manifest that are shown at most
 
 
 @dataclass(eq=False)
@@ -54,21 +52,16 @@ class Chapter:
     """One run in the page."""
 
     run: ReportedRun
-    index: int
-    """Its place in the page, from 1."""
+    index: int  # Its place in the page, from 1
     title: str
     sections: list[Section]
-    finding: str
-    """What the run says."""
-    facts: list[str]
-    """What was run on what."""
-    checks: list[dict[str, str]]
-    """What the run found about itself."""
+    finding: str  # What the run says
+    facts: list[str]  # What was run on what
+    checks: list[dict[str, str]]  # What the run found about itself
     figures: dict[str, str] = field(default_factory=dict)
     """By id of the element that it is drawn into: its views as JSON."""
     manifests: dict[str, str] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    """What was left out for the size of the page."""
+    left: list[str] = field(default_factory=list)  # What was left out for the size of the page
 
     @property
     def id(self) -> str:

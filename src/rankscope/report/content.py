@@ -5,8 +5,7 @@ from typing import Any
 
 from rankscope.figures import Chart
 
-Views = list[tuple[str, Chart]]
-"""Charts by the label under which a reader chooses them."""
+Views = list[tuple[str, Chart]]  # Charts by the label under which a reader chooses them
 
 
 @dataclass(frozen=True)
@@ -16,15 +15,11 @@ class Table:
     title: str
     headings: list[str]
     rows: list[list[str]]
-    marked: set[tuple[int, int]] = field(default_factory=set)
-    """Cells (row, column) that are only noise."""
+    marked: set[tuple[int, int]] = field(default_factory=set)  # Cells (row, column) that are only noise
     note: str = ""
-    wordy: bool = False
-    """Holds sentences, not numbers."""
-    titled: bool = False
-    """Its first column holds titles, which may take several lines."""
-    folded: bool = False
-    """Shown when asked for."""
+    wordy: bool = False  # Holds sentences, not numbers
+    titled: bool = False  # Its first column holds titles, which may take several lines
+    folded: bool = False  # Shown when asked for
     keys: list[list[Any]] = field(default_factory=list)
     """What each cell is sorted by; a table without them stays in its order."""
 
@@ -54,8 +49,7 @@ class Section:
     plots: list[Plot] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pictures: list[dict[str, str]] = field(default_factory=list)
-    """Of studies: a title and the picture as a data URI."""
+    pictures: list[dict[str, str]] = field(default_factory=list)  # Of studies: a title and the picture as a data URI
 
     @property
     def holds_something(self) -> bool:

@@ -22,8 +22,7 @@ from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.overview import first_sentence, side_by_side, titles
 from rankscope.report.reported_run import ReportedRun, read_run
 
-TITLED = 3
-"""Runs up to which the window's title names them."""
+TITLED = 3  # Runs up to which the window's title names them
 
 
 def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:

@@ -41,8 +41,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "heads": ("sample", "layer", "head", *HEAD),
 }  # fmt: skip
 """The columns that each table must have."""
-TITLE = 200
-"""Characters of a name in a heading at most."""
+TITLE = 200  # Characters of a name in a heading at most
 PATHS = ("lengths", "heads")
 """Tables that another command may have put beside measurements; the others are pictures of these."""
 
@@ -52,21 +51,14 @@ class ReportedRun:
     """What a report shows of one run directory."""
 
     folder: Path
-    manifest: Manifest
-    """Of what is measured, or else of what there is."""
+    manifest: Manifest  # Of what is measured, or else of what there is
     measured: Profile | Summary | None = None
-    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
-    """cloud, spectrum, lengths, heads: those there are."""
-    certificates: dict[str, Certificates] = field(default_factory=dict)
-    """By variant."""
-    outcomes: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    """Studies, each with its folder."""
-    notes: list[str] = field(default_factory=list)
-    """What of the folder is not shown, and why."""
-    manifests: dict[str, Manifest] = field(default_factory=dict)
-    """Of each command that wrote into the folder."""
-    closure: float | None = None
-    """How nearly the paths add up to the output."""
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)  # cloud, spectrum, lengths, heads: those there are
+    certificates: dict[str, Certificates] = field(default_factory=dict)  # By variant
+    outcomes: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # Studies, each with its folder
+    notes: list[str] = field(default_factory=list)  # What of the folder is not shown, and why
+    manifests: dict[str, Manifest] = field(default_factory=dict)  # Of each command that wrote into the folder
+    closure: float | None = None  # How nearly the paths add up to the output
     training: TrainingRun | None = None
     sweep: Swept | None = None
 

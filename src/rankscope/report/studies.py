@@ -10,11 +10,9 @@ from rankscope.report.content import Section, Table
 
 WIDTH, COLOURS = 1100, 256
 """Pixels across a picture, and colours kept: with fewer, lines of rare colours take those of others."""
-MANY = 40
-"""Pictures up to which they are shown at full width."""
+MANY = 40  # Pictures up to which they are shown at full width
 
-Outcomes = Sequence[tuple[Path, dict[str, Any]]]
-"""What came out of each study, with its folder."""
+Outcomes = Sequence[tuple[Path, dict[str, Any]]]  # What came out of each study, with its folder
 
 
 def study_sections(outcomes: Outcomes) -> list[Section]:

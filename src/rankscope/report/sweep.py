@@ -23,10 +23,8 @@ ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
 class Swept:
     """What a page shows of a sweep."""
 
-    views: dict[str, SweepView]
-    """By metric."""
-    failed: pl.DataFrame
-    """`cell`, factors, `reason`."""
+    views: dict[str, SweepView]  # By metric
+    failed: pl.DataFrame  # `cell`, factors, `reason`
     cells: int
     done: int
 

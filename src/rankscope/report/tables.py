@@ -11,8 +11,7 @@ from rankscope.runs import Network
 from rankscope.theory import Certificates
 from rankscope.theory.views import failed_hypotheses, quantity
 
-LAYERS = 33
-"""Columns at most: of more layers, so many evenly."""
+LAYERS = 33  # Columns at most: of more layers, so many evenly
 
 
 def curve_table(curves: Sequence[CurveView]) -> Table:

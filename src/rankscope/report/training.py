@@ -12,8 +12,7 @@ from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, p
 from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
-MAPS, PANELS, ALARMS = 8, 6, 200
-"""Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
+MAPS, PANELS, ALARMS = 8, 6, 200  # Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most
 
 
 def training_sentences(training: TrainingRun) -> str:

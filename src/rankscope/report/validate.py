@@ -16,10 +16,8 @@ from rankscope.theory import Certificates
 
 TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem", "quantity", "kind"}
 PLACES = {"sample", "layer", "head", "token", "index", "length"}
-SWITCHES = {"below_floor", "met", "vacuous"}
-"""Columns by what they hold; all others hold numbers."""
-FURTHEST = 10**6
-"""The largest place: no network is as deep, and no excerpt as long."""
+SWITCHES = {"below_floor", "met", "vacuous"}  # Columns by what they hold; all others hold numbers
+FURTHEST = 10**6  # The largest place: no network is as deep, and no excerpt as long
 LISTS = ("comparisons", "figures", "notes", "shown")
 AGAIN, DAMAGED = "run it again", "it is damaged, run it again"
 OTHER = "it is damaged or of another version, run it again"

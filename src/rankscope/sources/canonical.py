@@ -59,11 +59,9 @@ class StreamedNetwork:
 
     shelf: StreamedCheckpoint
     arch: Architecture
-    other_tensors: dict[str, Tensor]
-    """Tensors that belong to no layer."""
+    other_tensors: dict[str, Tensor]  # Tensors that belong to no layer
     embedding: Embedding
-    _seen: set[int] = field(default_factory=set)
-    """Layers whose weights were checked to be finite and present."""
+    _seen: set[int] = field(default_factory=set)  # Layers whose weights were checked to be finite and present
 
     @classmethod
     @torch.no_grad()

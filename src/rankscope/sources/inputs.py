@@ -15,8 +15,7 @@ from rankscope.nets.origin import Encoded
 from rankscope.nets.padding import padding_from
 from rankscope.sources.load import load
 
-NetworkLike = Transformer | nn.Module
-"""A network, or a model of transformers in memory, which `load` makes one of."""
+NetworkLike = Transformer | nn.Module  # A network, or a model of transformers in memory, which `load` makes one of
 InputsLike = Tensor | Encoded | str | Sequence[str]
 """Tokens `[batch, token, width]`; what `net.encode` gave; texts or token ids, which `net.encode` reads."""
 
@@ -25,10 +24,8 @@ class NetworkInputs(NamedTuple):
     """A network, and tokens that it takes."""
 
     net: Transformer
-    X: Tensor
-    """`[batch, token, width]`, floating."""
-    padding: Tensor | None
-    """True at padded tokens."""
+    X: Tensor  # `[batch, token, width]`, floating
+    padding: Tensor | None  # True at padded tokens
 
 
 def network_of(caller: str, model: NetworkLike) -> Transformer:

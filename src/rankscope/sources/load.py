@@ -257,8 +257,7 @@ class FamilyParity(NamedTuple):
     """The parity measured for one config of one family."""
 
     family: str
-    config: str
-    """What sets it apart within the family."""
+    config: str  # What sets it apart within the family
     types: tuple[str, ...]
     parity: Parity
 

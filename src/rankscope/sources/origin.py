@@ -19,29 +19,22 @@ from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbeddin
 from rankscope.sources.parity import Parity
 from rankscope.sources.to_hf import to_hf
 
-WHOLE = (ImageEmbedding, SoundEmbedding)
-"""Embeddings of images and sound, which are not cut to a length."""
-TOKENIZER = "tokenizer"
-"""The folder of a saved network's tokenizer."""
+WHOLE = (ImageEmbedding, SoundEmbedding)  # Embeddings of images and sound, which are not cut to a length
+TOKENIZER = "tokenizer"  # The folder of a saved network's tokenizer
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckpointOrigin:
     """Where a loaded network came from, and what turns text into its tokens: `net.origin`."""
 
-    name: str
-    """What was given to `load`, or the class of an in-memory model."""
+    name: str  # What was given to `load`, or the class of an in-memory model
     family: str
     embedding: Embedding
     parity: Parity
-    find_tokenizer: Callable[[], Any]
-    """Reads the tokenizer; called once, when text is first encoded."""
-    weights: str
-    """"trained", as checkpoints are; of a model in memory nobody knows: "given"."""
-    details: dict[str, Any]
-    """Model type, revision and the like, for the manifest."""
-    config: Any = None
-    """The config of the original, from which `to_hf` builds a model."""
+    find_tokenizer: Callable[[], Any]  # Reads the tokenizer; called once, when text is first encoded
+    weights: str  # "trained", as checkpoints are; of a model in memory nobody knows: "given"
+    details: dict[str, Any]  # Model type, revision and the like, for the manifest
+    config: Any = None  # The config of the original, from which `to_hf` builds a model
 
     def __repr__(self) -> str:
         parity = self.parity

@@ -35,8 +35,7 @@ from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths,
 
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight or angle, absolute."""
-LONGEST = 8300
-"""Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte."""
+LONGEST = 8300  # Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte
 UNMAPPED = "its config asks for something this family does not map; watch measures it as it is"
 
 
@@ -44,17 +43,14 @@ UNMAPPED = "its config asks for something this family does not map; watch measur
 class Parity:
     """How far the canonical network is from the original, and on how many tokens both were compared."""
 
-    states: float
-    """Over all hidden states and the output, relative to the largest entry of each."""
+    states: float  # Over all hidden states and the output, relative to the largest entry of each
     attention: float | None
     """Over all attention weights; None where the original, a module of one's own, hands none out."""
     float32_parts: float | None
     """How far the original is from itself with its float32 parts lifted; None where it has none."""
 
-    tokens: int = 0
-    """Length of the longest sample on which all was compared; 0 for images, which have one size."""
-    reach: int = 0
-    """The number of tokens up to which masks and rotary angles were compared as well."""
+    tokens: int = 0  # Length of the longest sample on which all was compared; 0 for images, which have one size
+    reach: int = 0  # The number of tokens up to which masks and rotary angles were compared as well
     named: int | None = None
     """The longest window, bucket or the like that the config names, where `reach` does not go beyond it."""
 
@@ -67,13 +63,10 @@ class Parity:
 class Original:
     """Hidden states, output and attention patterns that the original computed."""
 
-    states: list[Tensor]
-    """The input of the first block, then the output of every block."""
+    states: list[Tensor]  # The input of the first block, then the output of every block
     output: Tensor
-    attention: list[Tensor]
-    """Of every block, and then of every block's cross-attention where there is one."""
-    wrapped: bool
-    """True if blocks return tuples."""
+    attention: list[Tensor]  # Of every block, and then of every block's cross-attention where there is one
+    wrapped: bool  # True if blocks return tuples
 
 
 @torch.no_grad()

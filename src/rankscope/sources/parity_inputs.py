@@ -20,19 +20,14 @@ from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of
 
-SHORTEST = 24
-"""Tokens of the inputs where the config names no length."""
-PADDING = (0, 7, 15)
-"""Padded tokens of the three samples: none, at the end, at the beginning."""
-SOURCE = 17
-"""Tokens of the memory that a decoder reads."""
+SHORTEST = 24  # Tokens of the inputs where the config names no length
+PADDING = (0, 7, 15)  # Padded tokens of the three samples: none, at the end, at the beginning
+SOURCE = 17  # Tokens of the memory that a decoder reads
 LENGTHS = re.compile("window|chunk|distance|buckets|local_attention|original_max_position")
 """Names of config fields that hold a number of tokens at which something changes."""
-WORK = 1e11
-"""Most weights x tokens of inputs longer than `ALWAYS`: a few seconds in float64."""
+WORK = 1e11  # Most weights x tokens of inputs longer than `ALWAYS`: a few seconds in float64
 ALWAYS = 192
-ROOM = 1e9
-"""Most bytes of all its attention matrices."""
+ROOM = 1e9  # Most bytes of all its attention matrices
 
 
 def named_lengths(config: Any) -> list[int]:
@@ -65,13 +60,11 @@ def affordable(n: int, arch: Architecture, weights: int) -> bool:
 class ParityInputs:
     """The inputs of a parity check: ids or images, with padding, positions and a decoder's memory."""
 
-    inputs: Tensor
-    """Token ids, or images."""
+    inputs: Tensor  # Token ids, or images
     padding: Tensor | None
     position_ids: Tensor | None = None
     """The position of each valid token, for a model that would otherwise count padding as well."""
-    memory: Tensor | None = None
-    """What a decoder reads `[batch, source, width]`, padded on either side where it can be."""
+    memory: Tensor | None = None  # What a decoder reads `[batch, source, width]`, padded on either side where it can be
     memory_padding: Tensor | None = None
 
     @classmethod

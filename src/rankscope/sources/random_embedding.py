@@ -22,8 +22,7 @@ from rankscope.shapes import Bool, Float
 STREAM = 0x5EED_0F_70
 """Added to the seed, so that the embedding is not drawn from the numbers that a network of that seed is.
 (torch's generator reads the lower 32 bits alone.)"""
-SPREAD = 0.02
-"""The standard deviation of BERT's embedding at initialisation."""
+SPREAD = 0.02  # The standard deviation of BERT's embedding at initialisation
 
 
 def bundled_excerpts(words: int = 128) -> list[str]:

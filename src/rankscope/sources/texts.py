@@ -17,16 +17,11 @@ from rankscope.errors import FileError, RankscopeError, one_of
 from rankscope.files import must_be_text
 
 SPLITS = ("auto", "paragraph", "line", "jsonl")
-FIELD = "text"
-"""What is read of a JSON line, unless told."""
-SUFFIXES = (".txt", ".jsonl", ".md")
-"""The files of a folder that are read."""
-LONGEST = 2**16
-"""Characters kept of an excerpt, unless told: some 15,000 tokens of prose."""
-PIECE = 2**16
-"""Bytes read at once."""
-LONGEST_JSON = 2**24
-"""Characters of a JSON line, which can be understood only as a whole."""
+FIELD = "text"  # What is read of a JSON line, unless told
+SUFFIXES = (".txt", ".jsonl", ".md")  # The files of a folder that are read
+LONGEST = 2**16  # Characters kept of an excerpt, unless told: some 15,000 tokens of prose
+PIECE = 2**16  # Bytes read at once
+LONGEST_JSON = 2**24  # Characters of a JSON line, which can be understood only as a whole
 
 
 class Excerpts(Iterator[str]):

@@ -25,10 +25,8 @@ from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.parity import check
 
-SAVE = "save it as it is, net.save(folder)"
-"""The advice for a network that no model of transformers can hold."""
-WITHIN = 1e-13
-"""Relative difference up to which a tensor that was mapped again is the network's."""
+SAVE = "save it as it is, net.save(folder)"  # The advice for a network that no model of transformers can hold
+WITHIN = 1e-13  # Relative difference up to which a tensor that was mapped again is the network's
 
 
 def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any) -> Any:

@@ -20,8 +20,7 @@ from rankscope.studies.dong2021 import STUDIES as DONG
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult
 from rankscope.studies.wu2024 import STUDIES as WU
 
-STUDIES: tuple[Study, ...] = (*DONG, *WU)
-"""Every study, in the order of the papers."""
+STUDIES: tuple[Study, ...] = (*DONG, *WU)  # Every study, in the order of the papers
 
 
 def chosen(paper: str, figure: str | None = None) -> list[Study]:

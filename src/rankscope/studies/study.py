@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 class Setup:
     """How a study is to be run."""
 
-    folder: Path
-    """Where it caches what it has done: an interrupted study resumes from there."""
-    full: bool = False
-    """At the papers' sizes; else at sizes that take minutes on two cores."""
+    folder: Path  # Where it caches what it has done: an interrupted study resumes from there
+    full: bool = False  # At the papers' sizes; else at sizes that take minutes on two cores
     device: str = "cpu"
-    models: tuple[str, ...] = ()
-    """Hub ids or directories in place of the trained models at hand."""
-    say: Callable[[str], None] = lambda _: None
-    """Called with what is being done."""
+    models: tuple[str, ...] = ()  # Hub ids or directories in place of the trained models at hand
+    say: Callable[[str], None] = lambda _: None  # Called with what is being done
     progress: Callable[[int, int], None] = lambda done, total: None
     """Called with how many pieces of the study are done, and of how many, where it counts them."""
 
@@ -67,12 +63,9 @@ class Comparison:
     what: str
     published: str
     ours: str
-    agrees: bool | None
-    """None where there is no published number to hold it against."""
-    because: str = ""
-    """The reason for a disagreement, or what to know of the agreement."""
-    verdict: str = ""
-    """In place of the usual word: agrees, differs, no number to compare."""
+    agrees: bool | None  # None where there is no published number to hold it against
+    because: str = ""  # The reason for a disagreement, or what to know of the agreement
+    verdict: str = ""  # In place of the usual word: agrees, differs, no number to compare
 
 
 @cache
@@ -130,8 +123,7 @@ class PageTable:
     headings: list[str]
     rows: list[list[str]]
     note: str = ""
-    wordy: bool = False
-    """Holds sentences, not numbers."""
+    wordy: bool = False  # Holds sentences, not numbers
 
 
 @dataclass(frozen=True)
@@ -141,25 +133,21 @@ class StudyResult:
     figures: "dict[str, Figure]"
     tables: dict[str, pl.DataFrame]
     comparisons: list[Comparison]
-    notes: list[str] = field(default_factory=list)
-    """What it was run on, and what could not be had."""
+    notes: list[str] = field(default_factory=list)  # What it was run on, and what could not be had
     page_tables: list[PageTable] = field(default_factory=list)
     """Tables for its page, where it has more to show than comparisons."""
-    summary: str = ""
-    """What came of it, in a sentence or two, where that is more than how many comparisons agree."""
+    summary: str = ""  # What came of it, in a sentence or two, where that is more than how many comparisons agree
 
 
 @dataclass(frozen=True)
 class Study:
     """A figure of a paper, or a question of one's own, and the function that answers it."""
 
-    paper: str
-    """Empty for a study of no paper."""
+    paper: str  # Empty for a study of no paper
     figure: str
     title: str
     run: Callable[[Setup], StudyResult]
-    seconds: float = 1.0
-    """What it takes at its quick sizes on one core, roughly: its share of a progress bar."""
+    seconds: float = 1.0  # What it takes at its quick sizes on one core, roughly: its share of a progress bar
 
     @property
     def name(self) -> str:

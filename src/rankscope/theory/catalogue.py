@@ -10,8 +10,7 @@ from rankscope.theory.masked_attention import masked
 from rankscope.theory.sphere import cosines, full_rank, in_hemisphere
 from rankscope.theory.theorem import Theorem
 
-Chosen = str | Theorem | Sequence[str | Theorem] | None
-"""Theorems as a caller names them."""
+Chosen = str | Theorem | Sequence[str | Theorem] | None  # Theorems as a caller names them
 THEOREMS: dict[str, Theorem] = {
     theorem.name: theorem
     for theorem in (

@@ -56,8 +56,7 @@ SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 
 
-SAYS = pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")
-"""Rows that are a guarantee."""
+SAYS = pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")  # Rows that are a guarantee
 
 
 class Certificates(SavedTable):

@@ -44,28 +44,21 @@ from rankscope.theory.transverse import Exponent, exponent, log_length, slope, t
 from rankscope.theory.weight_norms import value_matrix
 
 METRICS = ("mu", "relative_mu")
-DEEP = 24
-"""Layers to measure a rate on, where the network has fewer."""
-STILL = 0.01
-"""A change of the log by less than this, over the layers that a rate is of, is none."""
+DEEP = 24  # Layers to measure a rate on, where the network has fewer
+STILL = 0.01  # A change of the log by less than this, over the layers that a rate is of, is none
 
-Rate = Callable[[float], float]
-"""The rate at a skip weight."""
+Rate = Callable[[float], float]  # The rate at a skip weight
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CriticalSkip:
     """Where collapse stops, as measured and as theory has it."""
 
-    weight: float | None
-    """Of the attention skip, where the measured rate crosses zero; None where it does not."""
-    rate_low: float
-    """The measured rate at the low end: natural log of the metric, per layer."""
+    weight: float | None  # Of the attention skip, where the measured rate crosses zero; None where it does not
+    rate_low: float  # The measured rate at the low end: natural log of the metric, per layer
     rate_high: float
-    why: str
-    """What was found, in a sentence."""
-    theory: float | None
-    """Where the transverse exponent crosses zero; None where it does not, or is not defined."""
+    why: str  # What was found, in a sentence
+    theory: float | None  # Where the transverse exponent crosses zero; None where it does not, or is not defined
     theory_why: str
     bracket: tuple[float, float] | None
     """1 -+ c, c measured at the critical weight: the crossing lies within. None with a norm, an MLP, no
@@ -73,8 +66,7 @@ class CriticalSkip:
     guaranteed: tuple[float, float] | None
     """1 -+ c, c from the weights: below the first, mu shrinks in every layer on any input of as many
     tokens; above the second, it grows. None with a norm, an MLP, or another metric than mu."""
-    table: pl.DataFrame
-    """Every measured point: weight, rate."""
+    table: pl.DataFrame  # Every measured point: weight, rate
 
     def __repr__(self) -> str:
         outcome = (("measured", self.weight, self.why), ("in theory", self.theory, self.theory_why))

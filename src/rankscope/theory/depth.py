@@ -28,8 +28,7 @@ class CollapseDepth:
     """Where the residual, as a share of the tokens' own size, falls below the threshold."""
 
     threshold: float
-    measured: pl.DataFrame
-    """sample, layer: the first layer below it (0 is the input); null where no layer is."""
+    measured: pl.DataFrame  # sample, layer: the first layer below it (0 is the input); null where no layer is
     guaranteed: pl.DataFrame
     """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""

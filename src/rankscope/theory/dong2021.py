@@ -56,8 +56,7 @@ from rankscope.theory.logs import log, log_expm1, plus, times
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, theorem
 from rankscope.theory.weight_norms import EPS
 
-ROOT = 1.2564
-"""e^x <= 1 + 2x up to here (the root is 1.25643...)."""
+ROOT = 1.2564  # e^x <= 1 + 2x up to here (the root is 1.25643...)
 
 
 def log_gamma(layer: LayerFacts) -> float:

@@ -29,25 +29,16 @@ Centre = Literal["mean", "argmin"]
 class TokenSizes:
     """Sizes of the tokens at one layer, as natural logs."""
 
-    residual: float
-    """`||X - 1 x^T||_{1,inf}` about the chosen centre."""
-    mu: float
-    """`||X - 1 mean^T||_F`."""
-    diameter: float
-    """The largest distance between two tokens, in the 2-norm."""
-    of_tokens: dict[str, float]
-    """The same measure of the tokens themselves, to compare each quantity with."""
+    residual: float  # `||X - 1 x^T||_{1,inf}` about the chosen centre
+    mu: float  # `||X - 1 mean^T||_F`
+    diameter: float  # The largest distance between two tokens, in the 2-norm
+    of_tokens: dict[str, float]  # The same measure of the tokens themselves, to compare each quantity with
     shortest: float
-    longest: float
-    """Lengths of the shortest and the longest token."""
-    cosine: float
-    """The smallest cosine between two tokens, as it is."""
-    log_cosine_gap: float
-    """log(1 - the smallest cosine), to full precision."""
-    noise: bool
-    """Whether these are rounding noise, as far as one pass can tell."""
-    state: State
-    """The tokens themselves."""
+    longest: float  # Lengths of the shortest and the longest token
+    cosine: float  # The smallest cosine between two tokens, as it is
+    log_cosine_gap: float  # log(1 - the smallest cosine), to full precision
+    noise: bool  # Whether these are rounding noise, as far as one pass can tell
+    state: State  # The tokens themselves
     float64_difference: float = 0.0
     """How far float64's deviation is from this one, as a share of it, where float64 can see."""
 
@@ -60,24 +51,17 @@ class TokenSizes:
 class HalfFacts:
     """What a skip and its branches did to the deviation, in the Frobenius norm."""
 
-    weight: float
-    """The weight of the skip."""
-    log_gain: float
-    """c: `||res(branch)|| / ||res(X)||`."""
+    weight: float  # The weight of the skip
+    log_gain: float  # c: `||res(branch)|| / ||res(X)||`
     alignment: float
     """`<res(branch), res(X)> / ||res(X)||^2`: how much of X's own deviation the branch adds or takes away."""
-    log_norm: float
-    """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
-    log_longest: float
-    """The longest token of the branch."""
-    branch: Scaled
-    """res(branch) `[1, token, width]`."""
+    log_norm: float  # `||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none
+    log_longest: float  # The longest token of the branch
+    branch: Scaled  # res(branch) `[1, token, width]`
     log_stretch: float
     """Differences between tokens grow at most so much, by measured factors of each part (`factors.py`)."""
-    ranks: tuple[tuple[int, int, int], ...]
-    """Each norm's (affine rank before, after, the most it may take away)."""
-    clear: bool
-    """Whether the ranks after are plain: no singular value lies where rounding decides if it counts."""
+    ranks: tuple[tuple[int, int, int], ...]  # Each norm's (affine rank before, after, the most it may take away)
+    clear: bool  # Whether the ranks after are plain: no singular value lies where rounding decides if it counts
     vanished: bool
     """Whether a norm met a token that is zero but for rounding: it leaves one that is zero, and makes one
     that is rounding, or underflowed, as long as any."""
@@ -89,16 +73,13 @@ class LayerFacts:
 
     heads: HeadNorms
     mlp: MLPNorms
-    log_oscillation: float
-    """The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows."""
+    log_oscillation: float  # The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows
     log_oscillation_factor: float
     """Factors of the composite residual through attention (`factors.py`), from loose to exact."""
     log_attention_factor: float
     log_exact_factor: float
-    log_averaging: float
-    """`sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient."""
-    log_smallest: float
-    """The smallest attention weight on an edge of the mask."""
+    log_averaging: float  # `sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient
+    log_smallest: float  # The smallest attention weight on an edge of the mask
     row_sum_defect: float
     attention: DeviationPattern
     halves: tuple[HalfFacts, ...]
@@ -111,12 +92,9 @@ class Facts:
     net: Transformer
     centre: Centre
     arithmetic: str
-    X: Float[Tensor, "token width"]
-    """The tokens at layer 0, float64."""
-    first: State
-    """The same as a common token and deviations."""
-    sizes: tuple[TokenSizes, ...]
-    """By layer, 0 the input."""
+    X: Float[Tensor, "token width"]  # The tokens at layer 0, float64
+    first: State  # The same as a common token and deviations
+    sizes: tuple[TokenSizes, ...]  # By layer, 0 the input
     layers: tuple[LayerFacts, ...]
     norms: WeightNorms
 

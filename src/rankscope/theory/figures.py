@@ -25,8 +25,7 @@ COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "
 """Columns of the CSV."""
 SHARES = {"relative_residual": "residual", "relative_mu": "mu"}
 """Metrics that are a share of the tokens' size, and what theorems call their numerator."""
-LOWEST = -1e300
-"""Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
+LOWEST = -1e300  # Bounds of fewer decades are drawn here: an axis has no numbers beyond
 
 
 def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:

@@ -16,8 +16,7 @@ from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
 from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 
-VANISHED = 1e-11
-"""A token this much shorter than the longest may be what rounding left of zero."""
+VANISHED = 1e-11  # A token this much shorter than the longest may be what rounding left of zero
 CLEAR = 1e-6
 """What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
 before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""

@@ -89,8 +89,7 @@ def aligned_skip(facts: Facts) -> Evaluation:
     return _skips(facts, lambda half: log(abs(half.weight + half.alignment)))
 
 
-UNREACHED = 1e-14
-"""Directions that rows of length one reach by less than this count as not reached."""
+UNREACHED = 1e-14  # Directions that rows of length one reach by less than this count as not reached
 
 
 def _written(facts: Facts, index: int) -> Tensor:

@@ -38,10 +38,8 @@ from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
-MANY = 2048
-"""From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows."""
-NOISE_SHARE = 1e-3
-"""The share of rounding in a float64 residual above which it is called noise."""
+MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
+NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
 
 
 def observe(

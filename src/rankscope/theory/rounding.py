@@ -21,19 +21,14 @@ from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
 
-COPIES = 2
-"""Perturbed passes beside the first."""
+COPIES = 2  # Perturbed passes beside the first
 AGREED = 1e-7
 """The largest difference of logs, as a share of them or of one, up to which passes agree on a bound; and the
 largest relative difference up to which they agree on what is measured."""
-LOOSE = 1e-3
-"""The same where the centre is the argmin, found by linear programmes to 1e-5."""
-SEEN = 1e-8
-"""The largest relative difference up to which float64 agrees with deviation arithmetic."""
-TIMES = 100.0
-"""Outward by this many times what the passes differ by."""
-ARITHMETIC = 1e-12
-"""Outward by this share of the largest log so far: hundreds of operations, each to 1e-16."""
+LOOSE = 1e-3  # The same where the centre is the argmin, found by linear programmes to 1e-5
+SEEN = 1e-8  # The largest relative difference up to which float64 agrees with deviation arithmetic
+TIMES = 100.0  # Outward by this many times what the passes differ by
+ARITHMETIC = 1e-12  # Outward by this share of the largest log so far: hundreds of operations, each to 1e-16
 ROUNDING = "its inputs are rounding"
 
 
@@ -44,8 +39,7 @@ class LayerBound:
     bound: float
     hypotheses: list[Hypothesis]
     measured: float
-    noise: bool
-    """True if the passes do not agree on the measured value."""
+    noise: bool  # True if the passes do not agree on the measured value
 
 
 def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -> list[LayerBound]:

@@ -46,10 +46,8 @@ from rankscope.theory.masked_attention import connected, log_shrink, log_smalles
 from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
 from rankscope.theory.weight_norms import lost, value_parts
 
-ORTHOGONAL = 1e-9
-"""How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer."""
-NOT_NEGATIVE = 1e-9
-"""Measured cosines count as not negative from here on."""
+ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
+NOT_NEGATIVE = 1e-9  # Measured cosines count as not negative from here on
 
 
 def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:

@@ -14,8 +14,7 @@ Kind = Literal["upper", "lower"]
 class Evaluation:
     """A theorem on one sample, by layer from 1 on. A bound counts where all its hypotheses are met."""
 
-    bounds: Sequence[float]
-    """Natural logs."""
+    bounds: Sequence[float]  # Natural logs
     hypotheses: Sequence[Sequence[Hypothesis]]
     measured: Sequence[float] | None = None
     """Natural logs, where it bounds something else than a size of the tokens by layer."""
@@ -28,10 +27,8 @@ class Theorem:
     name: str
     source: str
     says: str
-    quantity: str
-    """residual (`||res X||_{1,inf}`), mu (`||res X||_F`), diameter, or affine_rank."""
-    kind: Kind
-    """Whether the quantity stays below the bound, or above."""
+    quantity: str  # residual (`||res X||_{1,inf}`), mu (`||res X||_F`), diameter, or affine_rank
+    kind: Kind  # Whether the quantity stays below the bound, or above
     evaluate: Callable[[Facts], Evaluation]
 
 

@@ -46,12 +46,9 @@ from rankscope.theory.hypotheses import outside
 
 Modes = Complex[Tensor, " mode"]
 
-PROBES = 8
-"""Directions r followed in each mode, or all of a smaller width: almost any finds the largest growth."""
-BELOW = -2000.0
-"""The log-scale of what is infinitesimal: its square and its share of a token are zero in float64."""
-SAME = 1e-12
-"""Eigenvalues of P0 nearer than this are one mode."""
+PROBES = 8  # Directions r followed in each mode, or all of a smaller width: almost any finds the largest growth
+BELOW = -2000.0  # The log-scale of what is infinitesimal: its square and its share of a token are zero in float64
+SAME = 1e-12  # Eigenvalues of P0 nearer than this are one mode
 KERNELS = {
     "sigmoid": "its rows do not sum to one, so that equal tokens need not stay equal",
     "linear": "its weights are not a softmax of scores, which the exponent is derived for",
@@ -65,12 +62,9 @@ KERNELS = {
 class Exponent:
     """How fast a small difference between tokens grows, natural log per layer; below zero it shrinks."""
 
-    rate: float
-    """Of the largest transverse mode; -inf where a layer leaves nothing of the first order."""
-    mode: float | complex
-    """nu, the eigenvalue of P0 that attains it."""
-    common: float
-    """Growth of the common token's length, natural log per layer."""
+    rate: float  # Of the largest transverse mode; -inf where a layer leaves nothing of the first order
+    mode: float | complex  # nu, the eigenvalue of P0 that attains it
+    common: float  # Growth of the common token's length, natural log per layer
 
 
 def transverse_exponent(net: Transformer, x: Tensor, tokens: int, *, relative: bool = False) -> Exponent:

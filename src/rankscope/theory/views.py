@@ -8,10 +8,8 @@ import polars as pl
 
 from rankscope.figures.text import label, power
 
-EXACT = "exact-factors"
-"""The theorem whose bound is the measurement itself: no proof of anything else."""
-RANK = "affine_rank"
-"""The one quantity that is a count: it has no place on an axis of powers."""
+EXACT = "exact-factors"  # The theorem whose bound is the measurement itself: no proof of anything else
+RANK = "affine_rank"  # The one quantity that is a count: it has no place on an axis of powers
 
 
 @dataclass(frozen=True)
@@ -54,17 +52,12 @@ class BoundView:
     theorem: str
     quantity: str
     kind: str
-    met_to: int
-    """Its hypotheses hold from layer 1 to this one for every sample; 0: nowhere."""
-    says_at: int | None
-    """The last layer at which it says more than is trivial."""
-    log10_measured: float | None
-    """There, or where it says nothing at `met_to`: of the sample with the most slack."""
+    met_to: int  # Its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
+    says_at: int | None  # The last layer at which it says more than is trivial
+    log10_measured: float | None  # There, or where it says nothing at `met_to`: of the sample with the most slack
     log10_bound: float | None
-    decades: float | None
-    """Between the two."""
-    why: str | None
-    """The first hypothesis that fails, with its number."""
+    decades: float | None  # Between the two
+    why: str | None  # The first hypothesis that fails, with its number
     by_layer: list[tuple[float | None, float | None]]
     """(measured, bound), means over samples of log10, as far as it holds."""
 
@@ -175,8 +168,7 @@ class DepthView:
     """Where tokens become uniform to a threshold."""
 
     threshold: float
-    measured: list[int | None]
-    """By sample the first layer at which they are; None where there is none."""
+    measured: list[int | None]  # By sample the first layer at which they are; None where there is none
     proved: list[tuple[str, str, int]]
     """(theorem, kind, layer), of theorems that prove something of every sample: upper, uniform by that layer;
     lower, not uniform up to it."""

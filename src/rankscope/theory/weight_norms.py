@@ -31,8 +31,7 @@ LIPSCHITZ = {
 """The largest slope of each activation, rounded up in its last digit."""
 
 EPS = torch.finfo(torch.float64).eps
-TINY = 1e-290
-"""More than what underflows in a norm of matrices that are not zero."""
+TINY = 1e-290  # More than what underflows in a norm of matrices that are not zero
 
 
 def lost(*sides: int) -> float:
@@ -47,14 +46,10 @@ PerHead = Float[Tensor, " head"]
 class HeadNorms:
     """Norms of the matrices of one layer's active heads."""
 
-    scores: PerHead
-    """`||W_QK,h||_1`, `W_QK = W_Q W_K^T`; 0 where attention does not look at tokens (uniform)."""
-    columns: PerHead
-    """`||W_h||_1`, `W_h = W_V,h W_O,h`."""
-    rows: PerHead
-    """`||W_h||_inf`."""
-    spectral: PerHead
-    """`||W_h||_2`."""
+    scores: PerHead  # `||W_QK,h||_1`, `W_QK = W_Q W_K^T`; 0 where attention does not look at tokens (uniform)
+    columns: PerHead  # `||W_h||_1`, `W_h = W_V,h W_O,h`
+    rows: PerHead  # `||W_h||_inf`
+    spectral: PerHead  # `||W_h||_2`
 
     @classmethod
     def of(cls, arch: Architecture, index: int, layer: Layer) -> "HeadNorms":
@@ -132,8 +127,7 @@ class MLPNorms:
     spectral: float
     up: float = 0.0
     gate: float = 0.0
-    down: float = 0.0
-    """2-norms of a gated MLP's matrices."""
+    down: float = 0.0  # 2-norms of a gated MLP's matrices
 
     @classmethod
     def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
@@ -154,8 +148,7 @@ class MLPNorms:
 
 
 Result = TypeVar("Result")
-CACHE_SIZE = 4096
-"""Results that are cached, the latest, some hundred bytes each."""
+CACHE_SIZE = 4096  # Results that are cached, the latest, some hundred bytes each
 _cache: dict[Hashable, Any] = {}
 _lock = Lock()
 

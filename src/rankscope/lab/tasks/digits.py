@@ -13,8 +13,7 @@ from rankscope.lab.tasks.task import Batch, Task, drawn_from, encoder
 from rankscope.nets import Architecture
 
 SIDE = 8
-HELD = 360
-"""Images that are held out: the last ones, written by other hands than the first."""
+HELD = 360  # Images that are held out: the last ones, written by other hands than the first
 
 
 @dataclass(frozen=True)

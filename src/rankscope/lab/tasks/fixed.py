@@ -20,8 +20,7 @@ from rankscope.lab.tasks.task import Batch, Task, drawn_from
 from rankscope.nets import Architecture
 from rankscope.shapes import Bool, Float
 
-SYMBOLS, SORTED = 10, 8
-"""Symbols there are to sort, and symbols of a sample."""
+SYMBOLS, SORTED = 10, 8  # Symbols there are to sort, and symbols of a sample
 POINTS, SIDE, SHIFT = 10, 10.0, 3.3
 """Points of a hull, the side of their square, and the standard deviation of its shift."""
 

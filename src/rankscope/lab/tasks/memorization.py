@@ -15,8 +15,7 @@ from rankscope.lab.tasks.fixed import FixedTask, ceiling
 from rankscope.lab.tasks.task import UNLABELLED, Batch
 from rankscope.sources.random_embedding import bundled_excerpts, split
 
-SHORTEST = 16
-"""Words of a text at least: a shorter one says little about context."""
+SHORTEST = 16  # Words of a text at least: a shorter one says little about context
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,10 @@ from rankscope.lab.model import Interface
 from rankscope.nets import Architecture
 from rankscope.shapes import Bool, Int
 
-UNLABELLED = -100
-"""The label of a token that has none."""
-STEPS = 100003
-"""Steps of a seed's own; those of two seeds do not meet before."""
-FREQUENT = 1024
-"""Samples that frequencies of labels are taken from."""
-HELD_OUT = 2**61
-"""The seed of samples that no training sees."""
+UNLABELLED = -100  # The label of a token that has none
+STEPS = 100003  # Steps of a seed's own; those of two seeds do not meet before
+FREQUENT = 1024  # Samples that frequencies of labels are taken from
+HELD_OUT = 2**61  # The seed of samples that no training sees
 
 
 def drawn_from(seed: int, step: int) -> torch.Generator:
@@ -31,12 +27,10 @@ def drawn_from(seed: int, step: int) -> torch.Generator:
 class Batch:
     """Samples of a task with the labels of their tokens, or of themselves."""
 
-    inputs: Tensor
-    """Symbols `[sample, token]`, or numbers `[sample, token, number]`."""
+    inputs: Tensor  # Symbols `[sample, token]`, or numbers `[sample, token, number]`
     labels: Int[Tensor, "sample token"] | Int[Tensor, " sample"]
     """Of tokens, `UNLABELLED` where one has none, or of samples."""
-    padding: Bool[Tensor, "sample token"] | None = None
-    """True at padded tokens; None where there are none."""
+    padding: Bool[Tensor, "sample token"] | None = None  # True at padded tokens; None where there are none
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,8 +61,7 @@ class Task(ABC):
     """A task for small networks; those here are frozen dataclasses of their sizes."""
 
     name: ClassVar[str]
-    says: ClassVar[str]
-    """What is predicted, in one line."""
+    says: ClassVar[str]  # What is predicted, in one line
 
     @property
     @abstractmethod

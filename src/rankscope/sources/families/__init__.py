@@ -40,8 +40,7 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "family_of"]
-RECURRENT = ("mamba", "rwkv", "xlstm")
-"""How the model types of recurrent models without attention begin or end."""
+RECURRENT = ("mamba", "rwkv", "xlstm")  # How the model types of recurrent models without attention begin or end
 DISENTANGLED = ", whose scores add products of a table of relative positions with keys (disentangled attention)"
 CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
 REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | dict.fromkeys(("deberta", "deberta-v2"), DISENTANGLED)
@@ -50,8 +49,7 @@ REASONS |= {
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
 }
 """Why no family maps a model type, where that is one part of it."""
-CLOSE = 0.8
-"""The likeness, of at most one, from which on a name may be a slip of another."""
+CLOSE = 0.8  # The likeness, of at most one, from which on a name may be a slip of another
 
 
 def family_of(model_type: str | None, requested: str | Family | None = None) -> Family:

@@ -35,8 +35,7 @@ from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, TextEmbedding
 
 Tensors = dict[str, Tensor]
-ModulePaths = Mapping[str, str]
-"""Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`."""
+ModulePaths = Mapping[str, str]  # Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu",
@@ -49,27 +48,20 @@ class Family(ABC):
     """How one kind of Hugging Face model maps onto `Architecture`, weights and embedding."""
 
     name: ClassVar[str]
-    types: ClassVar[tuple[str, ...]] = ()
-    """`config.model_type` of the models that this family maps."""
-    loader: ClassVar[str] = "AutoModel"
-    """The class of transformers that reads a checkpoint."""
+    types: ClassVar[tuple[str, ...]] = ()  # `config.model_type` of the models that this family maps
+    loader: ClassVar[str] = "AutoModel"  # The class of transformers that reads a checkpoint
     side: ClassVar[str] = ""
     """Which side of an encoder-decoder it is, where `loader` reads both: "encoder", or "decoder", whose
     blocks attend to what the encoder gives."""
-    continuous_inputs: ClassVar[bool] = False
-    """True if the model takes images or sound instead of token ids."""
-    input_name: ClassVar[str] = "pixel_values"
-    """The name of the argument that takes images or sound."""
-    tokens_first: ClassVar[bool] = False
-    """True if blocks take [token, batch, width]."""
-    stack: ClassVar[str]
-    """Dotted path of the list of blocks."""
+    continuous_inputs: ClassVar[bool] = False  # True if the model takes images or sound instead of token ids
+    input_name: ClassVar[str] = "pixel_values"  # The name of the argument that takes images or sound
+    tokens_first: ClassVar[bool] = False  # True if blocks take [token, batch, width]
+    stack: ClassVar[str]  # Dotted path of the list of blocks
     parts: ClassVar[ModulePaths]
     """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix."""
     embedding_parts: ClassVar[ModulePaths]
     """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
-    final_norm: ClassVar[str] = ""
-    """Dotted path of the last norm; empty where there is none."""
+    final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
     inside: ClassVar[str] = ""
     """The attribute of a larger model (encoder and decoder, text and images) that holds this network."""
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None

@@ -39,28 +39,21 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.shapes import Float
 
 RADIUS, ANGLES, HEADS = 0.3, 1000, 2
-OWN = ("into.weight", "into.bias", "out.weight", "out.bias")
-"""The tensors around the layer."""
-Tensors = dict[str, Tensor]
-"""By name, the seed as first axis."""
+OWN = ("into.weight", "into.bias", "out.weight", "out.bias")  # The tensors around the layer
+Tensors = dict[str, Tensor]  # By name, the seed as first axis
 Pairs = Float[Tensor, "seed pair 2 2"]
-TOGETHER = 0.05
-"""The share of the diameter below which tokens have fallen together."""
+TOGETHER = 0.05  # The share of the diameter below which tokens have fallen together
 ENDS = ("fell together", "ran away", "drifted off", "apart", "on the circle")
-PairPath = Float[Tensor, "step 2 2"]
-"""Of both tokens, up to where one has run away."""
+PairPath = Float[Tensor, "step 2 2"]  # Of both tokens, up to where one has run away
 
 
 @dataclass(frozen=True)
 class CircleNetwork:
     """A row of the figure: what the layer is and how it is trained."""
 
-    parts: dict[str, Any] = field(default_factory=dict)
-    """Of the architecture."""
-    decay: float = 0.0
-    """Decoupled weight decay."""
-    as_published: bool = False
-    """Data, start and training of the published code."""
+    parts: dict[str, Any] = field(default_factory=dict)  # Of the architecture
+    decay: float = 0.0  # Decoupled weight decay
+    as_published: bool = False  # Data, start and training of the published code
 
     def architecture(self, width: int) -> Architecture:
         """The architecture of the layer; the MLP is as wide as the tokens, as published."""

@@ -27,10 +27,8 @@ from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_var
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
 
 TOKENS = 128
-TOLERANCE = 0.1
-"""How far the mean over seeds may be from a published curve; the paper's one network has its own seed."""
-FALLEN = 0.1
-"""The relative residual below which tokens count as having become the same."""
+TOLERANCE = 0.1  # How far the mean over seeds may be from a published curve; the paper's one network has its own seed
+FALLEN = 0.1  # The relative residual below which tokens count as having become the same
 TEXTS = StudyTexts("dong2021", "fig2")
 
 

@@ -26,8 +26,7 @@ from rankscope.studies.dong2021 import circle
 from rankscope.studies.dong2021.circle import ENDS, NETWORKS, RADIUS, distance, ending, left, path_of
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 
-MOST = 0.75
-"""The share of seeds from which on something is said of a network as such."""
+MOST = 0.75  # The share of seeds from which on something is said of a network as such
 COLOURS = dict(zip(ENDS, (PALETTE[1], PALETTE[7], PALETTE[3], PALETTE[0], PALETTE[2]), strict=True))
 TEXTS = StudyTexts("dong2021", "fig3")
 
@@ -36,15 +35,11 @@ class CircleSizes(NamedTuple):
     """How many networks are trained, for how long, and how far they are followed."""
 
     seeds: int = 8
-    rounds: int = 1500
-    """Steps of Adam."""
-    published_seeds: int = 4
-    """Of the published code's network."""
-    published_rounds: int = 70 * 17
-    """70 epochs of 17 batches."""
+    rounds: int = 1500  # Steps of Adam
+    published_seeds: int = 4  # Of the published code's network
+    published_rounds: int = 70 * 17  # 70 epochs of 17 batches
     widths: tuple[int, ...] = (32, 64, 128)
-    steps: int = 300
-    """Predictions that are fed back."""
+    steps: int = 300  # Predictions that are fed back
 
 
 QUICK, FULL = CircleSizes(), CircleSizes(seeds=32, rounds=6000, published_seeds=16)

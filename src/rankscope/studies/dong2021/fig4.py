@@ -37,10 +37,8 @@ REPEATS = 5
 TOLERANCE = 0.15
 """How far the published accuracy may lie outside the range of ours over training seeds: theirs is one trained
 network's, read off a figure."""
-NEAR_GUESS = 0.05
-"""How far above the best constant guess still is a guess."""
-DROPOUT = 0.1
-"""BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without."""
+NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess
+DROPOUT = 0.1  # BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without
 
 
 LENGTHS = range(7)
@@ -51,8 +49,7 @@ LEGEND = (
     "5 paths, published", "20 paths, published", "whole network, published",
     "whole network", "best constant guess", "best guess without context",
 )  # fmt: skip
-Published = dict[str, Any]
-"""What the paper's figure has of a task: numbers by name, and curves by path length."""
+Published = dict[str, Any]  # What the paper's figure has of a task: numbers by name, and curves by path length
 TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
 TEXTS = StudyTexts("dong2021", "fig4")
 
@@ -80,16 +77,12 @@ class TaskPlan:
     epochs: int
     batch: int
     lr: float
-    embedding_std: float = 1.0
-    """A norm follows the embedding, so a smaller one learns faster."""
+    embedding_std: float = 1.0  # A norm follows the embedding, so a smaller one learns faster
     dropout: float = DROPOUT
-    checkpoint_every: int = 10
-    """Epochs between checkpoints."""
-    seeds: int = 1
-    """Networks that are trained; a hull or a memorization takes longer than a sort."""
+    checkpoint_every: int = 10  # Epochs between checkpoints
+    seeds: int = 1  # Networks that are trained; a hull or a memorization takes longer than a sort
     layers: int = 6
-    fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of the architecture in place of the usual ones."""
+    fields: dict[str, Any] = field(default_factory=dict)  # Fields of the architecture in place of the usual ones
 
     @property
     def batches(self) -> int:

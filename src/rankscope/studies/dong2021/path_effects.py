@@ -29,13 +29,10 @@ from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.lengths import by_length
 from rankscope.paths.terms import Step, own_step, path_terms, shared_step
 
-PIECE = 2**19
-"""Numbers in the tokens that are evaluated together."""
+PIECE = 2**19  # Numbers in the tokens that are evaluated together
 STEPS = {"own": own_step, "shared": shared_step}
-Key = tuple[str, str, int | None, int]
-"""(attention, paths, length, repeat)."""
-Draw = tuple[str, int, int]
-"""(paths, length, repeat)."""
+Key = tuple[str, str, int | None, int]  # (attention, paths, length, repeat)
+Draw = tuple[str, int, int]  # (paths, length, repeat)
 
 
 def drawn_path(layers: int, heads: int, length: int, draw: random.Random) -> Path:

@@ -22,8 +22,7 @@ from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 DEPTHS = (12, 48, 128)
 WHOLE, BARE = "whole", "no skips"
 VARIANTS = {WHOLE: "transformer", BARE: "transformer-skip"}
-PLACES = ("post", "pre")
-"""Where norms stand: remedies were made for one or the other."""
+PLACES = ("post", "pre")  # Where norms stand: remedies were made for one or the other
 WIDTH, HEADS, TOKENS, SAMPLES = 64, 4, 32, 2
 INIT = "xavier"
 METRIC = "relative_residual"
@@ -33,11 +32,9 @@ SCHEMA = {
     "refused": pl.String, "note": pl.String,
 }  # fmt: skip
 NETWORK = ("remedy", "norm_place", "variant", "depth")
-SECONDS = 0.02
-"""A layer of one variant takes, on one core: what is said before, not what is promised."""
+SECONDS = 0.02  # A layer of one variant takes, on one core: what is said before, not what is promised
 ZERO = "every token is zero: nothing is left that could differ"
-THRESHOLD = 0.1
-"""Tokens that share nine tenths of their length. Excerpts of the bundled text begin at about 0.7."""
+THRESHOLD = 0.1  # Tokens that share nine tenths of their length. Excerpts of the bundled text begin at about 0.7
 
 
 def depths(full: bool) -> tuple[int, ...]:

@@ -31,8 +31,7 @@ SCHEMA = {
     "marked": pl.Boolean, "refused": pl.String,
 }  # fmt: skip
 QUANTITIES = ("log10", "entropy", "moved", "cosine")
-SECONDS = 0.5
-"""A layer takes, roughly."""
+SECONDS = 0.5  # A layer takes, roughly
 
 
 def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:

@@ -36,14 +36,11 @@ TEXTS = StudyTexts("remedies", "study")
 class RemedyOptions:
     """What is to be in the table of remedies."""
 
-    remedies: tuple[str, ...] = tuple(REMEDIES)
-    """As `--remedy` has them."""
-    model: str = "minilm"
-    """The trained model that they are put on."""
+    remedies: tuple[str, ...] = tuple(REMEDIES)  # As `--remedy` has them
+    model: str = "minilm"  # The trained model that they are put on
     seeds: int = 3
     train: bool = False
-    depths: tuple[int, ...] | None = None
-    """Depths of networks that are trained; as the setup's size has it if left out."""
+    depths: tuple[int, ...] | None = None  # Depths of networks that are trained; as the setup's size has it if left out
     steps: int | None = None
     workers: int = 1
 

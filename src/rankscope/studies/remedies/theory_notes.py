@@ -48,8 +48,7 @@ LAWS = {
 NETWORKS = {"pure attention": "san", "with skips": "san+skip", "whole": "transformer"}
 """On which theorems are asked: each of them holds on one of these at least, or on none that is random."""
 LAYERS, WORDS = 2, 6
-NEAR = -2.0
-"""log10 of a residual below which tokens are nearly the same, so that laws for small r apply."""
+NEAR = -2.0  # log10 of a residual below which tokens are nearly the same, so that laws for small r apply
 NONE_NOTE = TheoryNote(
     3,
     "Without skips the log of the residual triples in every layer; a skip makes the fall exponential "

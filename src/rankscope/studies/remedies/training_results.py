@@ -15,10 +15,8 @@ from rankscope.lab.trial import NONE, SCHEMA, Trial, TrialSizes
 from rankscope.studies.remedies.at_initialisation import DepthReached
 
 SETTINGS = ("post", "pre", "no skips", "images")
-MARGIN = 0.5
-"""Nats that a network which learns is below one that knows how frequent labels are and nothing else."""
-RATE = TrialSizes().lr
-"""Of learning, where nothing else is said."""
+MARGIN = 0.5  # Nats that a network which learns is below one that knows how frequent labels are and nothing else
+RATE = TrialSizes().lr  # Of learning, where nothing else is said
 PRICE = "seconds_per_step"
 COSTS = {"remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "ratio": pl.Float64}
 

@@ -45,8 +45,7 @@ FULL = TrainingPlan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
 SLOWER = TrainingPlan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 """Where depth decides who learns: whether a smaller learning rate changes who."""
 QUICK = TrainingPlan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
-ROUNDS, STEPS, WARM = 15, 3, 6
-"""Rounds, steps of each network in a round, and steps before the first."""
+ROUNDS, STEPS, WARM = 15, 3, 6  # Rounds, steps of each network in a round, and steps before the first
 TEXTS = StudyTexts("remedies", "study")
 
 

@@ -31,8 +31,7 @@ from rankscope.studies.remedies.measurements import RemedyMeasurements
 from rankscope.studies.study import Comparison
 
 AGREES, NOT, NOTHING, UNTOLD = "agrees", "does not", "does nothing here", "cannot be told"
-LEAST = 0.5
-"""Of what seeds differ by without a remedy: a smaller effect is none, though every seed should show it."""
+LEAST = 0.5  # Of what seeds differ by without a remedy: a smaller effect is none, though every seed should show it
 NOT_RUN = "not run: rankscope remedies --train"
 PLAIN_CLAIM = Claim("without skips collapse is doubly exponential", "Dong et al. 2021: rate 3", "order")
 SIGMA_CLAIM = Claim(

@@ -29,14 +29,11 @@ from rankscope.theory.hand_built import equilibrium, equilibrium_network, equili
 
 W = 2.0
 C = math.sqrt(1 - 1 / W**2)
-LAYERS = 40
-"""Shown of each trajectory."""
-SETTLED = 200
-"""Layers after which a start is said to have ended: 1500 give the same map."""
+LAYERS = 40  # Shown of each trajectory
+SETTLED = 200  # Layers after which a start is said to have ended: 1500 give the same map
 STARTS = {"first": (60.0, 200.0), "second": (20.0, 330.0), "third": (75.0, 100.0)}
 """Angles of token 1 and token 2, in degrees."""
-STRENGTHS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""The w of the last panel."""
+STRENGTHS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)  # The w of the last panel
 DEGREES = ([0, 90, 180, 270, 360], ["0°", "90°", "180°", "270°", "360°"])
 TEXTS = StudyTexts("wu2024", "fig1")
 

@@ -20,10 +20,8 @@ from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, PAPER, UNTRAINED, VARIANTS, StudyInputs, last, powers
 from rankscope.studies.wu2024.panels import TEX, by_layer, geometric, legend_below, line_style, powers_of_ten, title
 
-EQUAL = -2.0
-"""log10 of mu / ||X||_F below which tokens are said to have become the same."""
-By = tuple[str, Collection[str]]
-"""A column of the table, and what of it is drawn, in order."""
+EQUAL = -2.0  # log10 of mu / ||X||_F below which tokens are said to have become the same
+By = tuple[str, Collection[str]]  # A column of the table, and what of it is drawn, in order
 TEXTS = StudyTexts("wu2024", "fig2")
 
 

@@ -20,8 +20,7 @@ from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.fig2 import figure_of
 from rankscope.studies.wu2024.networks import MASKS, last, powers
 
-EQUAL = -10.0
-"""log10 of mu / ||X||_F from which tokens are said to be the same."""
+EQUAL = -10.0  # log10 of mu / ||X||_F from which tokens are said to be the same
 TEXTS = StudyTexts("wu2024", "fig6")
 
 

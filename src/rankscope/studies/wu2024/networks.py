@@ -31,8 +31,7 @@ VARIANTS = {
     "transformer": "transformer",
 }
 MASKS = {"complete": "complete", "causal": "causal", "window ±1": "window:1", "uni-directional": "unidirectional"}
-DROPOUT = 0.1
-"""BERT's, of attention, branches and embedding."""
+DROPOUT = 0.1  # BERT's, of attention, branches and embedding
 TOKENS = 128
 COLLAPSE = ("mu", "relative_mu")
 
@@ -90,13 +89,10 @@ def tokens_of(net: Transformer, texts: Sequence[str], length: int = TOKENS) -> T
 class StudyInputs:
     """The networks and texts that figures are run on; smaller ones show how a study goes in a moment."""
 
-    fresh: Callable[..., Transformer] = fresh
-    """An untrained network by the name of its architecture and a device."""
+    fresh: Callable[..., Transformer] = fresh  # An untrained network by the name of its architecture and a device
     trained: Callable[[Setup], dict[str, Transformer]] = trained
-    samples: int = 1000
-    """Excerpts at most, whatever a figure asks for."""
-    length: int = TOKENS
-    """Tokens of an excerpt."""
+    samples: int = 1000  # Excerpts at most, whatever a figure asks for
+    length: int = TOKENS  # Tokens of an excerpt
 
     def bert(self, setup: Setup) -> dict[str, Transformer]:
         """BERT of base size with random weights, by the name that figures have for it."""
@@ -107,8 +103,7 @@ class StudyInputs:
         return tokens_of(net, excerpts(min(samples, self.samples)), self.length)
 
 
-PAPER = StudyInputs()
-"""The sizes of the paper."""
+PAPER = StudyInputs()  # The sizes of the paper
 
 
 def file_name(*names: str) -> str:

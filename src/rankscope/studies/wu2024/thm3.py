@@ -27,12 +27,9 @@ from rankscope.studies.wu2024.panels import line_style, title
 from rankscope.theory.hand_built import anisotropy_bound, equilibrium, equilibrium_step
 
 SIZES = range(2, 9)
-LAYERS = 1000
-"""Of each random start: token 1 comes to rest only as 1/t."""
-NEAR = 0.02
-"""How near an end must be to an equilibrium to be called that one."""
-NEUTRAL = 1e-6
-"""A multiplier this near to one says nothing to first order."""
+LAYERS = 1000  # Of each random start: token 1 comes to rest only as 1/t
+NEAR = 0.02  # How near an end must be to an equilibrium to be called that one
+NEUTRAL = 1e-6  # A multiplier this near to one says nothing to first order
 TEXTS = StudyTexts("wu2024", "thm3")
 
 
