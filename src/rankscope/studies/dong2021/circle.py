@@ -16,14 +16,6 @@ it grows with r, and the circle is unstable. A small relative change of r become
 
 times as large in one step: 3 where attention is nearly uniform (the cube of Dong et al. 2021, Thm 2.2), and
 nearly 1 where it is sharp.
-
-A pair that is fed back to its network ends in one of these ways (`ending`):
-
-- fell together: their distance comes below a twentieth of the diameter;
-- ran away: a token is ten times as far out as the circle is, and not near the other;
-- drifted off: the same, but both went together, between half and twice the diameter apart;
-- on the circle: all along within half a radius of where they should be;
-- apart: none of these.
 """
 
 import math
@@ -252,7 +244,8 @@ def distance(path: PairPath) -> Float[Tensor, " step"]:
 
 
 def ending(path: PairPath, steps: int) -> str:
-    """Where a pair goes that was followed for so many steps, or until it ran away."""
+    """Where a pair goes that was followed for so many steps, or until it ran away (ten times as far out as the circle
+    is; it drifted off if both went together). On the circle: all along within half a radius of where it should be."""
     apart = distance(path)
     if bool((apart < TOGETHER).any()):
         return "fell together"

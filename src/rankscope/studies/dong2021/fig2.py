@@ -13,6 +13,7 @@ Each in float32, as published, and in deviation arithmetic on a log axis, where 
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,10 +36,10 @@ TEXTS = StudyTexts("dong2021", "fig2")
 def _run(setup: Setup) -> StudyResult:
     texts, seeds = (32, 4) if setup.full else (2, 2)
     parts = {
-        f"{family}-{seed}": lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s)
+        f"{family}-{seed}": partial(_random, family, seed, texts, setup.device)
         for family, seed in product(FAMILIES, range(seeds))
     }
-    parts["trained"] = lambda: _trained(setup, texts)
+    parts["trained"] = partial(_trained, setup, texts)
     table = setup.cached_parts(parts, texts=texts, each="excerpt")
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
@@ -48,6 +49,10 @@ def _run(setup: Setup) -> StudyResult:
     reads = "; ".join(f"{network} on {what}" for network, what in by_network)
     notes = TEXTS.notes(seeds=seeds, texts=texts, tokens=TOKENS, reads=reads)
     return StudyResult(figures, {"curves": table}, list(_comparisons(table)), notes)
+
+
+def _random(family: str, seed: int, texts: int, device: str) -> pl.DataFrame:
+    return _curves(random_subject(family, seed, texts, TOKENS, device), seed)
 
 
 def _trained(setup: Setup, texts: int) -> pl.DataFrame:

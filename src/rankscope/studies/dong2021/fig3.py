@@ -3,10 +3,7 @@
 Two tokens in the plane, opposite each other on a circle of radius 0.3, run counter-clockwise; a network of
 width d = 32..128 maps the pair at one of 1000 angles to the pair at the next (`circle.py`). Then its
 prediction is fed back to it for 300 steps. The paper: pure attention pulls both tokens to one point, less so
-with larger d; a skip or an MLP prevents or slows it.
-
-Every seed of every network is followed and named by where it goes (`circle.ending`): fell together, ran away,
-drifted off, stayed apart, or on the circle.
+with larger d; a skip or an MLP prevents or slows it. Every seed is named by where it goes (`circle.ending`).
 
 Two rows are beside the paper's three. With weight decay training errs inwards. And the published code itself:
 its "no skip" layer adds its own input and has norms, and at a rate of 1e-5 its training ends early (its
@@ -15,6 +12,7 @@ dropout is left out here).
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -51,13 +49,9 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
     for (name, network), width in product(NETWORKS.items(), sizes.widths):
         ours, theirs = (sizes.seeds, sizes.rounds), (sizes.published_seeds, sizes.published_rounds)
         seeds, rounds = theirs if network.as_published else ours
-        parts.append(
-            setup.cached(
-                f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
-                lambda n=name, w=width, s=seeds, r=rounds: measured(n, w, s, r, sizes.steps, setup.device),
-                seeds=seeds, rounds=rounds, decay=network.decay,
-            )
-        )  # fmt: skip
+        compute = partial(measured, name, width, seeds, rounds, sizes.steps, setup.device)
+        file = f"{name.replace(', ', '-').replace(' ', '-')}-{width}"
+        parts.append(setup.cached(file, compute, seeds=seeds, rounds=rounds, decay=network.decay))
     table = pl.concat(parts)
     ends = endings(table, sizes.steps)
     figures = {"circle": _trajectories(table, ends), "distances": _distances(table, ends)}
@@ -66,19 +60,8 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
 
 
 def measured(name: str, width: int, seeds: int, rounds: int, steps: int, device: str) -> pl.DataFrame:
-    """Train a network and follow each of its seeds.
-
-    Args:
-        name: Of `circle.NETWORKS`.
-        width: Of its tokens.
-        seeds: Networks that are trained side by side.
-        rounds: Steps of Adam.
-        steps: Predictions that are fed back.
-        device: Where it is trained.
-
-    Returns:
-        Where each seed goes, up to where it runs away, and what was measured of each.
-    """
+    """Train a network of `circle.NETWORKS` with `rounds` steps of Adam, its seeds side by side, and feed back `steps`
+    predictions: where each seed goes, up to where it runs away, and what was measured of it."""
     arch = NETWORKS[name].architecture(width)
     tensors = circle.trained(NETWORKS[name], width, seeds, rounds, device)
     paths = circle.followed(arch, tensors, steps).cpu()
@@ -104,16 +87,9 @@ def endings(table: pl.DataFrame, steps: int) -> pl.DataFrame:
     for key, part in table.group_by(keys, maintain_order=True):
         path = path_of(part)
         apart = distance(path)
-        rows.append(
-            {
-                **dict(zip(keys, key, strict=True)),
-                "ending": ending(path, steps),
-                "inwards_at_first": bool(apart[1] < 1),
-                "left": left(path, steps),
-                "last_step": len(path) - 1,
-                "last_distance": float(apart[-1]),
-            }
-        )
+        labels = dict(zip(keys, key, strict=True))
+        way = {"ending": ending(path, steps), "inwards_at_first": bool(apart[1] < 1), "left": left(path, steps)}
+        rows.append(labels | way | {"last_step": len(path) - 1, "last_distance": float(apart[-1])})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 

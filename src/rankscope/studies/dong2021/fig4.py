@@ -16,7 +16,7 @@ each length, which tells whether long paths say nothing or whether five of them 
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,8 @@ TOLERANCE = 0.15
 network's, read off a figure."""
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess
 DROPOUT = 0.1  # BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without
-
-
 LENGTHS = range(7)
-WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
-"""Baselines that see one token alone: its word, or its position."""
+WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}  # They see one token: its word, or its position
 LEGEND = (
     "5 paths (own attention)", "20 paths (own attention)", "all paths (exact; shared attention)",
     "5 paths, published", "20 paths, published", "whole network, published",
@@ -82,7 +79,6 @@ class TaskPlan:
     checkpoint_every: int = 10  # Epochs between checkpoints
     seeds: int = 1  # Networks that are trained; a hull or a memorization takes longer than a sort
     layers: int = 6
-    fields: dict[str, Any] = field(default_factory=dict)  # Fields of the architecture in place of the usual ones
 
     @property
     def batches(self) -> int:
@@ -95,7 +91,7 @@ class TaskPlan:
             steps=self.epochs * self.batches, batch=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
             checkpoint_every=self.checkpoint_every * self.batches, frozen=("gain",),
         )  # fmt: skip
-        arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)
+        arch = self.task.architecture(self.layers, self.width, self.heads)
         start = Initialisation("kaiming", self.embedding_std, self.dropout)
         return Training(self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False)
 
@@ -242,10 +238,8 @@ def _figure(summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[st
         _panel(panel, summary, task, said[name])
     axes[0].set_ylabel("accuracy")
     handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
-    order = [label for label in LEGEND if label in handles]
-    figure.legend(
-        [handles[label] for label in order], order, loc="outside lower center", ncols=3, frameon=False, fontsize=9
-    )
+    shown = {label: handles[label] for label in LEGEND if label in handles}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 

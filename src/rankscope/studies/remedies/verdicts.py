@@ -18,6 +18,7 @@ does to tokens and to a short training, on the same weights and texts as all the
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import polars as pl
@@ -84,11 +85,6 @@ def lower(tables: RemedyMeasurements, remedy: str, quantity: str, *settings: str
                 apart[f"{setting} {depth}"] = both
                 noise[f"{setting} {depth}"] = max(plain.values()) - min(plain.values())
     return weighed(apart, noise, sign, quantity.replace("_", " "), next(filter(None, refusals), None))
-
-
-def higher(tables: RemedyMeasurements, remedy: str, quantity: str, *settings: str) -> Verdict:
-    """Judge whether after training a quantity is higher than without the remedy."""
-    return lower(tables, remedy, quantity, *settings, sign=1)
 
 
 def learns(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
@@ -177,8 +173,7 @@ def order(tables: RemedyMeasurements, remedy: str) -> Verdict:
 
 
 def slower(tables: RemedyMeasurements, remedy: str) -> Verdict:
-    """Judge whether without skips tokens collapse more slowly than with softmax attention: after 12 layers
-    more is left."""
+    """Judge whether without skips more is left after 12 layers than with softmax attention."""
     mine, plain = (tables.known.get((name, "post", BARE, 12), []) for name in (remedy, NONE))
     if not mine or not plain:
         return Verdict("not measured", UNTOLD)
@@ -189,11 +184,10 @@ def slower(tables: RemedyMeasurements, remedy: str) -> Verdict:
     return Verdict(f"after 12 layers 1e{left:.4g}, softmax 1e{softmax:.4g}; {apart}", _word({_way(pairs, 1)}))
 
 
-TESTS: dict[str, Callable[..., Verdict]] = {
-    "order": order, "slower": slower, "deeper": deeper, "lower": lower, "higher": higher, "learns": learns,
-    "lasting": lasting, "spread_out": spread_out,
+TESTS: dict[str, Callable[..., Verdict]] = {  # By the name that a `Claim` has of its test
+    "order": order, "slower": slower, "deeper": deeper, "lower": lower, "higher": partial(lower, sign=1),
+    "learns": learns, "lasting": lasting, "spread_out": spread_out,
 }  # fmt: skip
-"""By the name that a `Claim` has of its test."""
 
 
 def weighed(

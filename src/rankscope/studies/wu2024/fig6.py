@@ -119,10 +119,9 @@ def _gain(off: pl.DataFrame, depth: int) -> Comparison:
 
 def _underflow(single: pl.DataFrame) -> Comparison:
     zero = single.filter(pl.col("metric") == "mu", pl.col("value") == 0)
-    first = {mask: zero.filter(mask=mask)["layer"].min() for mask in MASKS}
-    words = ", ".join(f"{mask} {layer if layer is not None else 'never'}" for mask, layer in first.items())
-    complete = first["complete"]
-    return TEXTS.compare("underflow", isinstance(complete, int) and complete <= 64, layers=words)
+    first = {mask: min(zero.filter(mask=mask)["layer"], default=None) for mask in MASKS}
+    words = ", ".join(f"{mask} {'never' if layer is None else layer}" for mask, layer in first.items())
+    return TEXTS.compare("underflow", first["complete"] is not None and first["complete"] <= 64, layers=words)
 
 
 def _skips(table: pl.DataFrame, depth: int) -> Comparison:

@@ -214,13 +214,16 @@ def spectrum(net: Transformer, X: Tensor, batch: int = 4) -> pl.DataFrame:
             values = singular_values(step.state).cpu()
             angles = mean_abs_cosine(step.state).cpu()
             samples, count = values.shape
-            columns = {
-                "sample": torch.arange(start, start + samples).repeat_interleave(count),
-                "layer": torch.full((values.numel(),), step.layer),
-                "index": torch.arange(1, count + 1).repeat(samples),
-                "singular_value": values.flatten(),
-                "size": torch.full((values.numel(),), max(X.shape[1:])),
-                "mean_abs_cosine": angles.repeat_interleave(count),
-            }
-            tables.append(pl.DataFrame({name: column.numpy() for name, column in columns.items()}))
+            tables.append(
+                pl.DataFrame(
+                    {
+                        "sample": torch.arange(start, start + samples).repeat_interleave(count),
+                        "layer": torch.full((values.numel(),), step.layer),
+                        "index": torch.arange(1, count + 1).repeat(samples),
+                        "singular_value": values.flatten(),
+                        "size": torch.full((values.numel(),), max(X.shape[1:])),
+                        "mean_abs_cosine": angles.repeat_interleave(count),
+                    }
+                )
+            )
     return pl.concat(tables)
