@@ -28,9 +28,8 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
     papers = list(dict.fromkeys(study.paper for study in STUDIES))
     if paper == "all":
         if figure is not None:
-            raise StudyError(
-                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}", subject="figure"
-            )
+            sentence = f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}"
+            raise StudyError(sentence, subject="figure")
         return list(STUDIES)
     if paper not in papers:
         raise StudyError(one_of("paper", paper, [*papers, "all"]), subject="paper")
@@ -105,8 +104,7 @@ def _section(outcome: dict[str, Any]) -> list[str]:
     lines += [f"![{outcome['title']}]({folder}/{name}.png)" for name in outcome["figures"]]
     if outcome["comparisons"]:
         lines += ["", "| | published | ours | |", "|---|---|---|---|"]
-        for comparison in outcome["comparisons"]:
-            lines.append(_row(Comparison(**comparison)))
+        lines += [_row(Comparison(**comparison)) for comparison in outcome["comparisons"]]
     return lines + [f"\n{note}" for note in outcome["notes"]]
 
 

@@ -17,8 +17,8 @@ REMEDIES = ["none", "deepnorm"]
 
 
 def table(folder: Path, workers: int = 1, minutes: float = 60.0) -> pl.DataFrame:
-    plan = TrainingPlan(("pre",), (1, 2), SIZES)
-    return trained(Setup(folder), REMEDIES, (0, 1), plan, workers=workers, minutes=minutes)
+    plan = TrainingPlan(("pre",), (1, 2), SIZES, seeds=(0, 1))
+    return trained(Setup(folder), REMEDIES, plan, workers=workers, minutes=minutes)
 
 
 def test_a_table_goes_on_where_it_was_left_off(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_table_is_the_same_in_several_processes(tmp_path: Path) -> None:
 
 def test_one_remedy_twice_is_refused(tmp_path: Path) -> None:
     with raises(StudyError, subject="remedies"):
-        trained(Setup(tmp_path), ["none", "none"], [0], QUICK)
+        trained(Setup(tmp_path), ["none", "none"], QUICK)
 
 
 def test_a_remedy_is_priced_against_none_where_it_goes(tmp_path: Path) -> None:

@@ -175,4 +175,4 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
     return figure
 
 
-FIG2 = Study("dong2021", "fig2", "relative residual by layer", _run, seconds=105.0)
+STUDY = Study("dong2021", "fig2", "relative residual by layer", _run, seconds=105.0)

@@ -39,6 +39,11 @@ class CircleSizes(NamedTuple):
     widths: tuple[int, ...] = (32, 64, 128)
     steps: int = 300  # Predictions that are fed back
 
+    def training(self, name: str) -> tuple[int, int]:
+        """Seeds and steps of Adam of a network of `circle.NETWORKS`."""
+        published = NETWORKS[name].as_published
+        return (self.published_seeds, self.published_rounds) if published else (self.seeds, self.rounds)
+
 
 QUICK, FULL = CircleSizes(), CircleSizes(seeds=32, rounds=6000, published_seeds=16)
 
@@ -47,9 +52,8 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
     sizes = sizes or (FULL if setup.full else QUICK)
     parts = []
     for (name, network), width in product(NETWORKS.items(), sizes.widths):
-        ours, theirs = (sizes.seeds, sizes.rounds), (sizes.published_seeds, sizes.published_rounds)
-        seeds, rounds = theirs if network.as_published else ours
-        compute = partial(measured, name, width, seeds, rounds, sizes.steps, setup.device)
+        seeds, rounds = sizes.training(name)
+        compute = partial(measured, name, width, sizes, setup.device)
         file = f"{name.replace(', ', '-').replace(' ', '-')}-{width}"
         parts.append(setup.cached(file, compute, seeds=seeds, rounds=rounds, decay=network.decay))
     table = pl.concat(parts)
@@ -59,12 +63,13 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
     return StudyResult(figures, {"trajectories": table, "ends": ends}, list(_comparisons(ends)), notes)
 
 
-def measured(name: str, width: int, seeds: int, rounds: int, steps: int, device: str) -> pl.DataFrame:
-    """Train a network of `circle.NETWORKS` with `rounds` steps of Adam, its seeds side by side, and feed back `steps`
-    predictions: where each seed goes, up to where it runs away, and what was measured of it."""
+def measured(name: str, width: int, sizes: CircleSizes, device: str) -> pl.DataFrame:
+    """Train a network of `circle.NETWORKS`, its seeds side by side, and feed its predictions back to it: where each
+    seed goes, up to where it runs away, and what was measured of it."""
+    seeds, rounds = sizes.training(name)
     arch = NETWORKS[name].architecture(width)
     tensors = circle.trained(NETWORKS[name], width, seeds, rounds, device)
-    paths = circle.followed(arch, tensors, steps).cpu()
+    paths = circle.followed(arch, tensors, sizes.steps).cpu()
     radial, shift = circle.multipliers(arch, tensors)
     errors, sharp = circle.error(arch, tensors), circle.sharpness(arch, tensors)
     tables = []
@@ -228,4 +233,4 @@ def _distances(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     return figure
 
 
-FIG3 = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)
+STUDY = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)

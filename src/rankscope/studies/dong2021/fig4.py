@@ -110,7 +110,7 @@ FULL = {
 }
 
 
-def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS) -> StudyResult:
+def _run(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS) -> StudyResult:
     """Train each task's networks, evaluate their paths, and hold the accuracies against the published ones;
     plans are those of the setup's size if left out."""
     plans = plans or (FULL if setup.full else QUICK)
@@ -268,6 +268,4 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) 
     axes.set_title(TITLES[name], loc="left", fontsize=11)
 
 
-FIG4 = Study(
-    "dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", effectiveness, seconds=160.0
-)
+STUDY = Study("dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", _run, seconds=160.0)

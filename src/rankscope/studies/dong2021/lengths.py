@@ -5,6 +5,8 @@ distribution with chance `H / (1 + H)`. Most paths are nearly as long as the net
 shows, carry next to nothing.
 """
 
+from typing import Any
+
 import polars as pl
 
 from rankscope.figures.matplotlib import Figure, panels
@@ -43,11 +45,15 @@ def _figure(table: pl.DataFrame) -> Figure:
     figure, (axes,) = panels(width=7.2)
     networks = table.group_by("architecture", "layers", "heads", maintain_order=True)
     for k, ((name, layers, heads), part) in enumerate(networks):
-        style = {"color": PALETTE[k], "marker": MARKERS[k], "label": f"{name} (L = {layers}, H = {heads})"}
+        style: dict[str, Any] = {
+            "color": PALETTE[k],
+            "marker": MARKERS[k],
+            "label": f"{name} (L = {layers}, H = {heads})",
+        }
         axes.plot(part["length"] / layers, part["share"], markersize=4, linewidth=1.4, **style)
     axes.set(xlabel="length of the path / depth of the network", ylabel="share of all paths")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
     return figure
 
 
-LENGTHS = Study("dong2021", "lengths", "path-length distributions", _run, seconds=5.0)
+STUDY = Study("dong2021", "lengths", "path-length distributions", _run, seconds=5.0)

@@ -186,10 +186,10 @@ def trainings(setup: Setup, options: RemedyOptions) -> tuple[pl.DataFrame, pl.Da
         table, slower = (part.filter(pl.col("remedy").is_in(options.trained)) for part in earlier)
         timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
         return results.completed(table), pl.concat([results.priced(None), *timed]), results.completed(slower)
-    train = partial(trained, setup, options.trained, range(options.seeds), workers=options.workers)
-    table = train((FULL if setup.full else QUICK).changed(options.depths, options.steps))
+    train = partial(trained, setup, options.trained, workers=options.workers)
+    table = train((FULL if setup.full else QUICK).changed(options.seeds, options.depths, options.steps))
     again = setup.full and options.depths is None
-    slower = train(SLOWER.changed(steps=options.steps)) if again else results.completed(None)
+    slower = train(SLOWER.changed(options.seeds, None, options.steps)) if again else results.completed(None)
     return results.completed(table), results.priced(costs(setup, options.trained)), results.completed(slower)
 
 

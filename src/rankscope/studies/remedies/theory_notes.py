@@ -106,9 +106,9 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
         if note is None or ":" in remedy:  # predictions are for the published numbers
             continue
         rows.append({"remedy": remedy, "law": "order", "predicted": note.order, **_order(initial, remedy, depth)})
-        whole = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
-        if note.order is None and whole:
-            changes = [curve[-1] - curve[0] for curve in whole]
+        with_skips = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
+        if note.order is None and with_skips:
+            changes = [curve[-1] - curve[0] for curve in with_skips]
             rows.append({"remedy": remedy, "law": "identity", "predicted": 0.0, **_spread(changes)})
         rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
         rows += [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)

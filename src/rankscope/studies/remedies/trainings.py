@@ -39,11 +39,12 @@ class TrainingPlan:
     settings: tuple[str, ...]
     depths: tuple[int, ...]
     sizes: TrialSizes
+    seeds: tuple[int, ...] = (0, 1, 2)
 
-    def changed(self, depths: tuple[int, ...] | None = None, steps: int | None = None) -> "TrainingPlan":
-        """This plan with other depths and steps, where they are given."""
+    def changed(self, seeds: int, depths: tuple[int, ...] | None, steps: int | None) -> "TrainingPlan":
+        """This plan with so many seeds, and with other depths and steps where they are given."""
         sizes = self.sizes if steps is None else replace(self.sizes, steps=steps)
-        return replace(self, depths=depths or self.depths, sizes=sizes)
+        return replace(self, depths=depths or self.depths, sizes=sizes, seeds=tuple(range(seeds)))
 
 
 FULL = TrainingPlan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
@@ -55,18 +56,12 @@ TEXTS = StudyTexts("remedies", "study")
 
 
 def trained(
-    setup: Setup,
-    remedies: Sequence[str],
-    seeds: Sequence[int],
-    plan: TrainingPlan,
-    *,
-    workers: int = 1,
-    minutes: float = math.inf,
+    setup: Setup, remedies: Sequence[str], plan: TrainingPlan, *, workers: int = 1, minutes: float = math.inf
 ) -> pl.DataFrame:
     """Train networks with each remedy: remedy · setting · depth · seed · quantity · value · refused. What failed, or
     was not begun within so many minutes, has a row that says so; the next call does it."""
     trials = [
-        Trial(remedy, setting, depth, tuple(seeds), plan.sizes)
+        Trial(remedy, setting, depth, plan.seeds, plan.sizes)
         for remedy, setting, depth in product(remedies, plan.settings, plan.depths)
     ]
     if len(set(trials)) < len(trials):
@@ -97,9 +92,8 @@ def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
 def recipes(folder: str | Path) -> list[str]:
     """How networks were trained whose tables a folder has: a sentence for each way that there was."""
     networks: dict[str, int] = {}
-    for part in sorted(Path(folder).glob("parts/*.parquet")):
-        if not part.name.startswith(("trained-", "at=")):
-            continue
+    parts = sorted(Path(folder).glob("parts/*.parquet"))
+    for part in (part for part in parts if part.name.startswith(("trained-", "at="))):
         table, manifest = tables.read_parquet(part)
         if manifest is None or manifest.key is None:
             continue

@@ -48,11 +48,6 @@ class Verdict(NamedTuple):
     word: str
     because: str = ""
 
-    @property
-    def agrees(self) -> bool | None:
-        """True, False or None, as comparisons have it."""
-        return {AGREES: True, NOT: False, NOTHING: False}.get(self.word)
-
 
 def claims() -> dict[str, tuple[Claim, ...]]:
     """Published claims by remedy, none first."""
@@ -66,8 +61,9 @@ def comparisons(tables: RemedyMeasurements) -> list[Comparison]:
     for remedy, published in claims().items():
         for claim in published if remedy in known else ():
             quantity = (claim.quantity,) if claim.quantity else ()
-            ours, word, because = verdict = TESTS[claim.test](tables, remedy, *quantity, *claim.settings)
-            rows.append(Comparison(f"{remedy}: {claim.what}", claim.published, ours, verdict.agrees, because, word))
+            ours, word, because = TESTS[claim.test](tables, remedy, *quantity, *claim.settings)
+            agrees = {AGREES: True, NOT: False, NOTHING: False}.get(word)
+            rows.append(Comparison(f"{remedy}: {claim.what}", claim.published, ours, agrees, because, word))
     return rows
 
 
@@ -193,8 +189,7 @@ TESTS: dict[str, Callable[..., Verdict]] = {  # By the name that a `Claim` has o
 def weighed(
     apart: dict[str, dict[int, float]], noise: dict[str, float], sign: int, what: str, refusal: str | None = None
 ) -> Verdict:
-    """The verdict on differences to no remedy by network and seed: in the claimed direction where they have
-    the sign."""
+    """The verdict on differences to no remedy, by network and seed, that are claimed to have the sign."""
     if not apart:
         return Verdict(NOT_RUN, UNTOLD) if refusal is None else Verdict("it does not go there", UNTOLD, refusal)
     lines, ways, small = [], set[str](), True

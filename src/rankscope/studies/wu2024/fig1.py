@@ -236,4 +236,4 @@ def _map(axes: Axes) -> None:
 
 
 TITLE = "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins"
-FIG1 = Study("wu2024", "fig1", TITLE, _run, seconds=12.0)
+STUDY = Study("wu2024", "fig1", TITLE, _run, seconds=12.0)

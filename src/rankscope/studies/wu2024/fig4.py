@@ -29,11 +29,9 @@ def by_input(values: pl.DataFrame) -> pl.DataFrame:
     """A row of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
     most, least = pl.col("singular_value").max(), pl.col("singular_value").min()
     tolerances = {"full_rank": torch.finfo(torch.float64).eps, "full_rank_float32": torch.finfo(torch.float32).eps}
+    full = {name: least > pl.col("size").first() * eps * most for name, eps in tolerances.items()}
     return values.group_by("network", "layer", "sample", maintain_order=True).agg(
-        *(
-            ((least > pl.col("size").first() * eps * most).cast(pl.Float64)).alias(name)
-            for name, eps in tolerances.items()
-        ),
+        *(is_full.cast(pl.Float64).alias(name) for name, is_full in full.items()),
         least.alias("sigma_min"),
         (least / most).alias("relative_sigma_min"),
         pl.col("mean_abs_cosine").first(),
@@ -75,4 +73,4 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-FIG4 = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0)
+STUDY = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0)

@@ -65,10 +65,8 @@ def deep(width: int, depth: int, device: str = "cpu") -> Transformer:
     net = untrained(arch, f"bert, {depth} layers", device=device)
     if width == 768:
         return net
-    larger = {
-        name: tensor * math.sqrt(768 / width) if name.endswith(".weight") else tensor
-        for name, tensor in net.state().items()
-    }
+    gain = math.sqrt(768 / width)
+    larger = {name: tensor * gain if name.endswith(".weight") else tensor for name, tensor in net.state().items()}
     return replace(net, weights=Transformer.from_weights(arch, larger).weights)
 
 
@@ -131,4 +129,4 @@ def _skips(table: pl.DataFrame, depth: int) -> Comparison:
     return TEXTS.compare("skips", None, depth=depth, off=powers(off), on=powers(on), why=why)
 
 
-FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)
+STUDY = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)

@@ -69,4 +69,4 @@ def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-FIG8 = Study("wu2024", "fig8", "all singular values by layer (Figure 8)", _run, seconds=25.0)
+STUDY = Study("wu2024", "fig8", "all singular values by layer (Figure 8)", _run, seconds=25.0)

@@ -186,4 +186,4 @@ def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     return figure
 
 
-THM3 = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run, seconds=10.0)
+STUDY = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run, seconds=10.0)
