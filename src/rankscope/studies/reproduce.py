@@ -77,11 +77,8 @@ def write_page(setup: Setup) -> Path:
     """`REPRODUCTION.md` of every study that has been done below the folder: in the order of the papers, then
     those of one's own."""
     below = home(setup)
-    lines = [
-        "# Reproduction", "",
-        "Figures of both papers, published against ours. Written by `rankscope reproduce"
-        f"{' --full' if setup.full else ''}`.",
-    ]  # fmt: skip
+    command = "rankscope reproduce --full" if setup.full else "rankscope reproduce"
+    lines = ["# Reproduction", "", f"Figures of both papers, published against ours. Written by `{command}`."]
     known = {below / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
     unlisted = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
     for path in (*known, *unlisted):

@@ -74,6 +74,11 @@ def published(paper: str) -> dict[str, Any]:
     return numbers
 
 
+def mean_by_layer(table: pl.DataFrame, column: str = "value") -> list[float]:
+    """The mean over samples and seeds, by layer; of log10, that is a geometric mean."""
+    return table.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
+
+
 @cache
 def _sentences() -> dict[str, Any]:
     return tomllib.loads(_data("studies.toml"))

@@ -25,7 +25,7 @@ from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_variant, random_subject, trained_subjects
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, mean_by_layer, published
 
 TOKENS = 128
 TOLERANCE = 0.1  # How far the mean over seeds may be from a published curve; the paper's one network has its own seed
@@ -85,7 +85,7 @@ def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
     for family in ("bert", "albert"):
         published_curves = published("dong2021")["figure2_init"][family]
         for curve in ("san+skip", "transformer"):
-            ours, theirs = _by_layer(fresh.filter(family=family, curve=curve)), published_curves[curve]
+            ours, theirs = mean_by_layer(fresh.filter(family=family, curve=curve)), published_curves[curve]
             apart = [abs(mine - value) for mine, value in zip(ours, theirs, strict=True)]
             yield TEXTS.compare(
                 "by_layer", max(apart) < TOLERANCE, family=family, curve=curve, theirs=_listed(theirs),
@@ -93,12 +93,12 @@ def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
             )  # fmt: skip
         for curve in ("san", "san+mlp"):
             theirs = published_curves[f"{curve}_at_layer_1"]
-            mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
+            mine = mean_by_layer(fresh.filter(family=family, curve=curve))[1]
             agrees = 0.4 < mine / theirs < 2.5
             why = "the same number to a factor" if agrees else ""
             yield TEXTS.compare("layer_1", agrees, family=family, curve=curve, theirs=theirs, ours=mine, why=why)
     deep = table.filter(trained=False, arithmetic="deviation", mode="defined", curve="san", family="bert")
-    yield TEXTS.compare("pure_attention", None, last=_by_layer(deep, "log10")[-1])
+    yield TEXTS.compare("pure_attention", None, last=mean_by_layer(deep, "log10")[-1])
     yield from _trained_comparisons(table)
 
 
@@ -129,12 +129,6 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _by_layer(part: pl.DataFrame, what: str = "value") -> list[float]:
-    """The mean over excerpts and seeds; of log10, that is a geometric mean."""
-    means = part.group_by("layer").agg(pl.col(what).mean()).sort("layer")
-    return means[what].to_list()
-
-
 def _listed(values: list[float]) -> str:
     return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
 
@@ -157,7 +151,7 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
                 curves = part.filter(arithmetic=arithmetic)
                 for _, single in curves.group_by("seed", "excerpt", maintain_order=True):
                     panel.plot(single["layer"], single[what], color=PALETTE[k], linewidth=0.6, alpha=0.6)
-                panel.plot(_by_layer(curves, what), label=curve, **style)
+                panel.plot(mean_by_layer(curves, what), label=curve, **style)
             theirs = published_curves.get(family, {}).get(curve) if mode == "published" else None
             if theirs is not None:
                 top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[k], markersize=6,

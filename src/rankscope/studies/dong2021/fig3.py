@@ -103,9 +103,8 @@ class NetworkEnds:
 
     def __init__(self, ends: pl.DataFrame, name: str) -> None:
         self.rows = ends.filter(network=name)
-        self.by_width = {
-            width: self.rows.filter(width=width) for width in self.rows["width"].unique(maintain_order=True)
-        }
+        widths = self.rows["width"].unique(maintain_order=True)
+        self.by_width = {width: self.rows.filter(width=width) for width in widths}
         self.total = self.rows.height
         self.fell = self.count("fell together")
 
@@ -146,8 +145,7 @@ def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
     yield TEXTS.compare("decay", agrees, ends=decayed, fell=decayed.fell, total=decayed.total, decay=decay)
     yield TEXTS.compare(
         "width", pure.steps == sorted(pure.steps) and radial == sorted(radial, reverse=True), steps=alone,
-        widths=_steps(pure.by_width), sharp=_listed(pure.medians("sharpness")),
-        radial=_listed(radial),
+        widths=_steps(pure.by_width), sharp=_listed(pure.medians("sharpness")), radial=_listed(radial),
     )  # fmt: skip
     for part, network in (("skip", skip), ("MLP", mlp)):
         slower = all(mine > without for mine, without in zip(network.steps, pure.steps, strict=True))

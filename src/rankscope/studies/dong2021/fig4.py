@@ -34,9 +34,7 @@ from rankscope.studies.study import Comparison, Setup, Study, StudyResult, Study
 
 COUNTS = (5, 20)
 REPEATS = 5
-TOLERANCE = 0.15
-"""How far the published accuracy may lie outside the range of ours over training seeds: theirs is one trained
-network's, read off a figure."""
+TOLERANCE = 0.15  # How far the published accuracy, one network's, may lie outside the range of ours over seeds
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess
 DROPOUT = 0.1  # BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without
 LENGTHS = range(7)
@@ -252,18 +250,14 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) 
         axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
     for at, (attention, paths) in enumerate((("own", "5"), ("own", "20"), ("shared", "all"))):
         places = [length + 0.08 * (at - 1) for length in LENGTHS]
-        axes.errorbar(
-            places, curve(summary, name, attention, paths),
-            yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
-            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4, elinewidth=1, capsize=2,
-            label=LEGEND[at],
-        )  # fmt: skip
+        accuracy = curve(summary, name, attention, paths)
+        deviation = curve(summary, name, attention, paths, "std") if paths != "all" else None
+        line: dict[str, Any] = {"color": PALETTE[at], "marker": MARKERS[at], "markersize": 5, "linewidth": 1.4}
+        axes.errorbar(places, accuracy, yerr=deviation, elinewidth=1, capsize=2, label=LEGEND[at], **line)
         if f"{paths} paths" in said:
-            axes.plot(
-                places, said[f"{paths} paths"], linestyle="none", marker=MARKERS[at], markersize=8,
-                markerfacecolor="none", markeredgecolor=PALETTE[at], markeredgewidth=1.0,
-                label=f"{paths} paths, published",
-            )  # fmt: skip
+            ring: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}
+            ring |= {"marker": MARKERS[at], "markeredgecolor": PALETTE[at], "markeredgewidth": 1.0}
+            axes.plot(places, said[f"{paths} paths"], label=f"{paths} paths, published", **ring)
     axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
     axes.set_title(TITLES[name], loc="left", fontsize=11)
 

@@ -45,12 +45,9 @@ def _figure(table: pl.DataFrame) -> Figure:
     figure, (axes,) = panels(width=7.2)
     networks = table.group_by("architecture", "layers", "heads", maintain_order=True)
     for k, ((name, layers, heads), part) in enumerate(networks):
-        style: dict[str, Any] = {
-            "color": PALETTE[k],
-            "marker": MARKERS[k],
-            "label": f"{name} (L = {layers}, H = {heads})",
-        }
-        axes.plot(part["length"] / layers, part["share"], markersize=4, linewidth=1.4, **style)
+        label = f"{name} (L = {layers}, H = {heads})"
+        style: dict[str, Any] = {"color": PALETTE[k], "marker": MARKERS[k], "markersize": 4, "linewidth": 1.4}
+        axes.plot(part["length"] / layers, part["share"], label=label, **style)
     axes.set(xlabel="length of the path / depth of the network", ylabel="share of all paths")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
     return figure

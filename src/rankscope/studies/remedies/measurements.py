@@ -13,8 +13,8 @@ from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Cu
 from rankscope.studies.remedies.theory_notes import laws, note_of, taken_out
 from rankscope.studies.remedies.trainings import SLOWER
 
+# The settings of training, as networks at initialisation have them: where norms stand, and which variant.
 PLACED = {"post": ("post", WHOLE), "pre": ("pre", WHOLE), "no skips": ("pre", BARE)}
-"""The settings of training, as networks at initialisation have them: where norms stand, and which variant."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class RemedyMeasurements:
     trained: pl.DataFrame = field(default_factory=lambda: results.completed(None))
     costs: pl.DataFrame = field(default_factory=lambda: results.priced(None))
     slower: pl.DataFrame = field(default_factory=lambda: results.completed(None))
-    """Trainings with a smaller learning rate, which is:"""
-    slower_rate: float = SLOWER.sizes.lr
+    slower_rate: float = SLOWER.sizes.lr  # The smaller learning rate of the trainings in `slower`
 
     @property
     def remedies(self) -> list[str]:

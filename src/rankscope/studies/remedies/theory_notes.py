@@ -27,9 +27,7 @@ from rankscope.studies.remedies.at_initialisation import BARE, PLACES, THRESHOLD
 from rankscope.theory import certify
 from rankscope.theory.hypotheses import outside
 
-REFUSALS = {
-    "remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String,
-}  # fmt: skip
+REFUSALS = {"remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String}
 LAWS = {
     "remedy": pl.String, "law": pl.String, "predicted": pl.Float64, "measured": pl.Float64, "low": pl.Float64,
     "high": pl.Float64, "said": pl.String,

@@ -19,8 +19,7 @@ from rankscope.studies.wu2024.fig2 import collapse_figure
 from rankscope.studies.wu2024.networks import MASKS, PAPER, StudyInputs, powers
 from rankscope.studies.wu2024.panels import legend_below
 
-DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
-"""sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
+DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}  # sqrt(d_QK): BERT's is 8
 TEXTS = StudyTexts("wu2024", "fig3")
 
 

@@ -36,7 +36,7 @@ TOKENS = 128
 COLLAPSE = ("mu", "relative_mu")
 
 UNTRAINED = "BERT untrained"
-PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}  # As `fresh` does
+PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}  # By `fresh` name
 SHARED = StudyTexts("wu2024", "shared")
 
 

@@ -30,12 +30,10 @@ def line_style(index: int, markersize: float = 5, linewidth: float = 1.4) -> dic
 
 def legend_below(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
     """One legend for all panels, below them: the lines of one, then what dashes mean."""
+    dashes = dashes or {}
     lines, labels = axes.get_legend_handles_labels()
-    lines = [Line2D([], [], linestyle="none"), *lines]
-    labels = [f"{name}:", *labels]
-    for label, dash in (dashes or {}).items():
-        lines.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=dash))
-        labels.append(label)
+    dashed = [Line2D([], [], color=INK, linewidth=1.4, linestyle=dash) for dash in dashes.values()]
+    lines, labels = [Line2D([], [], linestyle="none"), *lines, *dashed], [f"{name}:", *labels, *dashes]
     figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
 
 
