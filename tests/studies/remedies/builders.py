@@ -10,7 +10,7 @@ from rankscope.studies.remedies.measurements import RemedyMeasurements
 
 ByDepth = Mapping[int, tuple[float, ...]]
 FEW = ("none", "rezero", "attnscale", "lnscale", "gate")
-LAYERS, SEEDS = 3, (0, 1)
+LAYERS, SEEDS = 4, (0, 1)
 
 
 def of_trainings(
