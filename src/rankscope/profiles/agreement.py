@@ -114,8 +114,7 @@ def _error(
     step: DeviationStep,
     second: SecondPassStep,
 ) -> Errors:
-    """The relative error of a reading, as far as a second pass can tell; `inputs` is the error of what it is
-    read off."""
+    """The relative error of a reading, as far as a second pass can tell; `inputs` is that of what it is read off."""
     error = torch.full_like(reading.value, torch.nan)
     unsettled = torch.ones_like(reading.value, dtype=torch.bool)
     if plain is not None:
@@ -207,8 +206,7 @@ def _states(distance: Callable[[State, State], Errors], state: State, second: Se
 
 
 def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
-    """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
-    that have nothing in common can be the same."""
+    """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
     P = step.rows or step.attention
     if P is None:
         return None
