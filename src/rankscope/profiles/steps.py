@@ -20,13 +20,14 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation.second_pass import SecondPassStep
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import PatternNumbers
-from rankscope.profiles.agreement import SecondPassStep, checked, confirmed
+from rankscope.profiles.agreement import checked, confirmed
 from rankscope.profiles.readings import Readings, in_order, nan_where_broken, read_tensor, read_tokens, row_sum_defect
 from rankscope.shapes import Bool, Float
 
