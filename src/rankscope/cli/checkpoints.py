@@ -14,7 +14,7 @@ from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import MeasureTask, command_line, read_excerpts, split_names, text_fields
 from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, console, machine, say, say_where, steps
+from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
 
 if TYPE_CHECKING:
@@ -109,10 +109,7 @@ def checkpoints(
     console().print(shown(result, result.metrics[:1], printing.quiet))
     if differ:
         say("", differ)
-    written = write_report([output], output / "report.html")
-    if not printing.quiet:
-        say("")
-        say_where("Report", written)
+    say_report(write_report([output], output / "report.html"), printing)
 
 
 def metric_disagreement(run: "TrainingRun") -> str:

@@ -106,7 +106,7 @@ def _report_tables(
 
     They are no part of the statistics: Ctrl-C here leaves them out, and nothing else.
     """
-    from rankscope.cli.extra_tables import ReportTables
+    from rankscope.cli.measure import ReportTables
 
     with suppress(KeyboardInterrupt):
         X, padding = net.encode(first, tokens)

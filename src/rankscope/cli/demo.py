@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cards import counted
 from rankscope.cli import options as opt
-from rankscope.cli.extra_tables import ReportTables
 from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
-from rankscope.cli.measure import measure_all, raise_if_stopped
+from rankscope.cli.measure import ReportTables, measure_all, raise_if_stopped
 from rankscope.cli.output import open_store, require_report, with_manifest
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_where, show_run, titled
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -162,9 +161,7 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
         say("", f"{name}: {counted(len(sentences), 'alarm')}")
         for sentence in sentences:
             console().print(Padding(Text(sentence), (0, 0, 0, 2)))
-    if not printing.quiet:
-        say("")
-        say_where("Report", report)
+    say_report(report, printing)
 
 
 def training_table(trainings: "dict[str, pl.DataFrame]") -> "Table":

@@ -16,21 +16,7 @@ if TYPE_CHECKING:
     from rankscope.metrics import Metric
     from rankscope.sources.load import FamilyParity
 
-OF = {
-    "tokens": "of tokens X, a number a layer",
-    "attention": "of attention P, a number a head and layer",
-    "heads": "of what each head adds, a number a head and layer",
-    "routing": "of how a mixture of experts routes tokens, a number a layer",
-}
-"""What a metric is of, as a heading."""
-LEGEND = (
-    "res X: tokens less their mean. n tokens of width d; ‖ ‖₁,∞ is the root of largest column sum times "
-    "largest row sum, ‖ ‖_F the root of the sum of squares, ‖ ‖₂ and σ₁ the largest singular value.",
-    "Relative metrics are shares of the tokens' size, so that networks can be compared; in the ‖ ‖₁,∞ and "
-    "max norms they can be above 1, up to 2: rankscope metrics relative_residual says why.",
-    "residual@argmin and the like take the residual about another centre (midrange, argmin); head_mu and the "
-    "like read a metric of tokens off what each head adds.",
-)
+OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
 
 def masks(
@@ -103,7 +89,7 @@ def metrics(
         say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
         say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
     if not printing.quiet:
-        say(*(line for part in LEGEND for line in (part, "")))
+        say(*(line for part in names.DATA["metrics"]["legend"] for line in (part, "")))
         say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
 
 
