@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import MeasureTask, command_line, read_excerpts, split_names, text_fields
@@ -42,16 +40,13 @@ class CheckpointRow(NamedTuple):
 class CheckpointOptions:
     """Options that say how checkpoints are loaded, and what is measured of them."""
 
-    tokenizer: Annotated[
-        str | None,
-        opt.option(opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"),
-    ] = None
+    tokenizer: Annotated[str | None, opt.option(opt.TEXT, "PATH", "tokenizer", show_default="theirs, or DIR's")] = None
     device: opt.Device = "cpu"
     metrics: opt.Metrics = opt.DEFAULT_METRICS
 
 
 def checkpoints(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
+    directory: Annotated[Path, opt.argument("DIR", "checkpoints")],
     options: CheckpointOptions = CheckpointOptions(),
     text: opt.TextOptions = opt.TextOptions(),
     output: Annotated[Path | None, opt.output_option("runs/DIR")] = None,

@@ -23,12 +23,11 @@ VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
-TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
 TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, and the weight of its skips
 
 
 def demo(
-    train: Annotated[bool, opt.option(opt.NETWORK, " ", TRAIN, (), "--train")] = False,
+    train: Annotated[bool, opt.option(opt.NETWORK, " ", "train_gpt", (), "--train")] = False,
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),

@@ -21,13 +21,7 @@ OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a he
 
 def masks(
     specs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MASK",
-            help="As in window:2 or 'causal&window:4'.",
-            show_default="one of each kind",
-            autocompletion=names.complete_one(names.MASKS),
-        ),
+        list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
     ] = None,
     tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
     picture: Annotated[bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")] = False,
@@ -69,12 +63,7 @@ def drawing(M: "Tensor") -> str:
 
 
 def metrics(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", help="A metric to explain in full.", autocompletion=names.complete_one(names.METRICS)
-        ),
-    ] = None,
+    name: Annotated[str | None, opt.argument("[NAME]", "metric", names.METRICS)] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""

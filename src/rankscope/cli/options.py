@@ -30,21 +30,21 @@ def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flag
     return typer.Option(*flags, metavar=metavar, help=HELP.get(help, help), rich_help_panel=panel, **more)
 
 
+def argument(metavar: str, help: str, known: Sequence[str] | Callable[..., list[str]] = (), **more: Any) -> Any:
+    """An argument, like `option`; what a shell completes are names, or a function that gives them."""
+    if known:
+        more["autocompletion"] = known if callable(known) else names.complete_one(known)
+    return typer.Argument(metavar=metavar, help=HELP.get(help, help), **more)
+
+
 def output_option(default: str) -> Any:
     """The option `-o` of a command that writes to a folder by default."""
     return option(RESULT, "FOLDER", "output", (), "-o", "--output", show_default=default)
 
 
 INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help=HELP["model"], autocompletion=names.complete_one(names.MODELS), callback=names.model_named
-    ),
-]
-Compared = Annotated[
-    list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared)
-]
+Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.model_named)]
+Compared = Annotated[list[str], argument("A", "compared", names.complete_compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
