@@ -9,16 +9,11 @@ second about tokens that are all but equal. They agree where tokens start close 
 The weight varied is `attention_skip` alone: it is the skip that the paper takes out, and the one that
 serial and parallel blocks both have. The MLP's skip stays as it is.
 
-Without norms and MLP, and rows of P that sum to one, `res X' = lambda res X + res(attention)`. Where
-`||res(attention)||_F <= c ||res X||_F` in every layer, `lambda - c <= mu' / mu <= lambda + c`, so
-
-    lambda < 1 - c: tokens collapse;    lambda > 1 + c: they do not.
-
-Measured at the critical weight, c is that run's own: the crossing lies within 1 -+ c (`bracket`), but at
-another weight c is another. A c for every weight and input comes from the weights alone (`guaranteed`):
-for u orthogonal to 1 the entries of P u lie between the least and the largest of u, hence
-`||res(P u)|| <= sqrt(n / 2) ||u||` and `c = max over layers of sqrt(n / 2) sum_h ||W_h||_2`. Of uniform
-attention P is known, and `c = ||res P0||_2 ||sum_h W_h||_2`.
+Without norms and MLP, where `||res(attention)||_F <= c ||res X||_F` in every layer, tokens collapse below lambda =
+1 - c and not above 1 + c, since `lambda - c <= mu' / mu <= lambda + c`. Measured at the critical weight, c is that
+run's own (`bracket`). A c for every weight and input comes from the weights alone (`guaranteed`): for u orthogonal to
+1 the entries of P u lie between the least and the largest of u, hence `||res(P u)|| <= sqrt(n / 2) ||u||` and `c =
+max over layers of sqrt(n / 2) sum_h ||W_h||_2`. Uniform attention has `c = ||res P0||_2 ||sum_h W_h||_2`.
 """
 
 import math
@@ -41,7 +36,7 @@ from rankscope.profiles import measure
 from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
-from rankscope.theory.weight_norms import value_matrix
+from rankscope.theory.weight_norms import value_parts
 
 METRICS = ("mu", "relative_mu")
 DEEP = 24  # Layers to measure a rate on, where the network has fewer
@@ -239,7 +234,7 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
     real = {int(n) for n in valid_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
-        W = [value_matrix(arch, layer, head) for head in active_heads(arch, index)]
+        W = [torch.matmul(*value_parts(arch, layer, head)) for head in active_heads(arch, index)]
         if not W:
             continue
         if arch.kernel == "uniform":

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors, activation, architecture_from, require
+from rankscope.sources.families.family import Family, Tensors, architecture_from, require
 
 
 class GPT2(Family):
@@ -26,7 +26,7 @@ class GPT2(Family):
         require(config, add_cross_attention=False)
         return architecture_from(
             config, mlp_width=config.n_inner or 4 * config.n_embd, mask="causal", norm_place="pre",
-            activation=activation(config.activation_function), norm_eps=config.layer_norm_epsilon,
+            activation=config.activation_function, norm_eps=config.layer_norm_epsilon,
             final_norm=True,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, activation, architecture_from
+from rankscope.sources.families.family import Family, architecture_from
 from rankscope.sources.families.rotary import masks, rotary
 
 
@@ -26,6 +26,6 @@ class ModernBert(Family):
         """The first attention reads the embedding, which is normed already."""
         return architecture_from(
             config, mask=masks(config, "complete"), **rotary(config), mlp="gated", norm_place="pre",
-            activation=activation(config.hidden_activation), norm_eps=config.norm_eps, final_norm=True,
+            activation=config.hidden_activation, norm_eps=config.norm_eps, final_norm=True,
             bare_layers=(0,),
         )  # fmt: skip
