@@ -6,16 +6,14 @@ from difflib import get_close_matches
 
 from rankscope.errors import SourceError, one_of
 from rankscope.sources.families.bart import OPT, Bart, BartDecoder, Whisper, WhisperDecoder
-from rankscope.sources.families.bert import Albert, Bert, DistilBert, Roberta
+from rankscope.sources.families.bert import Albert, Bert, DistilBert, ModernBert, Roberta
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
 from rankscope.sources.families.deepseek import DeepSeek
 from rankscope.sources.families.family import Family
 from rankscope.sources.families.gemma import Gemma2, Gemma3
-from rankscope.sources.families.gpt2 import GPT2
-from rankscope.sources.families.gpt_neox import GPTNeoX
+from rankscope.sources.families.gpt import GPT2, GPTNeoX
 from rankscope.sources.families.llama import Llama, Phi3
 from rankscope.sources.families.mixtral import Mixtral, Qwen3Next
-from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.t5 import T5, T5Decoder
 from rankscope.sources.families.vit import DinoV2, ViT
 from rankscope.sources.families.xlnet import XLNet

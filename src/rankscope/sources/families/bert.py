@@ -1,10 +1,11 @@
-"""BERT and its kin: post-norm, words + positions + segment through a norm."""
+"""BERT and its kin: post-norm, words + positions + segment through a norm; and ModernBERT, which is pre-norm."""
 
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import Family, architecture_from, layout, linear_weights, require
+from rankscope.sources.families.rotary import masks, rotary
 
 
 class Bert(Family):
@@ -82,3 +83,27 @@ class Albert(Family):
     def embedding(self, model: Any) -> TextEmbedding:
         """The narrow embedding is normalised, then widened."""
         return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
+
+
+class ModernBert(Family):
+    """ModernBERT: rotary positions, windows in most layers, gated MLP (Wi: what the activation takes, the other)."""
+
+    name, types = "modernbert", ("modernbert",)
+    stack, final_norm = "layers", "final_norm"
+    parts: ClassVar = {
+        "attention.query, attention.key, attention.value": "attn.Wqkv",
+        "attention.output": "attn.Wo",
+        "attention_norm": "attn_norm",
+        "mlp.gate, mlp.up": "mlp.Wi",
+        "mlp.down": "mlp.Wo",
+        "mlp_norm": "mlp_norm",
+    }
+    embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
+
+    def architecture(self, config: Any) -> Architecture:
+        """The first attention reads the embedding, which is normed already."""
+        return architecture_from(
+            config, mask=masks(config, "complete"), **rotary(config), mlp="gated", norm_place="pre",
+            activation=config.hidden_activation, norm_eps=config.norm_eps, final_norm=True,
+            bare_layers=(0,),
+        )  # fmt: skip
