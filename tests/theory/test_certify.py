@@ -83,7 +83,11 @@ def test_guarantees_say_something() -> None:
     assert large.table["met"].all() and large.table["vacuous"].all() and large.guarantees().is_empty()
 
 
-@pytest.mark.parametrize(("net", "quantities"), [(SAN, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1)])
+@pytest.mark.parametrize(
+    ("net", "quantities"),
+    [(SAN, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1)]
+    + [pytest.param(net, 3, marks=pytest.mark.slow) for net in (SKIP, SAN.variant(mask="causal"))],
+)
 def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> None:
     found = certify(net, X)
     figure = found.plot(1)

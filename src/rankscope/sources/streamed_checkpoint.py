@@ -135,12 +135,10 @@ class StreamedCheckpoint:
         keys = [key for name in names for key in self._sources[name]]
         # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
         with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
-            for path, stamp in self._stamps.items():
-                if _stamp(path) != stamp:
-                    message = (
-                        f"the files of {self.name} must stay as they are; {path} is gone or changed: load it again"
-                    )
-                    raise FileError(message, subject="files")
+            changed = [path for path, stamp in self._stamps.items() if _stamp(path) != stamp]
+            if changed:
+                message = f"the files of {self.name} must stay as they are; {changed[0]} is gone or changed"
+                raise FileError(f"{message}: load it again", subject="files")
             paths = {self.files[key] for key in keys}
             files = {path: opened.enter_context(safe_open(path, "pt")) for path in paths}
             tensors = {key: files[self.files[key]].get_slice(key) for key in keys}

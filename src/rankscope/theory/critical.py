@@ -104,10 +104,10 @@ def critical_skip(
     >>> round(found.weight, 1), round(found.theory, 1)
     (1.0, 1.0)
     """
-    _check(net, metric, low, high, tolerance)
+    _check(net, X, metric, low, high, tolerance)
     net = net.to(torch.float64)
     net = net.variant(layers=max(net.arch.layers, DEEP) if depth is None else depth)
-    X = _checked(X, net)
+    X = X.to(dtype=torch.float64, device=net.device)
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
@@ -131,7 +131,7 @@ class _Crossing:
     points: list[tuple[float, float]]
 
 
-def _check(net: Transformer, metric: str, low: float, high: float, tolerance: float) -> None:
+def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, tolerance: float) -> None:
     if metric not in METRICS:
         raise MetricError(one_of("metric", metric, METRICS), subject="metric")
     if not (math.isfinite(high) and 0 <= low < high):
@@ -146,6 +146,9 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(message, subject="architecture")
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        got = X.dtype if isinstance(X, Tensor) else type(X).__name__
+        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
 
 
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
@@ -154,13 +157,6 @@ def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, 
     if math.isnan(rate):
         raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
     return rate
-
-
-def _checked(X: Tensor, net: Transformer) -> Tensor:
-    if not isinstance(X, Tensor) or not X.is_floating_point():
-        got = X.dtype if isinstance(X, Tensor) else type(X).__name__
-        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
-    return X.to(dtype=torch.float64, device=net.device)
 
 
 def _crossing(rate: Rate, low: float, high: float, tolerance: float, layers: int) -> _Crossing:

@@ -68,7 +68,7 @@ class Phi3(Llama):
         """Queries, then keys, then values: of each kind so many heads."""
         tensors, fused = read_block(block, self.parts, arch), block.self_attn.qkv_proj
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
-        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
-        for (name, number), part in zip(heads.items(), parts, strict=True):
-            tensors |= heads_in(f"attention.{name}", Linear(part), number)
+        parts = matrix(fused).split([count * arch.head_width for count in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, count), part in zip(heads.items(), parts, strict=True):
+            tensors |= heads_in(f"attention.{name}", Linear(part), count)
         return tensors
