@@ -35,8 +35,7 @@ class ReferenceRow(NamedTuple):
     ref: Float[Tensor, "batch head token"]
     log: LogScales  # the log-scale of D
     seen: Bool[Tensor, "batch head 1 token"]  # the columns visible to the reference row
-    log_w: Float[Tensor, "batch head token"]
-    """w of the module's docstring: log p, also where the reference row does not see."""
+    log_w: Float[Tensor, "batch head token"]  # w of the module's docstring: log p, also where this row does not see
     p: Float[Tensor, "batch head token"]
     top: Int[Tensor, "batch head 1"]
     level: LogScales  # the log-scale of Delta = P - 1 p^T

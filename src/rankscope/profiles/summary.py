@@ -76,9 +76,8 @@ class Summary(Curves):
             value = pl.when((value == -torch.inf).all()).then(value).otherwise(value.replace(-torch.inf, None))
         means = rows.group_by("layer", maintain_order=True).agg(value.mean())
         curve = torch.full((1 + max(means["layer"].to_list()),), torch.nan, dtype=torch.float64)
-        curve[means["layer"].to_list()] = torch.tensor(
-            means[column].fill_null(torch.nan).to_list(), dtype=torch.float64
-        )
+        values = means[column].fill_null(torch.nan).to_list()
+        curve[means["layer"].to_list()] = torch.tensor(values, dtype=torch.float64)
         return curve
 
     def _view(self, line: LineName, chosen: Mapping[str, Any]) -> CurveView:
