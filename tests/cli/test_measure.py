@@ -7,7 +7,8 @@ import pytest
 
 from rankscope import fresh
 from rankscope.cli.inputs import MeasureTask
-from rankscope.cli.measure import ReportTables, measure_all, raise_if_stopped
+from rankscope.cli.measure import measure_all, raise_if_stopped
+from rankscope.cli.output import ReportTables
 from rankscope.cli.show import Interruption
 from rankscope.profiles import Reader
 from rankscope.runs import EarlyStop
