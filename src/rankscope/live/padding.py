@@ -11,9 +11,8 @@ Arguments may lie in dictionaries. The longest sample of a batch has no padding:
 with 1 for tokens and some with 1 for padding, shows which; where it does not, an error asks. A mask of
 another shape says which token sees which, not which are padding.
 
-`recorder.py` calls `arguments_of` for every module around the blocks, then `find_padding` when the first
-block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and
-`find_padding`.
+`recorder.py` calls `arguments_of` for every module around the blocks, then `find_padding` when the first block is
+entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
 """
 
 import inspect

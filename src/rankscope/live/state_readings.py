@@ -3,7 +3,7 @@
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
 wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
-CPU, metrics that are `from_norms` are computed from four norms of each state (`StateNorms`):
+CPU, metrics that ask for no more (`from_norms`) are computed from four norms of each state (`StateNorms`):
 
     ||X||_F,  ||X||_{1,inf},  ||res X||_F,  ||res X||_{1,inf}
 
@@ -26,6 +26,7 @@ from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import Metric, Reading
+from rankscope.metrics.residuals import from_norms
 from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
 from rankscope.profiles.readings import Readings, read_tensor
 
@@ -150,7 +151,7 @@ class StateReadings:
         self.plan, self.batch = plan, batch
         self.readings: list[tuple[int, Readings]] = []
         of_tokens = [metric for metric in plan.metrics if metric.of == "tokens"]
-        self.norms_suffice = bool(of_tokens) and all(metric.from_norms for metric in of_tokens)
+        self.norms_suffice = bool(of_tokens) and all(map(from_norms, of_tokens))
         self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)

@@ -122,14 +122,6 @@ class FunctionTracer(TorchFunctionMode):
         remark = "attention whose queries and keys cannot both be followed back to the block's tokens"
         if call.head_width == call.sizes[1]:
             remark += " (heads are as wide as there are tokens: call it on another number of them)"
-        self.on_attention(
-            AttentionCall(
-                pattern=call.pattern,
-                head_outputs=call.head_outputs,
-                sizes=call.sizes,
-                self_attention=self_attention,
-                remark=remark,
-                altered_by=call.altered_by,
-                hidden_tokens=call.hidden_tokens,
-            )
-        )
+        parts: Any = {"pattern": call.pattern, "head_outputs": call.head_outputs, "sizes": call.sizes}
+        parts |= {"altered_by": call.altered_by, "hidden_tokens": call.hidden_tokens}
+        self.on_attention(AttentionCall(**parts, self_attention=self_attention, remark=remark))

@@ -49,10 +49,6 @@ class Schedule:
     """
 
     def __init__(self, step: int) -> None:
-        self.reset(step)
-
-    def reset(self, step: int) -> None:
-        """Start to count at this step, with no stride known."""
         self.step, self.previous = step, step - 1
         self.strides: deque[int] = deque(maxlen=STRIDES)
 
@@ -298,12 +294,12 @@ class Monitor:
             kept = step or -1  # step 0 is measured again
             self._run_writer.cut(kept)
             self._call_writers("resume", kept)
-        if rule_states is not None and self.rules.fits(rule_states):
+        if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
             self.rules.load_state_dict(rule_states)
         else:
             table = None if self._run_writer is None else read(self.run).table("training")
             self.rules.replay(distributed.from_writer(table))
-        self.schedule.reset(step)
+        self.schedule = Schedule(step)
         self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
         if step == 0:
             self._begin()
