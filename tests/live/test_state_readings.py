@@ -1,5 +1,8 @@
 """States read together give what each gives alone, and norms say what the metrics say of the states."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +11,8 @@ from hypothesis import strategies as st
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import PIECE, StateReadings, TokenBatch
 from rankscope.metrics import metric
+from rankscope.metrics.metric import ROUNDING
+from rankscope.metrics.tokens import Tokens
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.profiles.readings import read_tensor
 
@@ -84,4 +89,22 @@ def _as_the_metrics_say(states: list[torch.Tensor], padded: bool) -> int:
             for part, least in (("value", 0.0), ("floor", 0.0), ("log10", 1e-12)):
                 close = pytest.approx(getattr(theirs, part).tolist(), rel=1e-12, abs=least, nan_ok=True)
                 assert getattr(mine, part).tolist() == close
-    return sum(len(norms.layers) for norms in call.norms.taken) if call.norms is not None else 0
+    return sum(len(layers) for layers, *_ in call.norms.taken) if call.norms is not None else 0
+
+
+def _halved(x: Tokens, padding: torch.Tensor | None = None) -> torch.Tensor:
+    """Half the Frobenius norm of the entries themselves, which norms of states taken together do not have."""
+    return x.X.square().sum((-2, -1)).sqrt() / 2
+
+
+@pytest.mark.parametrize("change", [{"compute": _halved}, {"scale": _halved}, {"compute": _halved, "scale": _halved}])
+def test_changed_copy_of_a_metric_is_computed_by_its_own_functions(change: dict[str, Any]) -> None:
+    """A copy with another value or floor is not read from the norms that suffice for the original."""
+    mine, hidden = replace(metric("mu"), name="mine", **change), torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
+    call = states_of(WatchPlan([mine, metric("relative_mu")], []), hidden, padded=False)
+    call.read(0, hidden)
+    reading = dict(call.all_readings()[0][1])[mine]
+    residual = (2 * (1.5**2 + 2.0**2)) ** 0.5  # both tokens are (1.5, 2) away from their mean
+    assert reading.value.tolist() == pytest.approx([2.5 if "compute" in change else residual])
+    size = 2.5 if "scale" in change else 5.0
+    assert reading.floor.tolist() == pytest.approx([ROUNDING * torch.finfo(torch.float32).eps * size])

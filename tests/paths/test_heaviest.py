@@ -16,7 +16,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.paths import Decomposition, decompose
 from rankscope.paths.counts import Path
 from rankscope.paths.heaviest import _ahead, _bound
-from rankscope.paths.terms import shared_step
+from rankscope.paths.terms import PathRules
 from tests.paths.enumeration import CASES, both, network, tokens
 from tests.raising import raises
 
@@ -51,7 +51,7 @@ def test_no_way_on_is_heavier_than_the_bound(fields: dict[str, Any], seed: int, 
         X[:, 1:] *= 1e-4
     padding = torch.tensor([[False, False, False, True], [False] * 4])
     d = decompose(net, X, padding)
-    ahead, step = _ahead(d.frozen), shared_step(d.frozen)
+    ahead, step = _ahead(d.frozen), PathRules(d.frozen).step
     for path in product(*d.frozen.ways):
         weight = float(d.path(path).term.norm())
         Y = d.frozen.X

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rankscope.deviation.second_pass import DifferentLayersError, joined
 from rankscope.metrics import METRICS, Metric
 from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure, propagation
-from rankscope.profiles.layer_stack import DifferentLayersError, LayerStack, joined
+from rankscope.profiles.layer_stack import LayerStack
 from rankscope.profiles.steps import LayerStep
 from tests.builders import normal
 from tests.strategies import architectures

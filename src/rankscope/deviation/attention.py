@@ -211,8 +211,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
-    """True for heads where the values that some token attends to are, on average, shorter than a hundredth of
-    the mean output."""
+    """True for heads where values that some token attends to are on average below a hundredth of the mean output."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
     if not must_compute("attention.lengths", (least < SHORT * most).any()):

@@ -10,8 +10,8 @@ them. Each block has a scale of its own until its products are put together.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -118,8 +118,7 @@ class PatternByRows:
 
     @classmethod
     def of(cls, maker: RowMaker, perturb: Callable[[Scaled], Scaled] | None = None) -> "PatternByRows":
-        """The pattern of some rows of scores: what its rows share is found by a sweep over them. `perturb`
-        moves the last digits of ref and of the scale of D."""
+        """The pattern of rows of scores, by a sweep over them; `perturb` moves the last digits of ref and D's scale."""
         if maker.scores.arch.score_cap and maker.scores.products:
             sizes = [maker.scores.uncapped(rows).log_size() for rows in maker.blocks()]
             maker = replace(maker, largest=maker.scores.largest(torch.stack(sizes).amax(0)))
@@ -198,7 +197,7 @@ class PatternByRows:
 
     def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """The product `P V` as ordinary tensors, block by block."""
-        return self._of_all_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
+        return self.of_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
 
     @cached_property
     def largest(self) -> LogScales:
@@ -221,11 +220,8 @@ class PatternByRows:
         """Some rows of log P as an ordinary tensor."""
         return self.logits(rows).log_softmax(self.maker.visible(rows))
 
-    def of_rows(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row"]:
-        """One number per row, of all rows, where `compute` gives `[batch, head, row]` of some."""
-        return self._of_all_rows(compute)
-
-    def _of_all_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Tensor:
+    def of_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Float[Tensor, "batch head row ..."]:
+        """Numbers of all rows, where `compute` gives `[batch, head, row, *shape]` of some."""
         output = self._like_rows(*shape)
         for rows in self.maker.blocks():
             output[:, :, rows] = compute(rows)
@@ -291,10 +287,5 @@ class StreamedDeviation(Deviation):
         if self.arch.positions not in ("bias", "alibi"):
             return None
         n, like = self.settings.valid.shape[1], block.weights.attention.query.weight
-
-        def bias(rows: slice) -> Tensor:
-            rows_of_bias = score_bias(self.arch, self.table, n, like, rows.start, rows.stop)
-            assert rows_of_bias is not None
-            return rows_of_bias
-
-        return bias
+        bias = partial(score_bias, self.arch, self.table, n, like)
+        return lambda rows: cast(Tensor, bias(rows.start, rows.stop))

@@ -36,8 +36,7 @@ def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
 
 
 def score_sizes(P: AnyPattern) -> tuple[LogScales, LogScales] | None:
-    """(the largest |ref|, the log of the largest |D|) of each head's scores `ref_j + D_ij`; None if P was not
-    made of scores."""
+    """(largest |ref|, log of the largest |D|) of each head's scores `ref_j + D_ij`; None if P has none."""
     if isinstance(P, PatternByRows):
         ref, D = P.shared.ref, P.largest
     elif P.logits is None:
@@ -90,8 +89,7 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:
-    """True for samples where a token that was not zero has become so short, beside the longest, that one
-    scale does not hold both."""
+    """True for samples where a token that was not zero is now too short, beside the longest, for one scale to hold."""
 
     def size(state: State) -> Tensor:
         return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
@@ -142,9 +140,8 @@ def pattern_distance(P: PatternByRows, Q: PatternByRows) -> Float[Tensor, "batch
     """The distance of two patterns, as `state_distance` of Delta: about its mean row, by its direction and
     the log of its norm. The reference row that Delta is written about may be another in each."""
     valid, both = P.maker.valid, (P, Q)
-    means = [
-        sum(pattern.Delta(rows).sum(2) for rows in pattern.maker.blocks()) / valid.count[..., None] for pattern in both
-    ]
+    sums = [sum(pattern.Delta(rows).sum(2) for rows in pattern.maker.blocks()) for pattern in both]
+    means = [total / valid.count[..., None] for total in sums]
 
     def centred(which: int, rows: slice) -> Tensor:
         tokens = valid.mask[:, None, rows, None]

@@ -34,8 +34,7 @@ class _DoubledPasses:
         self.rules = Deviation(self.inputs.net.arch, self.inputs.settings)
         self.perturbed_rules = PerturbedDeviation(self.inputs.net.arch, self.inputs.settings)
         self.state = self.inputs.state
-        self.perturbed_state: State | None = None
-        """The state of the perturbed pass; None until it starts."""
+        self.perturbed_state: State | None = None  # the state of the perturbed pass; None until it starts
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Confirmation:
 
     doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
     single: DeviationStep  # the layer of the pass in float64
-    lost: Bool[Tensor, " batch"]
-    """True where a token has left the range of numbers beside the others: more digits do not help."""
+    lost: Bool[Tensor, " batch"]  # True where a token has left the range of numbers beside the others
     passes: _DoubledPasses
     before: State  # the doubled pass's tokens before this layer
     grown: float  # the largest distance of float64's tokens from them so far

@@ -6,7 +6,7 @@ block the notes become one `HalfRecord` per half of the block.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -62,25 +62,21 @@ class _Recorder:
         self.sums: list[tuple[Half, State, dict[str, State], State]] = []
 
     def norm(self, block: Block, name: str, state: State) -> State:
-        result: State = super().norm(block, name, state)
-        self.normed[name] = result
-        return result
+        state = self.normed[name] = super().norm(block, name, state)
+        return state
 
     def values(self, block: Block, state: State) -> Values:
         self.inside["attention"] = state
-        values: Values = super().values(block, state)
-        return values
+        return cast(Values, super().values(block, state))
 
     def output(self, block: Block, heads: HeadOutputs) -> State:
-        result: State = super().output(block, heads)
-        self.raw["attention"] = result
-        return result
+        state = self.raw["attention"] = super().output(block, heads)
+        return state
 
     def mlp(self, block: Block, state: State) -> State:
         self.inside["mlp"] = state
-        result: State = super().mlp(block, state)
-        self.raw["mlp"] = result
-        return result
+        state = self.raw["mlp"] = super().mlp(block, state)
+        return state
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         result: State = super().add(block, half, state, branches)

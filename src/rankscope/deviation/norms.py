@@ -51,11 +51,8 @@ def normed(
         return state
     rule = norm.deviation_rule
     if rule is None:
-        raise ArchitectureError(
-            f"norm {norm.name} must have a rule in deviation arithmetic to be taken of a state; it has a "
-            "length of its own and none: use arithmetic='float64', or give Norm(deviation=...)",
-            subject="norm",
-        )
+        sentence = f"norm {norm.name} must have a rule in deviation arithmetic; it has a length of its own and none"
+        raise ArchitectureError(f"{sentence}: use arithmetic='float64', or give Norm(deviation=...)", subject="norm")
     result = rule(state, eps, StateNormOperations(perturb))
     x, R = result.x, result.R
     if weights.gain is not None:
@@ -95,8 +92,7 @@ def _unit(log: Tensor, eps: float) -> Tensor:
 
 
 def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None) -> State:
-    """Tokens c + r over their sd by the formula of the module's docstring, for deviations r that are small
-    beside c; `count` is d, or 1 for scale-only."""
+    """Tokens c + r over their sd by the module's formula, r small beside c; `count` is d, or 1 for scale-only."""
     unit = _unit(c.log, eps)
     step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]
@@ -125,11 +121,8 @@ def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
     """Tokens c + r over their sd, each formed and divided by itself, with no common token; where lengths of
     tokens are 1e120 apart, each token is taken in units of its own largest entry first."""
     log, valid = torch.maximum(c.log, r.log), state.valid
-    Y = (
-        r.at(log)
-        if saves_a_pass("norms.no_common_token", log, lambda: (c.log <= LOWEST).all())
-        else c.at(log)[:, None] + r.at(log)
-    )
+    alone = saves_a_pass("norms.no_common_token", log, lambda: (c.log <= LOWEST).all())
+    Y = r.at(log) if alone else c.at(log)[:, None] + r.at(log)
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / count  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
     if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None]).any()):

@@ -47,8 +47,7 @@ class Perturbation:
         """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
-        self.rows: list[Tensor] = []
-        """All rows so far: a captured pass reads them where they lie."""
+        self.rows: list[Tensor] = []  # all rows so far: a captured pass reads them where they lie
 
     def perturb(self, t: Tensor) -> Tensor:
         """The tensor with every entry moved by a share of its own."""
@@ -90,8 +89,7 @@ def _row(seed: int, length: int, device: torch.device) -> Tensor:
     return (2 * uniform - 1).to(device)
 
 
-_longest: dict[tuple[int, torch.device], Tensor] = {}
-"""The longest row drawn of each seed: a shorter one is its beginning."""
+_longest: dict[tuple[int, torch.device], Tensor] = {}  # the longest row of each seed: a shorter one is its beginning
 MOST_ROWS = 8  # rows that are kept, the latest
 
 
@@ -118,8 +116,7 @@ class SignLosses:
         self.matter = self.norm is not None and arch.width - self.norm.centred <= 1
         self.least = 0.5 * math.log(arch.norm_eps) if arch.norm_eps > 0 else -math.inf
         self.terms: Tensor | float = -math.inf
-        self.torn: Tensor | bool = False
-        """True for samples where a norm has met such a token."""
+        self.torn: Tensor | bool = False  # True for samples where a norm has met such a token
 
     def summed(self, *parts: Any) -> None:
         """Note the sizes of terms that were added up."""

@@ -103,12 +103,9 @@ def propagate(
     True
     """
     if not applies(net):
-        raise ArchitectureError(
-            f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
-            f"that have one: {', '.join(name for name in KERNELS if KERNELS[name].deviation)}): use "
-            "arithmetic='float64'",
-            subject="arithmetic",
-        )
+        sentence = f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network"
+        kernels = f"(kernels that have one: {', '.join(name for name in KERNELS if KERNELS[name].deviation)})"
+        raise ArchitectureError(f"{sentence} {kernels}: use arithmetic='float64'", subject="arithmetic")
     if by_rows and not (streams(net.arch) and kernel_of(net.arch.kernel).deviation_by_row):
         sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
         raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
@@ -175,16 +172,7 @@ class PassInputs:
         by_rows: bool = False,
         block_bytes: int | None = None,
     ) -> "PassInputs":
-        """The inputs of a pass, as `propagate` takes them.
-
-        Args:
-            net: The network, brought to float64.
-            X: Its input tokens `[batch, token, width]`.
-            padding: True at positions `[batch, token]` that are no tokens.
-            doubled: Whether numbers have doubled precision.
-            by_rows: Whether attention goes by blocks of rows.
-            block_bytes: The bytes of such a block.
-        """
+        """The inputs of a pass, from what `propagate` takes; the network is brought to float64."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from warnings import warn
 
 import torch
@@ -57,8 +57,7 @@ class PassResult(NamedTuple):
 
     layers: tuple[BlockOutput, ...]
     second_pass: Any = None  # the tensors of the second pass; None if there was none
-    keep_alive: Any = None
-    """The object whose random numbers the second pass reads: a graph reads them again where they lie."""
+    keep_alive: Any = None  # the object whose random numbers the second pass reads: a graph does so where they lie
 
 
 SecondPassFunction = Callable[[Transformer, PassSettings, State, Sequence[BlockOutput]], tuple[Any, Any]]
@@ -107,8 +106,7 @@ class LayerCompiler:
             if not made:
                 made.append(self._traced(layer, inputs, tensors))
             function, like = made[0]
-            result: tuple[BlockOutput, Tensor] = with_tensors(like, function(tensors))
-            return result
+            return cast(tuple[BlockOutput, Tensor], with_tensors(like, function(tensors)))
 
         return compiled
 
@@ -153,8 +151,7 @@ class CachedPass:
 class PassCache:
     """Runs passes, and remembers them by the network and by the shape of what it is given."""
 
-    compiler: Callable[[LayerFunction], LayerFunction] | None = None
-    """A `LayerCompiler`; None leaves layers as they are."""
+    compiler: Callable[[LayerFunction], LayerFunction] | None = None  # a `LayerCompiler`; None: layers stay as they are
     passes: OrderedDict[tuple[Any, ...], CachedPass] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share for their intermediate tensors
 

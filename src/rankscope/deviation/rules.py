@@ -20,16 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import (
-    DeviationPattern,
-    HeadOutputs,
-    Mixable,
-    Values,
-    common_heads,
-    deviation_heads,
-    gated,
-    mixed,
-)
+from rankscope.deviation import attention
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Mixable, Values, common_heads, deviation_heads
 from rankscope.deviation.experts import mixture
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
@@ -109,7 +101,7 @@ class Deviation(PartOperations):
 
     def mix(self, block: Block, P: Mixable, values: Values) -> HeadOutputs:
         """The outputs of the heads, pattern times values (`attention.py`)."""
-        return mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
+        return attention.mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
 
     def gate(self, block: Block, heads: HeadOutputs, state: State) -> HeadOutputs:
         """The outputs of the heads times their gates (`attention.py`)."""
@@ -117,21 +109,18 @@ class Deviation(PartOperations):
         assert w is not None
         z = self.perturb(common_heads(state.x, w, self.arch))
         d = self.perturb(deviation_heads(state.R, w, self.arch))
-        return gated(heads, z, d)
+        return attention.gated(heads, z, d)
 
     def output(self, block: Block, heads: HeadOutputs) -> State:
         """The attention branch: the outputs of the heads through the output projection."""
         w = block.weights.attention.output
         out = Linear(w.weight.flatten(0, 1), w.bias)
-        return State(
-            affine(heads.x.together().mapped(lambda t: t.flatten(1)), out),
-            heads.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
-            heads.valid,
-        )
+        x = affine(heads.x.together().mapped(lambda t: t.flatten(1)), out)
+        R = heads.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight)
+        return State(x, R, heads.valid)
 
     def cross(self, block: Block, state: State) -> State:
-        """The cross-attention branch: values are the memory's, as a common value and deviations, and the rows
-        of the pattern differ by what the queries of the tokens differ by."""
+        """The cross-attention branch: values are the memory's, and rows differ as the tokens' queries do."""
         cross_block = block.cross_block
         P = self.cross_patterns[block.index] = self.cross_pattern(cross_block, state)
         values = replace(self.values(cross_block, self.source), valid=state.valid)

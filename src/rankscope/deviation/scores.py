@@ -12,7 +12,7 @@ is the **reference row**: it goes into ref and is zero in D, so that no row is r
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -81,9 +81,8 @@ class ScoreParts:
         if not self.products:
             count = len(range(*rows.indices(self.rows)))
             return Scaled(self.ref.value[:, :, None].expand(-1, -1, count, -1), self.ref.log)
-        D, *remaining = [
-            Scaled(_some(a, rows).value @ b.value.mT, a.log + b.log) for a, b in self.products
-        ]  # under rotation, all four products of common and deviating parts: none is constant along a row
+        # Under rotation, all four products of common and deviating parts: none is constant along a row.
+        D, *remaining = [Scaled(_some(a, rows).value @ b.value.mT, a.log + b.log) for a, b in self.products]
         for product in remaining:
             D = D + product
         for part in self.offset:
@@ -122,8 +121,7 @@ class ScoreParts:
 
 @dataclass(frozen=True, eq=False)
 class StateHeads:
-    """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
-    `nets/kernels.py`)."""
+    """Queries and keys of a state, and the scores that a kernel makes of them (`ScoreOperations` of `nets`)."""
 
     arch: Architecture
     index: int  # the layer, from 0
@@ -133,20 +131,16 @@ class StateHeads:
     perturb: Callable[[Scaled], Scaled]  # moves the last digits of queries and keys, in a second pass
     perturb_tensor: PerturbTensor | None  # moves those of tensors inside their norm
     keys: State  # what keys are made of: the same tokens, or a memory
-    bias: Callable[[slice], Tensor] | None = None
-    """Makes rows of what positions add, if the settings do not hold all of it."""
+    bias: Callable[[slice], Tensor] | None = None  # makes rows of what positions add, if the settings hold none
 
     def parts(self) -> ScoreParts:
         """The parts of the layer's scores, by the deviation rule of its kernel."""
         kernel = kernel_of(self.arch.kernel)
         if kernel.deviation is None:
-            raise ArchitectureError(
-                f"kernel {kernel.name} must have a rule in deviation arithmetic to be used in it; it has "
-                "none: use arithmetic='float64', or give Kernel(deviation=...)",
-                subject="kernel",
-            )
-        parts: ScoreParts = kernel.deviation(self)
-        return parts
+            sentence = f"kernel {kernel.name} must have a rule in deviation arithmetic to be used in it; it has none"
+            remedy = "use arithmetic='float64', or give Kernel(deviation=...)"
+            raise ArchitectureError(f"{sentence}: {remedy}", subject="kernel")
+        return cast(ScoreParts, kernel.deviation(self))
 
     @cached_property
     def zero(self) -> Tensor:
@@ -253,18 +247,10 @@ def normed_heads(
     weights: NormWeights,
     valid: ValidTokens,
     eps: float,
-    perturb_tensor: PerturbTensor | None,
+    perturb: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """Queries, keys or head outputs through an RMSNorm of each head.
-
-    Args:
-        common: That of the common token, `[batch, head, width]`.
-        deviation: What tokens add to it, `[batch, head, token, width]`.
-        weights: The gain of the norm.
-        valid: Which positions are tokens.
-        eps: What the norm adds to mean squares.
-        perturb_tensor: Moves the last digits of results, in a second pass.
-    """
+    """Queries, keys or head outputs through an RMSNorm of each head: `common` `[batch, head, width]` of the common
+    token, `deviation` `[batch, head, token, width]` what tokens add to it, perturbed in a second pass."""
     shape = common.value.shape[:2]
 
     def as_heads(part: Scaled) -> Scaled:
@@ -272,9 +258,9 @@ def normed_heads(
 
     valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
     result = State(common.heads_as_samples(), deviation.heads_as_samples(), valid).tidy()
-    result = normed(result, "rms", weights, eps, perturb_tensor)
-    if perturb_tensor is not None:
-        result = State(result.x.mapped(perturb_tensor), result.R.mapped(perturb_tensor), valid)
+    result = normed(result, "rms", weights, eps, perturb)
+    if perturb is not None:
+        result = State(result.x.mapped(perturb), result.R.mapped(perturb), valid)
     result = result.tidy()
     return as_heads(result.x), as_heads(result.R)
 

@@ -5,14 +5,15 @@ by layer, after the first pass (`propagate.py`) has finished a layer, `SecondPas
 pass's own state through the same block: by the plain rules where float64 resolves what tokens differ by (they
 share no formula with deviation arithmetic), below that by the rules of deviation arithmetic with their last
 digits perturbed (`perturbation.py`). That costs a plain pass where tokens stay apart, and as much as the
-first pass where they do not. On a GPU both passes are recorded and replayed together (`replay.py`).
+first pass where they do not. On a GPU both passes are recorded and replayed together (`replay.py`), and layers
+of one form are stacked along the samples (`StackSecondPass`) for `profiles/layer_stack.py` to read in one go.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +38,15 @@ from rankscope.nets import Step, Transformer
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.streaming import AttentionRequest, PatternNumbers
 from rankscope.nets.traversal import Block, BlockOutput, traverse
+from rankscope.nets.weights import outline
 from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4  # the share of the tokens' size by which they must differ for plain rules in float64 to be used
 ALIKE = 1e-9  # the distance of two states up to which they count as the same
 WITHIN = 300.0  # the largest |log| of the size of tokens for which plain rules are used: 1e+-130
+
+Structure = TypeVar("Structure")
+Bare = TypeVar("Bare", Step, DeviationStep)
 
 
 def with_second_pass(
@@ -151,8 +156,7 @@ class SecondPassLayer:
     second_pass: SecondPass
     block: Block | None
     before: State  # the second pass's tokens before the block
-    resolved: Bool[Tensor, " batch"]
-    """True where float64 resolves what the tokens differ by, before the block and after it."""
+    resolved: Bool[Tensor, " batch"]  # True where float64 resolves what tokens differ by, before the block and after
     plain_step: Step | None  # the layer by plain rules, valid tokens first; None if float64 resolves no sample
     lost: Bool[Tensor, " batch"]
     """True where nothing is known of the sample from here on: a token became so short beside the others that
@@ -165,8 +169,7 @@ class SecondPassLayer:
     @property
     def perturbed_so_far(self) -> DeviationStep | None:
         """The layer by perturbed rules if anyone has asked for it, else None."""
-        step: DeviationStep | None = self.__dict__.get("perturbed_inside", self.perturbed_step)
-        return step
+        return cast(DeviationStep | None, self.__dict__.get("perturbed_inside", self.perturbed_step))
 
     @cached_property
     def perturbed_inside(self) -> DeviationStep:
@@ -253,11 +256,96 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
 
 
 def _resolves(state: State) -> Bool[Tensor, " batch"]:
-    """True where float64 resolves the tokens: their numbers are within its range, and their differences are
-    not lost beside their size."""
+    """True where float64 resolves the tokens: numbers are within its range, differences not lost beside their size."""
     return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
 
 
 def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
     """The samples of a where `pick` is true, those of b elsewhere."""
     return State(chosen(pick, a.x, b.x), chosen(pick, a.R, b.R), a.valid)
+
+
+class DifferentLayersError(Exception):
+    """Layers that cannot be stacked, since they differ in form."""
+
+
+@dataclass(frozen=True, eq=False)
+class StackSecondPass:
+    """The second pass of several layers, stacked, as `SecondPassLayer` is that of one."""
+
+    steps: Sequence[DeviationStep]  # the layers of the first pass
+    layers: Sequence[SecondPassLayer]
+    attention: bool  # whether attention is asked for
+    restored_numbers: PatternNumbers | None = None
+
+    @cached_property
+    def resolved(self) -> Bool[Tensor, " batch"]:
+        """True where float64 resolves what the tokens differ by."""
+        return torch.cat([layer.resolved for layer in self.layers])
+
+    @cached_property
+    def lost(self) -> Bool[Tensor, " batch"]:
+        """True where nothing is known of the sample."""
+        return torch.cat([layer.lost for layer in self.layers])
+
+    @property
+    def before(self) -> State:
+        """Tokens before the first of the layers: they are asked for their shape."""
+        return self.layers[0].before
+
+    @cached_property
+    def plain(self) -> Step | None:
+        """The layers by plain rules of float64."""
+        plain = [bare(layer.plain, self.attention) for layer in self.layers if layer.plain is not None]
+        return joined(plain) if plain else None
+
+    def perturbed_for(self, where: Tensor) -> DeviationStep:
+        """The layers by perturbed rules, right for those that hold a sample in `where`."""
+        return self._made("perturbed", where)
+
+    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
+        """The layers by perturbed rules once more, perturbed in another way."""
+        return self._made("perturbed_again", where)
+
+    def _made(self, name: str, where: Tensor) -> DeviationStep:
+        """Nobody looks at the other layers: those of the first pass stand in for them."""
+        wanted = where.reshape(len(self.layers), -1).any(1).tolist()
+        steps: list[DeviationStep] = [
+            getattr(layer, name) if want else step
+            for want, layer, step in zip(wanted, self.layers, self.steps, strict=True)
+        ]
+        return joined([bare(step, self.attention) for step in steps])
+
+
+SecondPassStep = SecondPassLayer | StackSecondPass  # the second pass of one layer, or of several side by side
+
+
+def bare(step: Bare, attention: bool) -> Bare:
+    """A step without its index and what is read off each layer by itself."""
+    kept = step.attention if attention else None
+    return step._replace(layer=0, attention=kept, heads=None, routing=None, cross=None)
+
+
+def joined(parts: Sequence[Structure]) -> Structure:
+    """Structures of one form as one, their tensors one after the other along the samples."""
+    if any(form(part) != form(parts[0]) for part in parts[1:]):
+        raise DifferentLayersError
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, tuple):
+        make = getattr(type(first), "_make", tuple)
+        return make(_joined(entries) for entries in zip(*parts, strict=True))
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in fields(first)]
+        return type(first)(**{name: _joined([getattr(part, name) for part in parts]) for name in names})
+    return first
+
+
+def form(structure: Any) -> Any:
+    """Equal for structures that can be joined; a tensor without an axis of samples equals no other."""
+    return outline(structure, lambda t: (t.shape, t.dtype) if t.ndim else object())

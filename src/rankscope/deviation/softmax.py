@@ -35,8 +35,7 @@ class ReferenceRow(NamedTuple):
     ref: Float[Tensor, "batch head token"]
     log: LogScales  # the log-scale of D
     seen: Bool[Tensor, "batch head 1 token"]  # the columns visible to the reference row
-    log_w: Float[Tensor, "batch head token"]
-    """w of the module's docstring: log p, also where the reference row does not see."""
+    log_w: Float[Tensor, "batch head token"]  # w of the module's docstring: log p, also where this row does not see
     p: Float[Tensor, "batch head token"]
     top: Int[Tensor, "batch head 1"]
     level: LogScales  # the log-scale of Delta = P - 1 p^T
@@ -182,8 +181,7 @@ def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) 
 
 
 def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int) -> Tensor:
-    """ref after the rounds of `balanced` in units of `size`, where all rows see the same `columns` and D is
-    at most of size one."""
+    """ref after the rounds of `balanced` in units of `size`, where all rows see the same and D is at most one."""
     U = D.value * spread(D.log.clamp(min=0.0).exp(), D.value)
     count, E = rows.sum(2), torch.expm1(U * size) / size
     for _ in range(rounds):

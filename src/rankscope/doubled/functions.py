@@ -13,23 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rankscope.doubled.pairs import (
-    Pair,
-    elementwise,
-    halves,
-    larger_plus,
-    minus,
-    negative,
-    over,
-    plus,
-    power_of_two,
-    quick_two_sum,
-    scaled,
-    times,
-    two_prod,
-    two_sum,
-    where,
-)
+from rankscope.doubled import pairs
+from rankscope.doubled.pairs import Pair, elementwise, larger_plus, minus, over, plus, scaled, times, two_sum, where
 
 DIGITS = 60
 
@@ -155,7 +140,7 @@ def _reduced(x: Pair) -> tuple[Tensor, Pair]:
     tail = torch.zeros_like(h)
     for n in range(11, 5, -1):
         tail = tail.mul_(s.hi).add_(1 / math.factorial(n))
-    w, split = Pair(tail * s.hi), halves(s.hi)
+    w, split = Pair(tail * s.hi), pairs.halves(s.hi)
     for n in range(5, 0, -1):
         w = times(larger_plus(named(f"1/{n}!", h), w), s, split)
     at, less = _exponentials(h.device)
@@ -196,8 +181,8 @@ def _log1p_near(w: Pair) -> Pair:
     """log(1 + w) for w from -0.5 to 1: float64's, then one step of Halley on e^y - 1 = w."""
     y = w.hi.log1p()
     k, m = _reduced(Pair(y))
-    m = plus(scaled(m, k.long()), Pair(power_of_two(k.long()) - 1))  # |k| <= 1: e^y - 1
-    return quick_two_sum(y, 2 * minus(w, m).hi / (2 + w.hi + m.hi))
+    m = plus(scaled(m, k.long()), Pair(pairs.power_of_two(k.long()) - 1))  # |k| <= 1: e^y - 1
+    return pairs.quick_two_sum(y, 2 * minus(w, m).hi / (2 + w.hi + m.hi))
 
 
 def _log(x: Pair) -> Pair:
@@ -249,9 +234,8 @@ def tanh(x: Pair) -> Pair:
 
 @elementwise(torch.special.erfc)
 def erfc(x: Pair) -> Pair:
-    """The complementary error function, to full relative precision in its upper tail:
-    `e^(-x^2) y(x)` with y from a table of Taylor series."""
-    a = negative(_below_zero(x))
+    """The complementary error function, in its upper tail `e^(-x^2) y(x)` with y from a table of Taylor series."""
+    a = pairs.negative(_below_zero(x))
     a = Pair(_near(a.hi).clamp(max=LAST), None if a.lo is None else a.lo.masked_fill(a.hi > LAST, 0.0))
     i = (a.hi * STEPS).round()
     t = plus(a, Pair(i / -STEPS))
@@ -259,7 +243,7 @@ def erfc(x: Pair) -> Pair:
     high = torch.zeros_like(a.hi)
     for n in range(ORDER, IN_PAIRS - 1, -1):
         high = high.mul_(t.hi).add_(table[0, n].take(index))
-    y, split = Pair(high), halves(t.hi)
+    y, split = Pair(high), pairs.halves(t.hi)
     for n in range(IN_PAIRS - 1, -1, -1):
         y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(y, t, split))
     tail = times(y, _gauss(a))
@@ -268,10 +252,10 @@ def erfc(x: Pair) -> Pair:
 
 def _gauss(x: Pair) -> Pair:
     """e^(-x^2), the square in three parts: an error of it is a relative one of the result."""
-    square, e = two_prod(x.hi, x.hi)
+    square, e = pairs.two_prod(x.hi, x.hi)
     assert e is not None
     if x.lo is not None:
-        u, v = two_prod(2 * x.hi, x.lo)
+        u, v = pairs.two_prod(2 * x.hi, x.lo)
         e, w = two_sum(e, u)
         assert v is not None and w is not None
         last = v + w + x.lo * x.lo

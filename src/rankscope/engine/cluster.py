@@ -165,10 +165,9 @@ class Cluster:
         stuck = references[: self._places()]
         for reference in stuck:
             self.ray.cancel(reference, force=True)
-        reason = (
-            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: take smaller cells, or raise stuck_after"
-        )
-        return [(reference, _LostError(reason, STUCK_ATTEMPTS)) for reference in stuck]
+        waited = f"{self.stuck_after:g} s, {STUCK_ATTEMPTS} times"
+        lost = _LostError(f"no answer within {waited}: take smaller cells, or raise stuck_after", STUCK_ATTEMPTS)
+        return [(reference, lost) for reference in stuck]
 
     def _result(self, reference: Any) -> Any:
         """The result of a task that has ended, or the exception in which it ended."""
@@ -216,10 +215,8 @@ class Cluster:
         try:
             context = self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise SweepError(
-                f"Ray must run at {address or 'this machine'}; it does not ({why})", subject="on"
-            ) from error
+            where, why = address or "this machine", " ".join(str(error).split())
+            raise SweepError(f"Ray must run at {where}; it does not ({why})", subject="on") from error
         self.dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
 
     def _require_same_versions(self) -> None:

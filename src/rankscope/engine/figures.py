@@ -54,9 +54,8 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
         for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
     ]
     columns = (panel or "panel", colour or "line", "layer", f"{view.column}_median", "low", "high", "cells")
-    alt = (
-        f"{view.metric} by layer, in {len(shown)} panels by {panel or 'nothing'}, a line for each {colour or 'sweep'}."
-    )
+    panelled = f"in {len(shown)} panels by {panel or 'nothing'}"
+    alt = f"{view.metric} by layer, {panelled}, a line for each {colour or 'sweep'}."
     size, across = (max(3.1, 6.4 / max(len(shown), 1)), 3.1), 2 if len(shown) > 1 else 1
     return fig.Chart(panels, fig.columns_of(columns, rows), alt, columns=across, height=330, shared=True, size=size)
 
@@ -86,21 +85,16 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
             fig.Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
         ]
         names = dict(zip(at.tolist(), levels.labels, strict=True))
-        axis = (
-            fig.Axis(factor, last=int(at[-1]))
-            if deep
-            else fig.Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
-        )
+        named = fig.Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
+        axis = fig.Axis(factor, last=int(at[-1])) if deep else named
         share = view.effects[factor]
         does = "next to nothing" if share < NOTHING else f"{share:.0%} of the differences"
         panels.append(fig.Panel(axis, y, marks, f"{factor}: {does}"))
     columns = ("cell", *factors, "value", "log10")
     table = fig.columns_of(columns, [tuple(view.cells[name][row] for name in columns) for row in some])
-    alt, across = (
-        f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
-        2 if len(factors) > 1 else 1,
-    )
-    return fig.Chart(panels, table, alt, columns=across, height=330, legend=False, size=(3.1, 3.1))
+    alt = f"{view.metric} at the last layer of each cell, by {', '.join(factors)}."
+    columns_of_panels = 2 if len(factors) > 1 else 1
+    return fig.Chart(panels, table, alt, columns=columns_of_panels, height=330, legend=False, size=(3.1, 3.1))
 
 
 def _places(levels: Levels) -> tuple[np.ndarray, bool]:

@@ -109,9 +109,9 @@ class SweepView:
 
     def curves(self, colour: str | None, panel: str | None) -> list[Curve]:
         """A curve for each colour in each panel, over the layers that all of its cells have."""
-        marks = pl.DataFrame(
-            {"cell": self.cells["cell"], "colour": self.levels(colour).of, "panel": self.levels(panel).of}
-        ).with_columns(pl.len().over("colour", "panel").alias("cells"))
+        levels = {"colour": self.levels(colour).of, "panel": self.levels(panel).of}
+        counted = pl.len().over("colour", "panel").alias("cells")
+        marks = pl.DataFrame({"cell": self.cells["cell"], **levels}).with_columns(counted)
         value = pl.col(self.column)
         means = (
             self.layers.join(marks, on="cell")

@@ -143,10 +143,9 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
     tables = []
     for names in groups.values():
         words = measured[names[0]].words
-        shapes = [
-            (name, shape._replace(R=shape.R.nan_to_num(0.0))) for name in names for shape in measured[name].shapes
-        ]
-        tables.append(cloud_rows(shapes, 0, torch.arange(len(words)), words))
+        shapes = [(name, shape) for name in names for shape in measured[name].shapes]
+        finite = [(name, shape._replace(R=shape.R.nan_to_num(0.0))) for name, shape in shapes]
+        tables.append(cloud_rows(finite, 0, torch.arange(len(words)), words))
     charts = [cloud_chart(pl.concat(tables), magnified=magnified) for magnified in (False, True)]
     in_one_row = [replace(chart, columns=len(chart.panels), least=PANEL_WIDTH) for chart in charts]
     plain_cloud, magnified_cloud = map(page_figure, in_one_row)

@@ -56,10 +56,8 @@ def network_with(net: Transformer, controls: Controls) -> Transformer:
     """
     for remedy in chosen_remedies(controls):
         if getattr(remedy, "sets_skip", False) and controls.skip is not None:
-            sentence = (
-                f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}: take one of them out"
-            )
-            raise SettingError(sentence, subject="skip")
+            both = f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}"
+            raise SettingError(f"{both}: take one of them out", subject="skip")
     if controls.layers is not None:
         net = net.variant(layers=controls.layers)
     mask = controls.mask

@@ -8,17 +8,18 @@ told so in a sentence.
 import io
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from rankscope.errors import FigureError
 from rankscope.extras import need
-from rankscope.figures.style import FAINT, INK, PALETTE
+from rankscope.figures.style import PALETTE
 from rankscope.files import atomic
 
 need("a figure", "matplotlib", "PIL")
 # ruff: noqa: E402  What follows is there: else the line above has said what is missing.
-from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
+from matplotlib import colormaps, rc_context, rc_params_from_file, rcParams, rcParamsDefault
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -40,30 +41,7 @@ T = TypeVar("T")
 AxesLike = Axes | Iterable[Any]
 """Where to draw: axes of the user's own, one or as many as a figure has panels, as `subplots` gives them."""
 
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "savefig.dpi": 160,
-    # As text that can be searched and edited: journals refuse matplotlib's own Type 3.
-    "pdf.fonttype": 42,
-    "ps.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "rankscope",
-}
+STYLE = rc_params_from_file(str(files("rankscope").joinpath("data/house.mplstyle")), use_default_template=False)
 
 SHARPNESS = 2  # Pixels of a picture for each pixel of the page: screens of today, and zooming in, show them
 COLOURS = 128  # Of a picture, at most: a quarter of the bytes, and no difference to be seen

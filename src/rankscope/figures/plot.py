@@ -11,23 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.figures import description as fig
-from rankscope.figures.matplotlib import (
-    Axes,
-    AxesLike,
-    Figure,
-    FuncFormatter,
-    LinearSegmentedColormap,
-    ListedColormap,
-    Locator,
-    MaxNLocator,
-    Normalize,
-    ScalarMappable,
-    colormaps,
-    palette,
-    panels,
-    rcParams,
-    styled,
-)
+from rankscope.figures import matplotlib as mpl
 from rankscope.figures.style import ALARM, FAINT, INK, LISTED, MARKERS, NEGATIVE, POSITIVE, line_style
 from rankscope.figures.text import label, tick
 
@@ -39,8 +23,8 @@ NAMED = {"dot": "o", "ring": "o", "bar": "_", "at most": r"$\downarrow$", "at le
 LONG = 34  # Characters of all labels of an axis from which on they are turned
 
 
-@styled
-def plot(*charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None) -> Figure:
+@mpl.styled
+def plot(*charts: fig.Chart, ax: mpl.AxesLike | None = None, figsize: tuple[float, float] | None = None) -> mpl.Figure:
     """The charts as a figure of matplotlib, below each other. `ax` are axes to draw into instead, one for
     each panel; `figsize` is the size of the whole in inches."""
     columns = max(
@@ -53,7 +37,7 @@ def plot(*charts: fig.Chart, ax: AxesLike | None = None, figsize: tuple[float, f
     names = {mark.name for mark in marks if mark.name is not None}
     if len(names) > LISTED and charts[0].colour_bar is None and len(charts[0].panels) == 1:  # a legend beside
         width += math.ceil(len(names) / TALL) * (0.5 + 0.065 * max(len(label(name)) for name in names))
-    figure, axes = panels(columns, width, height, rows=len(rows), ax=ax, figsize=figsize)
+    figure, axes = mpl.panels(columns, width, height, rows=len(rows), ax=ax, figsize=figsize)
     for row, shown in enumerate(rows):
         subplots = axes[row * columns : (row + 1) * columns]
         for k, (subplot, panel) in enumerate(zip(subplots, shown, strict=False)):
@@ -72,7 +56,7 @@ def _scale_of(axis: fig.Axis) -> object:
     return axis.powers or axis.range
 
 
-def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
+def _draw(axes: mpl.Axes, panel: fig.Panel, numbered_before: bool) -> None:
     many = [mark for mark in panel.marks if isinstance(mark, fig.Bars)]
     for mark in panel.marks:
         if isinstance(mark, fig.Line):
@@ -108,14 +92,14 @@ def _draw(axes: Axes, panel: fig.Panel, numbered_before: bool) -> None:
         axes.set_ylabel("")
 
 
-def _line(axes: Axes, line: fig.Line) -> None:
+def _line(axes: mpl.Axes, line: fig.Line) -> None:
     """A line with its bands; where it is only noise it is dotted, with hollow marks."""
     x, y, colour = np.asarray(line.x), np.asarray(line.y, dtype=float), _colour(line.colour)
-    style = line_style(line.index, palette())
+    style = line_style(line.index, mpl.palette())
     marker = MARKERS[style.marker] if line.marker == "index" else NAMED.get(line.marker or "")
     dash: Any = DASHES[style.turn % len(DASHES)] if line.dash == "index" else STYLES[line.dash]
-    width = rcParams["lines.linewidth"] * line.width / 2
-    size = rcParams["lines.markersize"] * (0.6 if line.marker == "dot" else 1.0)
+    width = mpl.rcParams["lines.linewidth"] * line.width / 2
+    size = mpl.rcParams["lines.markersize"] * (0.6 if line.marker == "dot" else 1.0)
     for low, high in line.bands:
         axes.fill_between(x, low, high, color=colour, alpha=0.15 * line.strength, linewidth=0)
     noise = np.zeros(len(y), bool) if line.noise is None else line.noise
@@ -132,7 +116,7 @@ def _line(axes: Axes, line: fig.Line) -> None:
                   markersize=0.8 * size, markerfacecolor="white")  # fmt: skip
 
 
-def _points(axes: Axes, points: fig.Points) -> None:
+def _points(axes: mpl.Axes, points: fig.Points) -> None:
     x, y = (np.asarray(item, dtype=float) for item in (points.x, points.y))
     name = points.colour
     colour: Any = _colour(name) if isinstance(name, str) else list(map(_colour, name))
@@ -146,7 +130,7 @@ def _points(axes: Axes, points: fig.Points) -> None:
     axes.scatter(x[hollow], y[hollow], s=size, facecolors="none", edgecolors=colour, zorder=2)
 
 
-def _bars(axes: Axes, mark: fig.Bars, among: Sequence[fig.Bars]) -> None:
+def _bars(axes: mpl.Axes, mark: fig.Bars, among: Sequence[fig.Bars]) -> None:
     width = 0.8 / len(among)
     middle = np.asarray(mark.x) + (among.index(mark) - (len(among) - 1) / 2) * width
     name = label(mark.name) if len(among) > 1 else None
@@ -154,14 +138,14 @@ def _bars(axes: Axes, mark: fig.Bars, among: Sequence[fig.Bars]) -> None:
     axes.axhline(0, color=FAINT, linewidth=0.8)
 
 
-def _heatmap(axes: Axes, mark: fig.Heatmap) -> None:
+def _heatmap(axes: mpl.Axes, mark: fig.Heatmap) -> None:
     values = np.ma.masked_invalid(np.asarray(mark.values, dtype=float))
     if mark.powers is not None:
         values = np.ma.masked_invalid(np.array([mark.powers.place(row) for row in values.filled(np.nan)], float))
     low, high = mark.range or (float(values.min()), float(values.max()))
     if mark.powers is not None:
         low, high = (mark.powers.place([k])[0] or 0.0 for k in (low, high))
-    signs = LinearSegmentedColormap.from_list("signs", [NEGATIVE, "white", POSITIVE])
+    signs = mpl.LinearSegmentedColormap.from_list("signs", [NEGATIVE, "white", POSITIVE])
     image = axes.pcolormesh(mark.x, mark.y, values, shading="nearest", vmin=low, vmax=high,
                             cmap=signs if mark.signed else "viridis")  # fmt: skip
     bar = axes.get_figure(root=True).colorbar(image, ax=axes, shrink=0.9, label=_words(mark.title))  # type: ignore[union-attr]
@@ -170,10 +154,10 @@ def _heatmap(axes: Axes, mark: fig.Heatmap) -> None:
         places = np.array(mark.powers.place(ticks), dtype=float)
         bar.set_ticks(list(places), labels=[_power(mark.powers, k) for k in ticks])
     elif mark.signed:
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.3g}"))
+        bar.ax.yaxis.set_major_formatter(mpl.FuncFormatter(lambda share, _: f"{share:.3g}"))
 
 
-def _dress(axes: Axes, axis: fig.Axis, side: str) -> None:
+def _dress(axes: mpl.Axes, axis: fig.Axis, side: str) -> None:
     """Name an axis, and say where its numbers stand."""
     ruler = axes.xaxis if side == "x" else axes.yaxis
     ruler.set_label_text(_words(axis.title))
@@ -183,17 +167,17 @@ def _dress(axes: Axes, axis: fig.Axis, side: str) -> None:
             (axes.set_xscale if side == "x" else axes.set_yscale)("symlog", linthresh=1.0)
         set_limits(*axis.powers.limits)
         ruler.set_major_locator(PowersLocator())
-        ruler.set_major_formatter(FuncFormatter(lambda k, _, powers=axis.powers: _power(powers, k)))
+        ruler.set_major_formatter(mpl.FuncFormatter(lambda k, _, powers=axis.powers: _power(powers, k)))
     elif axis.labels is not None:
         ruler.set_ticks(list(axis.labels), [label(name) for name in axis.labels.values()], fontsize=9)
         if side == "x" and max(map(len, axis.labels.values())) * len(axis.labels) > LONG:
             axes.tick_params("x", rotation=35)
     elif axis.last is not None:
-        ruler.set_major_locator(MaxNLocator(integer=True))
+        ruler.set_major_locator(mpl.MaxNLocator(integer=True))
     elif axis.steps:
-        ruler.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+        ruler.set_major_formatter(mpl.FuncFormatter(lambda step, _: f"{step:,.0f}"))
     elif axis.percent:
-        ruler.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+        ruler.set_major_formatter(mpl.FuncFormatter(lambda share, _: f"{share:.0%}"))
     if axis.range is not None:
         set_limits(*axis.range)
     elif axis.from_zero:
@@ -203,7 +187,7 @@ def _dress(axes: Axes, axis: fig.Axis, side: str) -> None:
         ruler.grid(False)
 
 
-class PowersLocator(Locator):
+class PowersLocator(mpl.Locator):
     """The ticks of an axis of powers, wherever one has zoomed to."""
 
     def __call__(self) -> Sequence[float]:  # noqa: D102  matplotlib calls it
@@ -224,7 +208,7 @@ def _power(powers: fig.Powers, k: float) -> str:
     return rf"${digits[:-1]} \cdot {tick(math.floor(k))[1:]}" if digits else tick(k)
 
 
-def _explain(figure: Figure, axes: Sequence[Axes], chart: fig.Chart, borrowed: bool) -> None:
+def _explain(figure: mpl.Figure, axes: Sequence[mpl.Axes], chart: fig.Chart, borrowed: bool) -> None:
     """Which line is which: a bar of colours, a legend in each panel that has names, or one for all."""
     if chart.colour_bar is not None:
         _colour_bar(axes[-1], chart.colour_bar)
@@ -246,15 +230,15 @@ def _explain(figure: Figure, axes: Sequence[Axes], chart: fig.Chart, borrowed: b
         if len(names) > LISTED:
             subplot.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0,
                         ncols=math.ceil(len(names) / TALL),
-                        fontsize=7 if len(names) > TALL else rcParams["legend.fontsize"])  # fmt: skip
+                        fontsize=7 if len(names) > TALL else mpl.rcParams["legend.fontsize"])  # fmt: skip
         elif names:
             subplot.legend()
 
 
-def _colour_bar(axes: Axes, bar: fig.ColourBar) -> None:
+def _colour_bar(axes: mpl.Axes, bar: fig.ColourBar) -> None:
     count = len(bar.labels)
-    colours = ListedColormap([_colour(f"order {k / max(1, count - 1)}") for k in range(count)])
-    places = ScalarMappable(Normalize(-0.5, count - 0.5), colours)
+    colours = mpl.ListedColormap([_colour(f"order {k / max(1, count - 1)}") for k in range(count)])
+    places = mpl.ScalarMappable(mpl.Normalize(-0.5, count - 0.5), colours)
     scale = axes.get_figure(root=True).colorbar(places, ax=axes, pad=0.02, label=label(bar.title))  # type: ignore[union-attr]
     shown = list(range(0, count, -(-count // 7)))
     scale.set_ticks(shown, labels=[label(bar.labels[k]) for k in shown])
@@ -264,9 +248,9 @@ def _colour_bar(axes: Axes, bar: fig.ColourBar) -> None:
 def _colour(name: str) -> Any:
     kind, _, index = name.partition(" ")
     if kind == "line":
-        return line_style(int(index), palette()).colour
+        return line_style(int(index), mpl.palette()).colour
     if kind == "order":
-        return colormaps["viridis"](0.82 * float(index))  # all stand out from white
+        return mpl.colormaps["viridis"](0.82 * float(index))  # all stand out from white
     return {"ink": INK, "faint": FAINT}.get(name, name)
 
 

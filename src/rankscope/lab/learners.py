@@ -75,12 +75,11 @@ class StackedLearner:
 
     def _one_by_one(self, batches: Sequence[Batch], drops: Sequence[Dropout | None]) -> list[Tensor]:
         apart = {name: stack.unbind() for name, stack in (self.stacked | self.buffers).items()}
-        return [
-            functional_call(
-                self.models[0], {name: rows[k] for name, rows in apart.items()}, (batch.inputs, batch.padding, drop)
-            )
-            for k, (batch, drop) in enumerate(zip(batches, drops, strict=True))
-        ]
+        logits = []
+        for k, (batch, drop) in enumerate(zip(batches, drops, strict=True)):
+            tensors = {name: rows[k] for name, rows in apart.items()}
+            logits.append(functional_call(self.models[0], tensors, (batch.inputs, batch.padding, drop)))
+        return logits
 
     def clip(self, max_norm: float) -> None:
         """Clip each network by its own norm, as torch does for one: many tensors in one launch."""

@@ -14,12 +14,9 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 
-WRAPPERS = {
-    ("torch", "DataParallel"),
-    ("torch", "DistributedDataParallel"),
-    ("torch", "FullyShardedDataParallel"),
-    ("deepspeed", "DeepSpeedEngine"),
-}  # (package, class) of modules that hold the model as `module` and call it unchanged
+# (package, class) of modules that hold the model as `module` and call it unchanged.
+WRAPPERS = {("torch", name) for name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")}
+WRAPPERS |= {("deepspeed", "DeepSpeedEngine")}
 
 
 def submodules(*modules: nn.Module) -> list[nn.Module]:

@@ -83,9 +83,8 @@ def _search(X: Matrix) -> Vector:
             tangents.append(_Tangent(a, b, point))
             best = min(best, x, key=lambda x: math.prod(_sums(X, x)))
         tangents.sort(key=lambda line: line.b / line.a)
-        product, left, right = min(
-            ((math.prod(_meet(p, q)), p, q) for p, q in pairwise(tangents)), key=lambda vertex: vertex[0]
-        )
+        vertices = ((math.prod(_meet(p, q)), p, q) for p, q in pairwise(tangents))
+        product, left, right = min(vertices, key=lambda vertex: vertex[0])
         # `product` is f g, the square of the measure.
         if math.prod(_sums(X, best)) <= product * (1 + TOLERANCE) ** 2:
             return best
@@ -130,13 +129,10 @@ class _Programme:
         columns = kron(np.ones((1, n)), eye_array(d))  # sum over tokens, per column
         rows = kron(eye_array(n), np.ones((1, d)))  # sum over the width, per token
         is_f = np.r_[np.ones(d), np.zeros(n)][:, None]
-        self.A = vstack(
-            [
-                hstack([to_x, -entries, none]),  # x_j - s_ij <= X_ij
-                hstack([-to_x, -entries, none]),  # -x_j - s_ij <= -X_ij
-                hstack([no_x, vstack([columns, rows]), csr_array(-np.c_[is_f, 1 - is_f])]),
-            ]
-        ).tocsr()
+        above = hstack([to_x, -entries, none])  # x_j - s_ij <= X_ij
+        below = hstack([-to_x, -entries, none])  # -x_j - s_ij <= -X_ij
+        sums = hstack([no_x, vstack([columns, rows]), csr_array(-np.c_[is_f, 1 - is_f])])
+        self.A = vstack([above, below, sums]).tocsr()
         self.b = np.r_[X.ravel(), -X.ravel(), np.zeros(n + d)]
         self.bounds = [(None, None)] * d + [(0, None)] * (n * d + 2)
         self.X = X

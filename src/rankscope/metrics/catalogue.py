@@ -31,8 +31,7 @@ def metric(name: str) -> Metric:
     return METRICS[base].about(centre) if at else METRICS[base]
 
 
-MetricsLike = str | Metric | Sequence[str | Metric]
-"""Wherever metrics are asked for: one or several, by name or as objects."""
+MetricsLike = str | Metric | Sequence[str | Metric]  # wherever metrics are asked for: one or several, names or objects
 
 
 def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:

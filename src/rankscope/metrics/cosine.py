@@ -54,23 +54,23 @@ def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     return _over_pairs(total / 2, ready)
 
 
-def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """The mean of |cos(x_i, x_j)| over pairs (Wu et al. 2024, figure 4)."""
+def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
+    """The mean of |cos(x_i, x_j)| over pairs (Wu et al. 2024, figure 4); `at_once` bytes of cosines are held."""
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     total = direction.new_zeros(direction.shape[:-2])
-    for block, pairs in _blocks(ready):
+    for block, pairs in _blocks(ready, at_once):
         cosine = (direction[..., block, :] @ direction.mT).abs_().clamp_(max=1.0)
         total += cosine.masked_fill_(~pairs, 0.0).sum((-2, -1))
     return _over_pairs(total, ready)
 
 
-def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """The smallest cosine of any pair: Cor 1 of Wu et al. 2024 asks that it start above 0."""
+def min_cosine(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
+    """The smallest cosine of any pair: Cor 1 of Wu et al. 2024 asks that it start above 0. `at_once` bytes are held."""
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     lowest = direction.new_ones(direction.shape[:-2])
-    for block, pairs in _blocks(ready):
+    for block, pairs in _blocks(ready, at_once):
         cosine = (direction[..., block, :] @ direction.mT).clamp_(-1.0, 1.0)
         lowest = torch.minimum(lowest, cosine.masked_fill_(~pairs, 1.0).amin((-2, -1)))
     return nan_where_empty(lowest, ready)
@@ -93,23 +93,23 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     return nan_where_empty((m * square / 2 + (pairs[0] - pairs[1])) / pairs[0].clamp(min=1), ready)
 
 
-def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """`1 - min cos(x_i, x_j)`."""
+def max_cosine_gap(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
+    """The largest gap, `1 - min cos(x_i, x_j)`; `at_once` bytes of gaps are held."""
     ready = tokens(X, padding)
     direction, size, _ = _directions(ready)
     nowhere = size == 0
     widest = direction.new_zeros(direction.shape[:-2])
-    for block, pairs in _blocks(ready):
+    for block, pairs in _blocks(ready, at_once):
         apart = torch.cdist(direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist")
         gap = (apart.square_() / 2).masked_fill_(nowhere[..., block, :] | nowhere.mT, 1.0)
         widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
     return nan_where_empty(widest, ready)
 
 
-def _blocks(ready: Tokens) -> Iterator[tuple[slice, Bool[Tensor, "*batch row token"]]]:
+def _blocks(ready: Tokens, at_once: int) -> Iterator[tuple[slice, Bool[Tensor, "*batch row token"]]]:
     """Tokens a block at a time, and which of its rows' cosines are of pairs i < j of valid tokens."""
     n = ready.X.shape[-2]
-    step = max(1, AT_ONCE // max(1, 8 * n * ready.count.numel()))
+    step = max(1, at_once // max(1, 8 * n * ready.count.numel()))
     for start in range(0, n, step):
         block = slice(start, min(n, start + step))
         yield block, (ready.valid[..., block, None] & ready.valid[..., None, :]).triu(1 + start)
@@ -133,11 +133,8 @@ def _gap_rule(tokens: ScaledTokens, gap: Callable[..., Tensor], square: Callable
     floor = torch.maximum(floor, fine.value * (floor > 0))
     # Far apart, tokens are read as they are: one of them may be zero and point nowhere.
     close = tokens.close
-    return Reading(
-        torch.where(close, fine.value, plain.value),
-        torch.where(close, fine.log10, plain.log10),
-        torch.where(close, floor, plain.floor),
-    )
+    pairs = (fine.value, plain.value), (fine.log10, plain.log10), (floor, plain.floor)
+    return Reading(*(torch.where(close, near, far) for near, far in pairs))
 
 
 def _mean_square(u: Tensor, valid: Tensor) -> Tensor:

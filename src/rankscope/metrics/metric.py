@@ -119,9 +119,6 @@ class Metric:
     """Of attention: a number of each row, `by_row(rows of P, valid)`, where the value is their mean, or with
     `largest` the largest. Long contexts are read so, a block of rows at a time."""
     largest: bool = False
-    from_norms: bool = False
-    """Of tokens: whether it asks for nothing but the Frobenius and the composite norm of X and of its residual about
-    the mean; `watch` takes these norms of many layers together."""
     by_head: Callable[[PatternRows], Tensor] | None = None
     """Of attention: its value through blocks of rows of P, made as often as they are asked for: how long
     contexts are read where a number of each row will not do."""
@@ -189,7 +186,7 @@ class Metric:
             shares = "0 to 1" if centre == "argmin" else "0 and above"
             note = f"About the {centre}. {'' if self.share else meaning.note}".strip()
             meaning = meaning._replace(range=shares if self.share else meaning.range, note=note)
-        return replace(self, name=name, compute=compute, rule=rule, meaning=meaning, from_norms=False)
+        return replace(self, name=name, compute=compute, rule=rule, meaning=meaning)
 
     def of_heads(self) -> "Metric":
         """A metric of tokens read off what each head adds to the attention branch, named `head_name`."""

@@ -165,7 +165,6 @@ def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "me
     return reading_of_tokens(power * log_residual(tokens, norm, centre, relative), tokens)
 
 
-FROM_NORMS = ("composite", "frobenius")  # the norms that `watch` takes without the metrics
 SAME, DIFFER = "tokens are nearly the same", "tokens differ"
 SIZE = "In the tokens' own units: it grows when a network makes its tokens larger, though none moves apart."
 ABOVE_ONE = (
@@ -186,7 +185,7 @@ def _of_norm(
 ) -> Metric:
     """A norm of the residual, or its share of the same norm of the tokens."""
     rule = partial(_rule, norm=norm, relative=relative)
-    more |= {"direction": 1, "share": relative, "rule": rule, "centres": True, "from_norms": norm in FROM_NORMS}
+    more |= {"direction": 1, "share": relative, "rule": rule, "centres": True}
     return Metric(compute.__name__, compute, symbol, tex, meaning=meaning, **more)
 
 
@@ -222,3 +221,10 @@ METRICS = [
         power=2, direction=1, share=True, rule=partial(_rule, norm="frobenius", relative=True, power=2),
         meaning=Meaning("0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0")),
 ]  # fmt: skip
+_FROM_NORMS = [known for known in METRICS if known.compute in (residual, relative_residual, mu, relative_mu)]
+
+
+def from_norms(metric: Metric) -> bool:
+    """True if a metric asks for nothing but the Frobenius and composite norms of X and of its residual about the mean,
+    which `watch` takes of many layers together. A copy that computes its value or its floor otherwise asks for more."""
+    return any(metric.compute is known.compute and metric.scale is known.scale for known in _FROM_NORMS)

@@ -36,25 +36,15 @@ Visible = Bool[Tensor, "#batch 1 row token"]
 
 
 class KernelContext(NamedTuple):
-    """What a kernel needs beside queries and keys.
+    """What a kernel needs beside queries and keys."""
 
-    Args:
-        visible: `visible[.., i, j]`: whether i may see j.
-        added: b, what positions add to the scores, after the divisor.
-        divisor: What scores are divided by.
-        cap: C: scores s become `C tanh(s / C)`; 0: they stay as they are.
-        mixing: E and F of Linformer, `[rank, length]`.
-        rounds: Rounds of Sinkhorn.
-        gain: What scores are multiplied by at last, `[batch, 1, 1, 1]`.
-    """
-
-    visible: Visible
-    added: Tensor | None
-    divisor: float
-    cap: float = 0.0
-    mixing: tuple[Tensor, Tensor] | None = None
-    rounds: int = 0
-    gain: Tensor | None = None
+    visible: Visible  # `visible[.., i, j]`: whether i may see j
+    added: Tensor | None  # b, what positions add to the scores, after the divisor
+    divisor: float  # What scores are divided by
+    cap: float = 0.0  # C: scores s become `C tanh(s / C)`; 0: they stay as they are
+    mixing: tuple[Tensor, Tensor] | None = None  # E and F of Linformer, `[rank, length]`
+    rounds: int = 0  # Rounds of Sinkhorn
+    gain: Tensor | None = None  # What scores are multiplied by at last, `[batch, 1, 1, 1]`
 
 
 @runtime_checkable
@@ -64,8 +54,7 @@ class ScoreOperations(Protocol):
 
     @property
     def split_heads(self) -> tuple[Any, Any, Any, Any]:
-        """Queries, then keys: of the common token `[batch, head, head_width]`, and what tokens add to it
-        `[batch, head, token, head_width]`."""
+        """Queries and keys: of the common token `[batch, head, head_width]`, and what tokens add to each."""
 
     def products(self) -> Any:
         """`q_i . k_j / divisor + b_ij`, with the cap and gain of the architecture."""

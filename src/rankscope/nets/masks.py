@@ -155,19 +155,16 @@ def _check(part: str) -> tuple[MaskRule, list[int | str]]:
     if name not in RULES:
         raise MaskError(one_of("mask", name, RULES), subject="mask")
     rule = RULES[name]
+    usage = f"mask {name!r} must be written {rule.usage}"
     if not rule.fewest <= len(arguments) <= rule.most:
-        raise MaskError(f"mask {name!r} must be written {rule.usage}; got {part!r}", subject="mask")
+        raise MaskError(f"{usage}; got {part!r}", subject="mask")
     if name in ("edges", "matrix"):
         return rule, list(arguments)
     if not all(argument.isdecimal() and len(argument) < 10 for argument in arguments):
-        raise MaskError(
-            f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}", subject="mask"
-        )
+        raise MaskError(f"{usage} with whole numbers >= 0; got {part!r}", subject="mask")
     numbers: list[int | str] = [int(argument) for argument in arguments]
     if name in ("strided", "dilated") and numbers and numbers[-1] == 0:
-        raise MaskError(
-            f"mask {name!r} must be written {rule.usage} with a stride s >= 1; got {part!r}", subject="mask"
-        )
+        raise MaskError(f"{usage} with a stride s >= 1; got {part!r}", subject="mask")
     return rule, numbers
 
 

@@ -33,8 +33,7 @@ class Plain(Arithmetic):
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
-        self.cross_patterns: dict[int, Tensor] = {}
-        """By layer, P of cross-attention `[batch, head, token, source]`."""
+        self.cross_patterns: dict[int, Tensor] = {}  # by layer, P of cross-attention `[batch, head, token, source]`
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         """Normalise each token by the norm of that name (`norms.py`)."""

@@ -31,9 +31,8 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
     usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
     given, scales = arch.rotary_frequencies or ((),), arch.rotary_scales or (1.0,)
-    by_layer = [
-        (given[layer % len(given)], scales[layer % len(scales)]) for layer in range(math.lcm(len(given), len(scales)))
-    ]
+    period = math.lcm(len(given), len(scales))
+    by_layer = [(given[layer % len(given)], scales[layer % len(scales)]) for layer in range(period)]
     distinct = {}
     for frequencies, scale in dict.fromkeys(by_layer):
         frequency = torch.tensor(frequencies, dtype=torch.float64) if frequencies else usual
@@ -83,16 +82,8 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:
 def score_bias(
     arch: Architecture, weights: Weights, n: int, like: Tensor, start: int = 0, stop: int | None = None
 ) -> Scores | None:
-    """Return what `bias` and `alibi` add to the scores, after the divisor; None for other schemes.
-
-    Args:
-        arch: The architecture of the network.
-        weights: Its weights, for the table of `bias`.
-        n: The number of tokens.
-        like: A tensor of the dtype and device to make it in.
-        start: The first row.
-        stop: The row after the last; None: all.
-    """
+    """Return what `bias` and `alibi` add to the scores of n tokens in rows `start` to `stop`, after the divisor,
+    in the dtype and on the device of `like`; None for other schemes."""
     if arch.positions not in ("bias", "alibi"):
         return None
     j = torch.arange(n, device=like.device)

@@ -34,23 +34,16 @@ class SoftmaxRows(NamedTuple):
 
 @dataclass
 class AttentionRows:
-    """What the rows of P of a layer are computed from.
-
-    Args:
-        arch: The architecture of the network.
-        q: Queries of all rows.
-        k: Keys.
-        visible: (start, stop) to what these rows see; None if that is all, or all up to the row itself.
-        behind: Whether no row sees a later token.
-        added: (heads, start, stop) to what positions add to the scores, after the divisor.
-    """
+    """What the rows of P of a layer are computed from."""
 
     arch: Architecture
     q: Float[Tensor, "batch head row_of_all head_width"]
     k: Float[Tensor, "batch head token head_width"]
     visible: Callable[[int, int], Visible] | None
-    behind: bool
+    """(start, stop) to what these rows see; None if that is all, or all up to the row itself."""
+    behind: bool  # Whether no row sees a later token
     added: Callable[[slice, int, int], Tensor] | None = None
+    """(heads, start, stop) to what positions add to the scores, after the divisor."""
     _buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property

@@ -25,14 +25,9 @@ class Step(NamedTuple):
 
     def restored(self, order: TokenOrder) -> "Step":
         """Tokens back where they stood before padding was moved to the end."""
-        return Step(
-            self.layer,
-            order.restored(self.state),
-            None if self.attention is None else order.restored_square(self.attention),
-            None if self.heads is None else order.restored(self.heads),
-            None if self.routing is None else order.restored(self.routing),
-            None if self.cross is None else order.restored_rows(self.cross),
-        )
+        moves = (order.restored_square, order.restored, order.restored, order.restored_rows)
+        parts = (None if part is None else move(part) for move, part in zip(moves, self[2:], strict=True))
+        return Step(self.layer, order.restored(self.state), *parts)
 
 
 @dataclass(frozen=True, repr=False)

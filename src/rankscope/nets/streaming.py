@@ -35,17 +35,13 @@ AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """Metrics of attention that are wanted, by name.
-
-    Args:
-        by_row: (rows of P `[batch, head, row, token]`, valid tokens `[batch, 1, token]`) to a number per row.
-        by_head: P, whose rows are computed as often as they are read, to a number per head.
-        block_bytes: The bytes of a block of rows; None takes `AT_ONCE`.
-    """
+    """Metrics of attention that are wanted, by name."""
 
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    """(rows of P `[batch, head, row, token]`, valid tokens `[batch, 1, token]`) to a number per row."""
     by_head: Mapping[str, Callable[[PatternRows], Tensor]] = field(default_factory=dict)
-    block_bytes: int | None = None
+    """P, whose rows are computed as often as they are read, to a number per head."""
+    block_bytes: int | None = None  # The bytes of a block of rows; None takes `AT_ONCE`
 
     def __bool__(self) -> bool:
         return bool(self.by_row or self.by_head)
@@ -99,9 +95,8 @@ class StreamedPlain(Plain):
         if queries is not None:
             w, sinusoids = block.weights.attention, settings.sinusoids
             assert sinusoids is not None
-            return lambda heads, start, stop: (
-                by_offset(queries[:, heads, start:stop], w, sinusoids, heads, start) / arch.divisor
-            )
+            q, table, divisor = queries, sinusoids, arch.divisor
+            return lambda heads, start, stop: by_offset(q[:, heads, start:stop], w, table, heads, start) / divisor
         if arch.positions not in ("bias", "alibi"):
             return None
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
@@ -148,11 +143,10 @@ class StreamedPlain(Plain):
             seen = rows.seen(stop)
             for head in range(0, heads, together):
                 block = slice(0, batch), slice(head, head + together), start, stop
-                part: SoftmaxRows | Tensor
-                if rows.is_softmax:
-                    part = rows.softmaxed(*block, entropy_of_rows in wanted.values())
-                else:
-                    part = rows.pattern(*block)
+                entropy = entropy_of_rows in wanted.values()
+                part: SoftmaxRows | Tensor = (
+                    rows.softmaxed(*block, entropy) if rows.is_softmax else rows.pattern(*block)
+                )
                 region = slice(None), block[1], slice(start, stop)
                 outputs[region] = _averaged(part, V[:, block[1], :seen])
                 for name, metric in wanted.items():

@@ -6,19 +6,11 @@ from typing import Any, cast
 from torch import Generator, Tensor
 
 from rankscope.errors import WeightsError
+from rankscope.nets import weights
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.order import norms
-from rankscope.nets.weights import (
-    AttentionWeights,
-    ExpertWeights,
-    Latent,
-    Layer,
-    Linear,
-    MLPWeights,
-    StreamedLayers,
-    Weights,
-)
+from rankscope.nets.weights import Layer, StreamedLayers, Weights
 
 Shape = tuple[int, ...]
 
@@ -138,7 +130,7 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
     network_tensors: dict[str, Tensor] = {}
     by_layer: list[dict[str, Tensor]] = [{} for _ in range(stored)]
     for name, tensor in tensors.items():
-        if _of_a_layer(name):
+        if name.startswith("layers."):
             _, index, inner = name.split(".", 2)
             by_layer[int(index)][inner] = tensor
         else:
@@ -155,12 +147,8 @@ def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]
 
 def assemble_stored(arch: Architecture, layers: StreamedLayers[Layer], tensors: Mapping[str, Tensor]) -> Weights:
     """Assemble streamed layers and the tensors that belong to no layer, which are checked."""
-    _check({name: shape for name, shape in shapes(arch).items() if not _of_a_layer(name)}, tensors)
+    _check({name: shape for name, shape in shapes(arch).items() if not name.startswith("layers.")}, tensors)
     return cast(Weights, _build(Weights, {**_nested(tensors), "layers": layers}))
-
-
-def _of_a_layer(name: str) -> bool:
-    return name.startswith("layers.")
 
 
 def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
@@ -192,10 +180,10 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 STRUCTURES: dict[str, type] = {
-    **dict.fromkeys(("attention", "cross"), AttentionWeights),
-    **dict.fromkeys(("query_latent", "key_latent"), Latent),
-    **dict.fromkeys(("mlp", "shared"), MLPWeights),
-    "experts": ExpertWeights,
+    **dict.fromkeys(("attention", "cross"), weights.AttentionWeights),
+    **dict.fromkeys(("query_latent", "key_latent"), weights.Latent),
+    **dict.fromkeys(("mlp", "shared"), weights.MLPWeights),
+    "experts": weights.ExpertWeights,
 }
 """The structures in a layer by name, but for norms (`..norm`, `.._after`) and linear maps, which are the others."""
 
@@ -204,7 +192,7 @@ def _build(kind: type, tree: dict[str, Any]) -> Any:
     def member(name: str, value: Any) -> Any:
         if not isinstance(value, dict) or name == "parts":
             return value
-        usual = NormWeights if name.endswith(("norm", "_after")) else Linear
+        usual = NormWeights if name.endswith(("norm", "_after")) else weights.Linear
         return _build(STRUCTURES.get(name, usual), value)
 
     return kind(**{name: member(name, value) for name, value in tree.items()})

@@ -24,7 +24,7 @@ from rankscope.nets.pass_settings import Memory, PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.steps import ForwardPass, Step
 from rankscope.nets.tensors import assemble, shapes, with_parts
-from rankscope.nets.traversal import Block, Rules, blocks, traverse
+from rankscope.nets.traversal import Block, Rules, traverse
 from rankscope.nets.variants import HeadChoice, chosen_layers, named_changes, with_changes, with_layers
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies.base import Remedy
@@ -214,7 +214,8 @@ class Transformer:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The layers of the network, each with the order of its parts."""
-        return blocks(self.arch, self.weights)
+        layers = self.weights.layers
+        return tuple(Block.of(self.arch, index, layers, index) for index in range(len(layers)))
 
     def prepared(
         self, X: Tensor, padding: Tensor | None, positions: bool = True
@@ -250,9 +251,7 @@ class Transformer:
         """
         chosen_remedy = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
         if not isinstance(chosen_remedy, Remedy) or (numbers and chosen_remedy is remedy):
-            sentence = (
-                "a remedy must be a name and numbers, as ('attnscale', w=0.5), or an object with name and applied(arch)"
-            )
+            sentence = "a remedy must be a name and numbers, as ('attnscale', w=0.5), or have name and applied(arch)"
             raise ArchitectureError(f"{sentence}; got {remedy!r}{' and numbers' * bool(numbers)}", subject="remedy")
         arch = chosen_remedy.applied(self.arch)
         state = with_parts(arch, self.state(), self.weights.like)

@@ -15,7 +15,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Branching, Half, active_heads, order
 from rankscope.nets.parts import Part, Place, pieces
-from rankscope.nets.weights import Layer, Layers, MLPWeights, Weights
+from rankscope.nets.weights import Layer, Layers, MLPWeights
 
 State = TypeVar("State")
 ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
@@ -65,11 +65,6 @@ class Block:
     def active_heads(self) -> tuple[int, ...]:
         """The heads that are active in this layer."""
         return active_heads(self.arch, self.index)
-
-
-def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
-    """Every layer of a network."""
-    return tuple(Block.of(arch, index, weights.layers, index) for index in range(len(weights.layers)))
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ def named_changes(arch: Architecture, name: str) -> dict[str, Any]:
     base, *parts = str(name).split("-" if removes else "+")
     if base not in ("transformer", "san"):
         sentence = (
-            "a variant must be 'transformer', or 'san' and parts, as san+skip+norm, or transformer-norm and its like"
+            "a variant must be 'transformer', 'san' and parts, as san+skip+norm, or transformer-norm and its like"
         )
         raise ArchitectureError(f"{sentence}; got {name!r}", subject="variant")
     for part in parts:

@@ -51,14 +51,12 @@ class AttentionWeights:
     output: Linear  # [head, value_width, width]
     query_latent: Latent | None = None
     key_latent: Latent | None = None
-    gate: Linear | None = None  # [width, head, value_width]
-    """The gate on the outputs of heads (architecture's `head_gate`)."""
+    gate: Linear | None = None  # [width, head, value_width], on the outputs of heads (architecture's `head_gate`)
     query_norm: NormWeights = UNWEIGHTED  # Of each query, before positions (architecture's `query_norm`)
     key_norm: NormWeights = UNWEIGHTED
     position: Float[Tensor, "width head head_width"] | None = None
     """Projects the sinusoid of `i - j` to a relative key (positions 'relative')."""
-    content_bias: Float[Tensor, "head head_width"] | None = None
-    """u of Transformer-XL: added to the query that meets keys."""
+    content_bias: Float[Tensor, "head head_width"] | None = None  # u of Transformer-XL: added to queries that meet keys
     position_bias: Float[Tensor, "head head_width"] | None = None
     """v of Transformer-XL: added to the query that meets relative positions."""
     mix_keys: Float[Tensor, "rank length"] | None = None  # E of Linformer: mixes tokens into k keys
@@ -143,8 +141,7 @@ class LayerSource(Generic[Item]):
         return layer
 
     def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "LayerSource[Item]":
-        """Return a source of these layers, each changed after it is read; `how` names the change, and the
-        same name gives the same source."""
+        """Return a source of these layers, each changed after it is read; the same `how` gives the same source."""
         source = self._moved.get(how)
         if source is None:
             source = self._moved[how] = LayerSource(lambda index: move(self(index)), like)
@@ -171,10 +168,6 @@ class StreamedLayers(Generic[Item]):
             self._last = None  # before the next is read
             self._last = index_in_source, self.source(index_in_source)
         return self._last[1]
-
-    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "StreamedLayers[Item]":
-        """Return the layers with each changed after it is read."""
-        return StreamedLayers(self.source.moved(move, like, how), self.numbers)
 
     def in_memory(self) -> tuple[Item, ...]:
         """Return all layers, read; one that comes several times, once."""
@@ -233,7 +226,8 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
         if isinstance(value, Tensor):
             seen[id(value)] = move(value)
         elif isinstance(value, StreamedLayers):
-            seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like), move)
+            source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
+            seen[id(value)] = StreamedLayers(source, value.numbers)
         elif isinstance(value, tuple):
             make = getattr(type(value), "_make", tuple)
             seen[id(value)] = make(_moved(item, move, seen) for item in value)

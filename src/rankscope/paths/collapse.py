@@ -21,7 +21,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import FrozenRules, Terms, shared_step
+from rankscope.paths.terms import FrozenRules, PathRules, Terms
 
 RELATIVE = metric("relative_residual")
 
@@ -56,7 +56,7 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
 
 
 def _plain(frozen: Frozen, path: Path) -> Reading:
-    step, Y = shared_step(frozen), frozen.X
+    step, Y = PathRules(frozen).step, frozen.X
     for index, head in enumerate(path):
         Y = step(index, Y, head)
     return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.valid))

@@ -122,9 +122,7 @@ def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
             raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
-            raise PathError(
-                f"in layer {layer} (0-based) of this network {what}, so there is no path {path}: name one of "
-                f"{', '.join(map(str, choices)) or 'no ways'} there",
-                subject="path",
-            )
+            sentence = f"in layer {layer} (0-based) of this network {what}, so there is no path {path}"
+            listed = ", ".join(map(str, choices)) or "no ways"
+            raise PathError(f"{sentence}: name one of {listed} there", subject="path")
     return path

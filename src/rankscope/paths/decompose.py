@@ -21,7 +21,7 @@ from rankscope.paths.counts import Path, checked, checked_length, counts_along, 
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNetwork, own_step, path_sum, shared_step
+from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNetwork, path_sum
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -37,8 +37,7 @@ class PathTerm:
     path: Path
     term: Float[Tensor, "batch token width"]
     P: Float[Tensor, "batch token token"]  # `P_path`: the product of its attention matrices
-    W: Float[Tensor, "width width"]
-    """`W_path`: the product of its value and output weights, and of the skip weights it took."""
+    W: Float[Tensor, "width width"]  # `W_path`: the product of its value, output and skip weights
 
     def __repr__(self) -> str:
         return f"PathTerm{self.path}: length {length_of(self.path)}, term {tuple(self.term.shape)}"
@@ -187,17 +186,11 @@ class Decomposition:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
         counts = counts_along(self.frozen.ways)
         wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
-        paths = [
-            path
-            for length in wanted
-            for path in self.sample(length, min(count, counts[checked_length(length, self.layers)]), seed)
-        ]
+        most = {length: min(count, counts[checked_length(length, self.layers)]) for length in wanted}
+        paths = [path for length in wanted for path in self.sample(length, most[length], seed)]
         if not paths:
-            raise PathError(
-                "residuals needs a count of at least 1 and lengths that have paths; got a count of "
-                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has",
-                subject="count",
-            )
+            got = f"got a count of {count} and lengths {list(wanted)}: by_length().counts says how many each has"
+            raise PathError(f"residuals needs a count >= 1 and lengths that have paths; {got}", subject="count")
         return path_residuals(self.frozen, paths)
 
     @torch.no_grad()
@@ -221,14 +214,12 @@ class Decomposition:
         choices = {"lengths": lengths, "paths": paths, "heads": heads}
         named = [name for name, choice in choices.items() if choice is not None]
         if len(named) != 1:
-            raise PathError(
-                f"keep takes one of lengths, paths, heads; got {' and '.join(named) or None}", subject="keep"
-            )
+            got = " and ".join(named) or None
+            raise PathError(f"keep takes one of lengths, paths, heads; got {got}", subject="keep")
         if heads is not None:
             if attention != "shared":
-                raise PathError(
-                    "keep(heads=...) shares attention; else use net.variant(heads=...)", subject="attention"
-                )
+                sentence = "keep(heads=...) shares attention; else use net.variant(heads=...)"
+                raise PathError(sentence, subject="attention")
             network = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
             return self.frozen.restored(network.run())
         if lengths is not None:
@@ -249,10 +240,9 @@ class Decomposition:
         return self.frozen.restored(self._ended(term, attention))
 
     def _step(self, attention: str) -> Step:
-        steps = {"shared": shared_step, "own": own_step}
-        if attention not in steps:
-            raise PathError(one_of("attention", attention, steps), subject="attention")
-        return steps[attention](self.frozen)
+        if attention not in ("shared", "own"):
+            raise PathError(one_of("attention", attention, ("shared", "own")), subject="attention")
+        return PathRules(self.frozen).step if attention == "shared" else OwnAttention(self.frozen).step
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""

@@ -115,15 +115,12 @@ class Frozen:
         if not net.arch.biases:
             return False
         mine = shapes(net.arch)
-        parts = chain(
-            [("", named(net.weights, layers=False))],
-            ((f"layers.{index}.", named(layer)) for index, layer in enumerate(net.weights.layers)),
-        )
-        return any(
-            name.endswith(".bias") and prefix + name in mine and bool(tensor.any())
-            for prefix, part in parts
-            for name, tensor in part.items()
-        )
+        layers = ((f"layers.{index}.", named(layer)) for index, layer in enumerate(net.weights.layers))
+        for prefix, part in chain([("", named(net.weights, layers=False))], layers):
+            biases = [tensor for name, tensor in part.items() if name.endswith(".bias") and prefix + name in mine]
+            if any(bool(bias.any()) for bias in biases):
+                return True
+        return False
 
 
 class _FreezingRules(Plain):

@@ -33,7 +33,7 @@ from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
-from rankscope.paths.terms import FrozenRules, HeadTerms, PathExtensions, PathRules, Terms, shared_step
+from rankscope.paths.terms import FrozenRules, HeadTerms, PathExtensions, PathRules, Terms
 
 Progress = Callable[[int, int], None]  # called with (beginnings computed, at most so many)
 
@@ -79,7 +79,7 @@ def heaviest(
         raise PathError(f"count and budget must be at least 1; got {count} and {budget}", subject="count")
     if not frozen.valid.any():
         raise PathError("top needs real tokens to weigh paths by; received none", subject="X")
-    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), PathExtensions(frozen)
+    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen).step, PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens

@@ -111,9 +111,8 @@ class ByLength:
                 description = json.loads(file.metadata()["ByLength"])
                 return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FileError(
-                f"{path} must be a file of ByLength.save; it cannot be read ({error})", subject="path"
-            ) from error
+            sentence = f"{path} must be a file of ByLength.save; it cannot be read ({error})"
+            raise FileError(sentence, subject="path") from error
 
 
 def by_length(frozen: Frozen) -> ByLength:
@@ -135,11 +134,9 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
     closure = gap / output_size if output_size else gap
     allowed = unit_of(total.dtype) ** DIGITS
     if not closure <= allowed:
-        raise ClosureError(
-            f"the parts must add up to the output within {allowed:.0e} of it; they miss it by "
-            f"{closure:.1e}: the frozen network overflows, or its terms cancel to nothing; use float64",
-            subject="closure",
-        )
+        sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
+        why = "the frozen network overflows, or its terms cancel to nothing; use float64"
+        raise ClosureError(f"{sentence}: {why}", subject="closure")
     return closure
 
 

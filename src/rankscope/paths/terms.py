@@ -243,21 +243,11 @@ class OwnAttention(OnePath, Plain):
         return patterns
 
 
-def shared_step(frozen: Frozen) -> Step:
-    """Attention from the full network: the theorem's paths."""
-    return PathRules(frozen).step
-
-
-def own_step(frozen: Frozen) -> Step:
-    """Attention recomputed along each path."""
-    return OwnAttention(frozen).step
-
-
 def path_terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tuple[Path, Tensor]]:
     """Each path once, with its term `[batch, token, width]` before the final norm."""
     last = Path()
     walked = [frozen.X]  # where the last path stood before each layer, and at its end
-    for path in sorted(set(paths), key=_sortable):
+    for path in sorted(set(paths), key=lambda path: [-1 if head is None else head for head in path]):
         common = next((at for at, (a, b) in enumerate(zip(last, path, strict=False)) if a != b), len(last))
         del walked[common + 1 :]
         for index in range(common, len(path)):
@@ -273,7 +263,3 @@ def path_sum(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
     for _, term in path_terms(frozen, paths, step):
         summed = summed + term
     return summed
-
-
-def _sortable(path: Path) -> tuple[int, ...]:
-    return tuple(-1 if head is None else head for head in path)

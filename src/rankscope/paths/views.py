@@ -25,8 +25,7 @@ class LengthView:
     share_of_all: float
     norm: float
     bias_norm: float
-    log10_residual: float
-    """Of the relative residual of the terms' sum, the geometric mean; zeros are left out, as in curves."""
+    log10_residual: float  # of the relative residual of the terms' sum, the geometric mean without zeros, as in curves
     noise: bool  # every sample's residual lies at its floor
 
     @property
@@ -82,11 +81,8 @@ def carried(lengths: Sequence[LengthView]) -> str:
     heads = {0: "no head", 1: "one head"}.get(largest.length, f"{largest.length} heads")
     what = "most of the output" if largest.share_of_all > 0.5 else "more of the output than any other length"
     share = f"{largest.share_of_all:.0%}" if largest.share_of_all < 10 else f"{largest.share_of_all:.3g} times"
-    over = (
-        " It is more than all of it since other paths take some back: the shares of all add up to 100%."
-        if largest.share_of_all > 1.005
-        else ""
-    )
+    above = " It is more than all of it since other paths take some back: the shares of all add up to 100%."
+    over = above if largest.share_of_all > 1.005 else ""
     return f"Of {counted_paths(total)} paths those through {heads} carry {what}: {share} of it.{over}"
 
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
-from rankscope.deviation.second_pass import SecondPassLayer
+from rankscope.deviation.second_pass import SecondPassLayer, SecondPassStep
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
-from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
@@ -40,40 +38,8 @@ BLIND = 1e3  # float64's floors, up to which a difference from float64 says noth
 Errors = Float[Tensor, "..."]
 
 
-@runtime_checkable
-class SecondPassStep(Protocol):
-    """The second pass of one layer (`SecondPassLayer`), or of several side by side (`layer_stack.py`)."""
-
-    @property
-    def resolved(self) -> Tensor:
-        """Samples of which float64 resolves what the tokens differ by."""
-
-    @property
-    def lost(self) -> Tensor:
-        """Samples of which nothing is known."""
-
-    @property
-    def before(self) -> State:
-        """Tokens before the layer, or before one of several."""
-
-    @property
-    def plain(self) -> Step | None:
-        """The layer by plain float64 rules; None where that resolves no sample."""
-
-    @property
-    def restored_numbers(self) -> PatternNumbers | None:
-        """Numbers of attention by plain rules, where the pattern is read by rows."""
-
-    def perturbed_for(self, where: Tensor) -> DeviationStep:
-        """The layer by perturbed rules of deviation arithmetic, right for the samples in `where`."""
-
-    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
-        """The layer by perturbed rules once more, perturbed in another way."""
-
-
 def checked(readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep) -> Readings:
-    """Readings with their digits, marked where the second pass does not agree; `plain` are its readings by
-    plain rules, where it has them."""
+    """Readings with their digits, marked where the second pass does not agree; `plain` are its plain readings."""
     patterns = any(metric.of == "attention" for metric, _ in readings)
     states = _states(comparison.state_distance, step.state, second)
     inputs = {"tokens": states, "attention": _patterns(step, second) if patterns else None}
@@ -85,8 +51,7 @@ def checked(readings: Readings, plain: Readings | None, step: DeviationStep, sec
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
-    """Readings of doubled precision, with the digits that float64's have of them; marked where neither
-    float64 nor a second doubled pass agrees."""
+    """Readings of doubled precision with float64's digits; marked where a second doubled pass differs too."""
     doubled = confirmation.doubled.state
     states = comparison.state_distance(doubled, confirmation.single.state)
     if bool((states > AGREED).any()):
@@ -114,8 +79,7 @@ def _error(
     step: DeviationStep,
     second: SecondPassStep,
 ) -> Errors:
-    """The relative error of a reading, as far as a second pass can tell; `inputs` is the error of what it is
-    read off."""
+    """The relative error of a reading, as far as a second pass can tell; `inputs` is that of what it is read off."""
     error = torch.full_like(reading.value, torch.nan)
     unsettled = torch.ones_like(reading.value, dtype=torch.bool)
     if plain is not None:
@@ -207,8 +171,7 @@ def _states(distance: Callable[[State, State], Errors], state: State, second: Se
 
 
 def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
-    """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
-    that have nothing in common can be the same."""
+    """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
     P = step.rows or step.attention
     if P is None:
         return None

@@ -97,20 +97,9 @@ def corpus_steps(
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
-    held. They are one object, complete whenever it is yielded, also after an interruption.
-
-    Args:
-        nets: Networks (variants) by name.
-        texts: Any number of excerpts.
-        store: The run that rows are written to.
-        metrics: As of `measure`.
-        arithmetic: One or several of `ARITHMETICS`.
-        tokens: The most tokens of an excerpt.
-        batch: Excerpts that are encoded and run together.
-        compile: Whether deviation arithmetic is compiled.
-        saved_every: Seconds between chunks of rows on disk.
-        runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
-    """
+    held. They are one object, complete whenever it is yielded, also after an interruption. Beside the arguments of
+    `measure_corpus`, `compile` says whether deviation arithmetic is compiled, `saved_every` how many seconds lie
+    between chunks on disk, and `runner` measures batches elsewhere and hands them back in order."""
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
     if batch < 1:
@@ -209,11 +198,8 @@ def _skip(texts: Iterator[str], digest: Any, count: int, expected: str, path: Pa
         skipped += 1
     if skipped < count or digest.hexdigest() != expected:
         came = f"only {skipped} came" if skipped < count else "others came"
-        raise FileError(
-            f"{path} has counted {count} excerpts, and the same must come again for the run to go on; "
-            f"{came}: give another folder, or delete it to start anew",
-            subject=str(path),
-        )
+        sentence = f"{path} has counted {count} excerpts, and the same must come again for the run to go on; {came}"
+        raise FileError(f"{sentence}: give another folder, or delete it to start anew", subject=str(path))
 
 
 def _digest(digest: Any, text: str) -> None:

@@ -41,16 +41,13 @@ class CorpusRows:
     def __init__(
         self, store: Store | None = None, before: Sequence[Manifest] = (), key: dict[str, Any] | None = None
     ) -> None:
-        """Without a store all rows are kept in memory. `before` are the manifests of the chunks that the
-        store holds already."""
+        """Without a store all rows are kept in memory; `before` are the manifests of chunks that it holds already."""
         self.store, self.key = store, key
         self.excerpts = sum(manifest.samples or 0 for manifest in before)
         self.manifest: Manifest | None = None
-        self.kinds = pl.DataFrame(schema={name: SCHEMA[name] for name in ROW})
-        """What there is a row of for each excerpt."""
+        self.kinds = pl.DataFrame(schema={name: SCHEMA[name] for name in ROW})  # what each excerpt has a row of
         self._waiting: list[pl.DataFrame] = []
-        self._checked: Manifest | None = None
-        """What those that wait found about themselves."""
+        self._checked: Manifest | None = None  # what those that wait found about themselves
         for manifest in before:
             self.manifest = with_checks(self.manifest, replace(manifest, samples=None, key=None, more={}))
         if store is not None and before:
@@ -125,11 +122,8 @@ class CorpusRows:
         rows = rows.sort("kind", "sample", maintain_order=True)
         expected = np.repeat(np.arange(len(self.kinds)), rows["sample"].n_unique())
         if rows["kind"].null_count() or not np.array_equal(rows["kind"], expected):
-            raise MetricError(
-                f"a profile to add must have the {len(self.kinds)} rows of the first (variant, arithmetic, layer, "
-                "head, metric) for each sample; this one has others: measure the same networks",
-                subject="profile",
-            )
+            sentence = f"a profile to add must have the {len(self.kinds)} kinds of row of the first for each sample"
+            raise MetricError(f"{sentence}; this one has others: measure the same networks", subject="profile")
         return rows
 
 

@@ -96,15 +96,12 @@ class Curves(SavedTable):
     def rows(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
     ) -> pl.DataFrame:
-        """One metric of one variant in one arithmetic, and of one value of each factor; each must be named
-        where there are several."""
+        """One metric of one variant, arithmetic and value of each factor; each is named where there are several."""
         known = self.factors
         for name in factors:
             if name not in known:
-                raise MetricError(
-                    one_of("a factor", name, known) if known else f"this profile has no factors; got {name}=",
-                    subject=name,
-                )
+                sentence = one_of("a factor", name, known) if known else f"this profile has no factors; got {name}="
+                raise MetricError(sentence, subject=name)
         return self.table.filter(
             metric=_only("metric", metric, self.metrics),
             variant=_only("variant", variant, self.variants),
@@ -171,20 +168,15 @@ def with_factors(
     """The tables, each with its value of every factor."""
     for name, values in factors.items():
         if name in schema:
-            raise MetricError(
-                f"a factor must have a name of its own; {name!r} is a column of every profile", subject=name
-            )
+            raise MetricError(f"a factor must have a name of its own; every profile has {name!r}", subject=name)
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(tables):
             got = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)
-            raise MetricError(
-                f"a factor must have a value for each of the {len(tables)} profiles, as in "
-                f"{name}={list(range(len(tables)))[:3]}; got {got}",
-                subject=name,
-            )
+            example = f"{name}={list(range(len(tables)))[:3]}"
+            sentence = f"a factor must have a value for each of the {len(tables)} profiles, as in {example}; got {got}"
+            raise MetricError(sentence, subject=name)
         if len({type(value) for value in values}) > 1 or not all(isinstance(value, FACTOR_TYPES) for value in values):
-            raise MetricError(
-                f"values of a factor must be of one kind, numbers or words; got {name}={values!r}", subject=name
-            )
+            sentence = f"values of a factor must be of one kind, numbers or words; got {name}={values!r}"
+            raise MetricError(sentence, subject=name)
     extended = [
         table.with_columns(pl.lit(values[index]).alias(name) for name, values in factors.items())
         for index, table in enumerate(tables)

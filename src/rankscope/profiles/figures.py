@@ -114,11 +114,8 @@ def _curve_table(curves: Sequence[CurveView]) -> dict[str, list[Any]]:
     """For CSV: log10 at every layer, which does not underflow, the value, and the widest band of each."""
     rows: list[tuple[Any, ...]] = []
     for curve in curves:
-        sides = [
-            side
-            for centre, bands in ((curve.log10, curve.log10_bands), (curve.value, curve.value_bands))
-            for side in (centre, *(bands or [(centre, centre)])[0])
-        ]
+        both = ((curve.log10, curve.log10_bands), (curve.value, curve.value_bands))
+        sides = [side for centre, bands in both for side in (centre, *(bands or [(centre, centre)])[0])]
         numbers = zip(*sides, curve.noise, curve.floor, strict=True)
         rows += [(curve.variant, curve.arithmetic, curve.metric, layer, *row) for layer, row in enumerate(numbers)]
     return fig.columns_of(CURVE_COLUMNS, rows)

@@ -7,33 +7,21 @@ longer than the pass that is read. So layers of one form are stacked along the s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from rankscope.deviation import DeviationStep, State
+from rankscope.deviation import DeviationStep
 from rankscope.deviation.replay import tensors_of
-from rankscope.deviation.second_pass import SecondPassLayer
+from rankscope.deviation.second_pass import DifferentLayersError, SecondPassLayer, StackSecondPass, bare, form, joined
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
 from rankscope.nets.devices import free_memory
-from rankscope.nets.streaming import PatternNumbers
-from rankscope.nets.weights import outline
 from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerStep
-from rankscope.shapes import Bool
 
 SHARE = 1 / 32  # the part of the memory that is free, which layers side by side may take
-
-Structure = TypeVar("Structure")
-Bare = TypeVar("Bare", Step, DeviationStep)
-
-
-class DifferentLayersError(Exception):
-    """Layers that cannot be stacked, since they differ in form."""
 
 
 class LayerStack:
@@ -64,7 +52,7 @@ class LayerStack:
         """Indices of layers of one form, as many at a time as there is room for."""
         groups: dict[Any, list[int]] = {}
         for index, step in enumerate(self.steps):
-            groups.setdefault(_form(_content(step, attention)), []).append(index)
+            groups.setdefault(form(_content(step, attention)), []).append(index)
         free = free_memory(self.steps[0].valid.device)
         for group in groups.values():
             size = sum(t.nbytes for t in tensors_of(_content(self.steps[group[0]], attention)))
@@ -85,54 +73,6 @@ class LayerStack:
         return [list(zip(read, of_layer, strict=True)) for of_layer in zip(*parts, strict=True)] or [[] for _ in steps]
 
 
-@dataclass(frozen=True, eq=False)
-class StackSecondPass:
-    """The second pass of several layers, stacked, as `SecondPassLayer` is that of one."""
-
-    steps: Sequence[DeviationStep]  # the layers of the first pass
-    layers: Sequence[SecondPassLayer]
-    attention: bool  # whether attention is asked for
-    restored_numbers: PatternNumbers | None = None
-
-    @cached_property
-    def resolved(self) -> Bool[Tensor, " batch"]:
-        """True where float64 resolves what the tokens differ by."""
-        return torch.cat([layer.resolved for layer in self.layers])
-
-    @cached_property
-    def lost(self) -> Bool[Tensor, " batch"]:
-        """True where nothing is known of the sample."""
-        return torch.cat([layer.lost for layer in self.layers])
-
-    @property
-    def before(self) -> State:
-        """Tokens before the first of the layers: they are asked for their shape."""
-        return self.layers[0].before
-
-    @cached_property
-    def plain(self) -> Step | None:
-        """The layers by plain rules of float64."""
-        plain = [_bare(layer.plain, self.attention) for layer in self.layers if layer.plain is not None]
-        return joined(plain) if plain else None
-
-    def perturbed_for(self, where: Tensor) -> DeviationStep:
-        """The layers by perturbed rules, right for those that hold a sample in `where`."""
-        return self._made("perturbed", where)
-
-    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
-        """The layers by perturbed rules once more, perturbed in another way."""
-        return self._made("perturbed_again", where)
-
-    def _made(self, name: str, where: Tensor) -> DeviationStep:
-        """Nobody looks at the other layers: those of the first pass stand in for them."""
-        wanted = where.reshape(len(self.layers), -1).any(1).tolist()
-        steps: list[DeviationStep] = [
-            getattr(layer, name) if want else step
-            for want, layer, step in zip(wanted, self.layers, self.steps, strict=True)
-        ]
-        return joined([_bare(step, self.attention) for step in steps])
-
-
 def _need_attention(metrics: Sequence[Metric]) -> bool:
     return any(metric.of == "attention" for metric in metrics)
 
@@ -141,13 +81,7 @@ def _content(step: LayerStep, attention: bool) -> tuple[DeviationStep, Step | No
     """What is read of a layer, and whether it has no second pass."""
     assert isinstance(step.step, DeviationStep)
     plain = None if step.second is None else step.second.plain
-    return _bare(step.step, attention), plain and _bare(plain, attention), step.second is None
-
-
-def _bare(step: Bare, attention: bool) -> Bare:
-    """A step without its index and what is read off each layer by itself."""
-    kept = step.attention if attention else None
-    return step._replace(layer=0, attention=kept, heads=None, routing=None, cross=None)
+    return bare(step.step, attention), plain and bare(plain, attention), step.second is None
 
 
 def _stacked(steps: Sequence[LayerStep], attention: bool) -> LayerStep:
@@ -157,7 +91,7 @@ def _stacked(steps: Sequence[LayerStep], attention: bool) -> LayerStep:
     return replace(
         steps[0],
         valid=torch.cat([step.valid for step in steps]),
-        step=joined([_bare(step, attention) for step in first]),
+        step=joined([bare(step, attention) for step in first]),
         second=StackSecondPass(first, second, attention) if second else None,
     )
 
@@ -168,28 +102,3 @@ def _split(reading: Reading, count: int) -> list[Reading]:
         for part in (reading.value, reading.log10, reading.floor, reading.digits)
     )
     return [Reading(*of_layer) for of_layer in zip(*parts, strict=True)]
-
-
-def joined(parts: Sequence[Structure]) -> Structure:
-    """Structures of one form as one, their tensors one after the other along the samples."""
-    if any(_form(part) != _form(parts[0]) for part in parts[1:]):
-        raise DifferentLayersError
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(parts))
-    if isinstance(first, tuple):
-        make = getattr(type(first), "_make", tuple)
-        return make(_joined(entries) for entries in zip(*parts, strict=True))
-    if is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in fields(first)]
-        return type(first)(**{name: _joined([getattr(part, name) for part in parts]) for name in names})
-    return first
-
-
-def _form(structure: Any) -> Any:
-    """The same for what can be joined; without an axis of samples there is nothing to join along."""
-    return outline(structure, lambda t: (t.shape, t.dtype) if t.ndim else object())

@@ -132,14 +132,11 @@ def measure_together(
         return report
 
     shared = PassOptions(arithmetic, sharing=len(networks), **{"check": True, **options})
-    return run_side_by_side(
-        [
-            _measuring(
-                *inputs, metrics, name, (readers or {}).get(name, ()), replace(shared, progress=progress_of(index))
-            )
-            for index, (name, inputs) in enumerate(networks.items())
-        ]
-    )
+    passes = []
+    for index, (name, inputs) in enumerate(networks.items()):
+        of_network = (readers or {}).get(name, ())
+        passes.append(_measuring(*inputs, metrics, name, of_network, replace(shared, progress=progress_of(index))))
+    return run_side_by_side(passes)
 
 
 def _measuring(
@@ -158,7 +155,5 @@ def _measuring(
     notes: dict[str, Any] = how | checks.result()
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [metric.name for metric in readings.metrics]
-    return Profile(
-        table(readings.result(), variant, ran.arithmetic),
-        manifest_of(described, ran.device, variant, ran.arithmetic, names, notes),
-    )
+    manifest = manifest_of(described, ran.device, variant, ran.arithmetic, names, notes)
+    return Profile(table(readings.result(), variant, ran.arithmetic), manifest)

@@ -48,21 +48,9 @@ def check_memory(
     streams: bool,
     heads: bool = False,
 ) -> None:
-    """Refuse a pass that cannot fit into memory.
-
-    Args:
-        arch: The network's architecture.
-        samples: Samples in all.
-        tokens: Tokens of each.
-        batch: Samples that run together.
-        kind: One of `MATRICES`, or "rows": deviation arithmetic by rows.
-        device: Where it runs.
-        streams: Whether another kind would read attention a block of rows at a time.
-        heads: Whether what heads add is read.
-
-    Raises:
-        TooLargeError: with what would fit.
-    """
+    """Raise `TooLargeError`, with what would fit, for a pass that cannot fit into memory: so many samples of so many
+    tokens, a batch at a time. `kind` is one of `MATRICES`, or "rows": deviation arithmetic by rows; `streams` says
+    whether another kind would read attention a block of rows at a time, `heads` whether what heads add is read."""
     count = min(samples, batch)
     size = _sample_bytes(arch, tokens, kind, heads)
     if size * count <= UNNOTICED:
@@ -79,11 +67,9 @@ def check_memory(
     else:
         remedy = f"{most:,} tokens fit"
     what = {"confirm": "doubled precision", "float": "attention"}.get(kind, "deviation arithmetic")
-    raise TooLargeError(
-        f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about "
-        f"{_in_bytes(size * count)}; there are {_in_bytes(free)} of memory free: {remedy}",
-        subject="batch" if fits else "tokens",
-    )
+    sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(size * count)}"
+    got = f"there are {_in_bytes(free)} of memory free"
+    raise TooLargeError(f"{sentence}; {got}: {remedy}", subject="batch" if fits else "tokens")
 
 
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
@@ -111,23 +97,13 @@ def _in_bytes(size: int | float) -> str:
 PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
 """As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
 ENTRY = 300  # multiplications and additions in the time of what happens to an entry beside products
-SIDE = {"cpu": 384}
-"""Of the matrices whose product is timed; elsewhere 4,096, less is done before the next is asked for."""
+SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: less is done before the next is due
 
 
 def seconds(
     arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """The time that a pass will take.
-
-    Args:
-        arch: The network's architecture.
-        samples: Samples in all.
-        tokens: Tokens of each.
-        kind: One of `PASSES`.
-        dtype: The dtype that it runs in.
-        device: Where it runs.
-    """
+    """The time that a pass of so many samples of so many tokens will take; `kind` is one of `PASSES`."""
     entries = tokens**2 * arch.heads + tokens * (4 * arch.width + arch.mlp_width)
     beside = ENTRY * samples * arch.layers * entries
     # Products of narrow numbers may be many times as fast; what goes over entries is not.
@@ -153,8 +129,7 @@ def _numbers(arch: Architecture, index: int) -> float:
 
 @cache
 def rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Multiplications and additions of a product of matrices that this machine does in a second: timed, the
-    least of three."""
+    """Multiplications and additions of a product of matrices that this machine does in a second, as timed."""
     side = SIDE.get(device.type, 4096)
     A = torch.ones(side, side, dtype=dtype, device=device)
     took = math.inf

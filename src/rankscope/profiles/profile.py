@@ -63,9 +63,8 @@ class Profile(Curves):
         strange = [type(profile).__name__ for profile in listed if not isinstance(profile, Profile)]
         if strange or listed is not profiles:
             what = "one profile alone" if not strange else f"{strange[0]} in the place of a profile"
-            raise MetricError(
-                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}", subject="profiles"
-            )
+            sentence = f"join takes a list of profiles, as in Profile.join([one, two]); received {what}"
+            raise MetricError(sentence, subject="profiles")
         if not profiles:
             raise MetricError("join must be given at least one profile; received none", subject="profiles")
         tables = with_factors([profile.table for profile in profiles], factors, SCHEMA)
@@ -74,12 +73,9 @@ class Profile(Curves):
         twice = table.filter(table.select(*KEYS, *names).is_duplicated())
         if len(twice):
             row = twice.row(0, named=True)
-            raise MetricError(
-                f"profiles to join must differ in variant, arithmetic or a factor; {row['variant']!r} in "
-                f"{row['arithmetic']} comes twice: name them with measure(..., variant=), or say in what "
-                "they differ, as in join(profiles, seed=[0, 1])",
-                subject="profiles",
-            )
+            sentence = f"profiles to join must differ; {row['variant']!r} in {row['arithmetic']} comes twice"
+            remedy = "name them with measure(..., variant=), or say in what they differ, as in join(..., seed=[0, 1])"
+            raise MetricError(f"{sentence}: {remedy}", subject="profiles")
         manifest = joined([profile.manifest for profile in profiles])
         return cls(table, manifest.adding(factors=names) if names else manifest)
 
@@ -92,10 +88,8 @@ class Profile(Curves):
         arithmetic: str | None = None,
         **factors: Any,
     ) -> Float[Tensor, "sample layer"] | Float[Tensor, "sample layer head"]:
-        """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0.
-
-        `column` may be value, log10, floor, below_floor or digits. `factors` choose among those of `join`.
-        """
+        """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0. `column` may be
+        value, log10, floor, below_floor or digits; `factors` choose among those of `join`."""
         if column not in (*NUMBERS, "digits"):
             raise MetricError(one_of("column", column, [*NUMBERS, "digits"]), subject="column")
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic, **factors)

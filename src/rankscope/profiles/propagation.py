@@ -106,8 +106,7 @@ def one_pass(
 
 
 def run_side_by_side(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
-    """The result of each pass; they take turns layer by layer: networks whose layers are read from the same
-    files read each once for all."""
+    """The result of each pass; they take turns, so that layers in files which they share are read once for all."""
     results: dict[int, Result] = {}
     with torch.no_grad():
         while len(results) < len(passes):
@@ -208,8 +207,7 @@ def _layer_steps(
 
 
 def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions) -> bool:
-    """Whether P is read by rows, where it can be. Off the CPU deviation arithmetic holds what fits: there it
-    is many times as fast."""
+    """Whether P is read by rows, where it can be; off the CPU what fits is held, where that is many times as fast."""
     size = size_of_attention(net.arch, len(X), X.shape[1])
     if kind == "deviation" and net.device.type != "cpu":
         free = free_memory(net.device)
@@ -230,8 +228,7 @@ def _row_request(
         return None
     by_row = {name: metric.by_row for name, metric in chosen.items() if metric.by_row}
     by_head = {m.name: m.by_head for m in chosen.values() if m.by_row is None and m.by_head is not None}
-    # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
-    # be one.
+    # The sum of a row costs nothing beside another number of it; alone it is worth the rows if it may not be one.
     if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
     return AttentionRequest(by_row, by_head, block_bytes)

@@ -116,7 +116,5 @@ class ShapeReader:
         """Shapes by layer, all samples of a layer together."""
         layers = dict.fromkeys(shape.layer for shape in self._shapes)
         parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
-        return [
-            ResidualShape(part[0].layer, torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part]))
-            for part in parts
-        ]
+        joined = [(torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part])) for part in parts]
+        return [ResidualShape(layer, *shape) for layer, shape in zip(layers, joined, strict=True)]

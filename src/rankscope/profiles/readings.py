@@ -36,19 +36,10 @@ def read_tensor(
     whole: int = WHOLE,
     block: int = BLOCK,
 ) -> tuple[Readings, Tensor]:
-    """The readings of those metrics that are of x, and which samples of x are broken.
-
-    Args:
-        of: What x is.
-        x: Tokens `[batch, token, width]`, attention `[batch, head, token, token]`, what each head adds
-            `[batch, head, token, width]`, or routing `[batch, token, expert]`.
-        valid: `[batch, token]`, True at tokens and False at padding.
-        metrics: Metrics of anything; those of x are read.
-        unit: The eps of the arithmetic that made x.
-        unpadded: True where every token is known to be valid.
-        whole: Bytes in float64 up to which P is taken whole.
-        block: Bytes of a block of rows, beyond.
-    """
+    """The readings of those metrics that are of x, and which samples of x are broken. x are tokens `[batch, token,
+    width]`, attention `[batch, head, token, token]`, what each head adds `[batch, head, token, width]`, or routing
+    `[batch, token, expert]`, as `of` says; `unit` is the eps of the arithmetic that made it. P above `whole` bytes
+    in float64 is read in blocks of rows of `block` bytes; `unpadded` says that every token is known to be valid."""
     if of == "tokens":
         ready, broken = tokens_of(x, valid, unpadded)
         return read_tokens(ready, broken, metrics, unit), broken
@@ -84,14 +75,13 @@ def _read_blocks(P: Tensor, valid: Tensor, metrics: Sequence[Metric], unit: floa
         rows = P[..., block, :].to(torch.float64).masked_fill(~counts, 0.0)
         for (_, by_row), values in zip(of_rows, numbers, strict=True):
             values[..., block] = by_row(rows, valid[:, None])
-    readings = [
-        (metric, metric.from_rows(values, valid, unit)) for (metric, _), values in zip(of_rows, numbers, strict=True)
-    ]
+    pairs = zip(of_rows, numbers, strict=True)
+    readings = [(metric, metric.from_rows(values, valid, unit)) for (metric, _), values in pairs]
     pattern = PatternRows.of(P, valid[:, None])
-    of_heads = [(metric, metric.by_head) for metric in metrics if metric.by_row is None]
-    return readings + [
-        (metric, metric.from_heads(by_head(pattern), unit)) for metric, by_head in of_heads if by_head is not None
-    ]
+    for metric in metrics:
+        if metric.by_row is None and metric.by_head is not None:
+            readings.append((metric, metric.from_heads(metric.by_head(pattern), unit)))
+    return readings
 
 
 def read_tokens(ready: Tokens, broken: Tensor, metrics: Sequence[Metric], unit: float) -> Readings:
@@ -123,10 +113,8 @@ def nan_where_broken(readings: Readings, broken: Tensor) -> Readings:
         return readings
     parts = [part for _, reading in readings for part in (reading.value, reading.log10, reading.floor)]
     hole = broken.reshape(-1, *[1] * (parts[0].ndim - 1))
-    rows = torch.stack(parts).masked_fill(hole, torch.nan).unbind()
-    return [
-        (metric, Reading(*row)) for (metric, _), row in zip(readings, zip(*[iter(rows)] * 3, strict=True), strict=True)
-    ]
+    rows = iter(torch.stack(parts).masked_fill(hole, torch.nan).unbind())
+    return [(metric, Reading(next(rows), next(rows), next(rows))) for metric, _ in readings]
 
 
 class ReadingRow(NamedTuple):

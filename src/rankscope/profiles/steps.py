@@ -20,13 +20,14 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation.second_pass import SecondPassStep
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import PatternNumbers
-from rankscope.profiles.agreement import SecondPassStep, checked, confirmed
+from rankscope.profiles.agreement import checked, confirmed
 from rankscope.profiles.readings import Readings, in_order, nan_where_broken, read_tensor, read_tokens, row_sum_defect
 from rankscope.shapes import Bool, Float
 
@@ -38,8 +39,7 @@ class ResidualShape(NamedTuple):
 
     layer: int
     R: Float[Tensor, "batch token width"]  # of Frobenius norm one, zero at padded tokens; zero where tokens are equal
-    log10: Float[Tensor, " batch"]
-    """Its share of the tokens' norm; -inf where tokens are equal, NaN where numbers overflow."""
+    log10: Float[Tensor, " batch"]  # its share of the tokens' norm; -inf of equal tokens, NaN where numbers overflow
 
 
 LAYERS = 33  # the most layers that are kept: of a deeper network so many evenly, its ends among them
@@ -63,11 +63,9 @@ class LayerStep:
     start: int  # the index of the batch's first sample
     valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
     step: Step | DeviationStep
-    second: SecondPassStep | None = None
-    """The same layer of a second pass, rounded differently; None where there is none."""
+    second: SecondPassStep | None = None  # the same layer of a second pass, rounded differently
     rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
-    confirmation: Confirmation | None = None
-    """The same layer in float64 beside doubled precision, where that was asked for."""
+    confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
     stacked: Callable[[int, Sequence[Metric]], Readings] | None = None
     """Readings of a layer of this batch, by its index, where all layers are read together."""
 

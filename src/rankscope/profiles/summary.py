@@ -66,8 +66,7 @@ class Summary(Curves):
     def curve(
         self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None
     ) -> Float[Tensor, " layer"]:
-        """A statistic by layer, the median if none is named; of attention and heads its mean over heads, NaN
-        at layer 0."""
+        """A statistic by layer, the median if left out; of attention and heads its mean over heads, NaN at layer 0."""
         if column not in SCHEMA or column in ROW:
             raise MetricError(one_of("column", column, [name for name in SCHEMA if name not in ROW]), subject="column")
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
@@ -76,9 +75,8 @@ class Summary(Curves):
             value = pl.when((value == -torch.inf).all()).then(value).otherwise(value.replace(-torch.inf, None))
         means = rows.group_by("layer", maintain_order=True).agg(value.mean())
         curve = torch.full((1 + max(means["layer"].to_list()),), torch.nan, dtype=torch.float64)
-        curve[means["layer"].to_list()] = torch.tensor(
-            means[column].fill_null(torch.nan).to_list(), dtype=torch.float64
-        )
+        values = means[column].fill_null(torch.nan).to_list()
+        curve[means["layer"].to_list()] = torch.tensor(values, dtype=torch.float64)
         return curve
 
     def _view(self, line: LineName, chosen: Mapping[str, Any]) -> CurveView:

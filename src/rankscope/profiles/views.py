@@ -152,9 +152,8 @@ def since(true: Sequence[bool] | np.ndarray) -> int | None:
 
 def span(curves: Sequence[CurveView]) -> float:
     """Decades between the least and the largest that is drawn on a log axis."""
-    parts = [
-        [centre, *(side for band in bands for side in band)] for centre, bands in (c.on_axis(True) for c in curves)
-    ]
+    shown = [curve.on_axis(True) for curve in curves]
+    parts = [[centre, *(side for band in bands for side in band)] for centre, bands in shown]
     known = np.concatenate([np.zeros(0), *(np.ravel(part) for part in parts)])
     known = known[np.isfinite(known)]
     return float(np.ptp(known)) if len(known) else 0.0

@@ -35,11 +35,12 @@ def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     values = dict(numbers)
     for pair in filter(None, written.split(",")):
-        key, equals, value = pair.partition("=")
-        if not equals or not _is_number(value):
+        key, _, value = pair.partition("=")
+        try:
+            values[key] = float(value)
+        except ValueError:
             sentence = "the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5"
-            raise ArchitectureError(f"{sentence}; got {pair!r} in {spec!r}", subject=name)
-        values[key] = float(value)
+            raise ArchitectureError(f"{sentence}; got {pair!r} in {spec!r}", subject=name) from None
     for key, value in values.items():
         if key not in known:
             raise ArchitectureError(f"{name} has no number {key!r}; it has {', '.join(known) or 'none'}", subject=key)
@@ -51,11 +52,3 @@ def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
             raise ArchitectureError(f"{key} of {name} must be {expected}; got {value!r}", subject=key)
         values[key] = number_type(value)
     return kind(**values)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

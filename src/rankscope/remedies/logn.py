@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import BuiltInRemedy, published
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,7 @@ class LogN(BuiltInRemedy):
     formula: ClassVar[str] = "scores are multiplied by gamma ln n"
     citation: ClassVar[str] = "Chen et al. 2026"
     family: ClassVar[Any] = "scores"
-    theory = TheoryNote(
-        3,
-        "A factor on scores sharpens attention while tokens differ, and is a constant in front of r^3 "
-        "once they do not. In their model tokens contract where gamma < 1 / (1 - rho), rho their cosine.",
-        "Chen et al. 2026 (abstract); order derived here",
-    )
-    claims = (
-        Claim(
-            "a temperature of ln n keeps tokens apart for more layers",
-            "Chen et al. 2026 (abstract): no contraction above a critical gamma",
-            "deeper",
-            ("post", "pre"),
-        ),
-    )
+    theory, claims = published("logn")
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `log_gain` set."""

@@ -193,15 +193,15 @@ def read_training(folder: str | Path) -> TrainingRun:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError(f"a training run is read from its folder; there is none at {folder}", subject=str(folder))
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS - 1):
         try:
             return _read(folder)
         except FileError:
             # A run that goes back to a checkpoint removes files that the manifest, read before, still lists.
-            if attempt == ATTEMPTS - 1 or TRAINING_TABLE not in read(folder).names:
+            if TRAINING_TABLE not in read(folder).names:
                 raise
             time.sleep(0.05)
-    raise AssertionError
+    return _read(folder)
 
 
 def stamp(folder: str | Path) -> str:

@@ -172,7 +172,7 @@ def test_queries_and_keys_change_attention_and_values_and_outputs_do_not(kind: s
                 shape[part.axis] = -1
                 chosen = torch.zeros(weight.shape[part.axis])
                 places = torch.arange(len(chosen))
-                chosen[places if part.choose is None else part.choose(places)] = 1
+                chosen[part.choose(places)] = 1
                 weight.add_(torch.randn_like(weight) * chosen.reshape(shape))
         assert torch.allclose(attention(), before) is same, group
 
@@ -286,5 +286,5 @@ def test_fewer_keys_than_queries_in_one_matrix() -> None:
     phi = hf.Phi3Model(hf.Phi3Config(**SIZES, num_key_value_heads=2, pad_token_id=0))
     groups, left_out = parameter_groups(list(phi.layers))
     (queries_keys,) = groups[1, "query_key"]
-    assert not left_out and queries_keys.choose is not None
+    assert not left_out
     assert queries_keys.choose(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.extras import need
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.task import Batch, Task, drawn_from, encoder
+from rankscope.lab.tasks.task import Batch, Task, decoder, drawn_from
 from rankscope.nets import Architecture
 
 SIDE = 8
@@ -52,8 +52,8 @@ class Digits(Task):
         return Batch(tokens[-HELD:][:samples], digits[-HELD:][:samples])
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """An encoder of all patches of an image."""
-        return encoder(layers, width, heads, (SIDE // self.patch) ** 2, fields)
+        """An encoder of all patches of an image, as ViT is: every patch sees every other."""
+        return decoder(layers, width, heads, (SIDE // self.patch) ** 2, {"mask": "complete", **fields})
 
     @property
     def chance(self) -> float:

@@ -112,8 +112,3 @@ def decoder(layers: int, width: int, heads: int, length: int, fields: dict[str, 
         "positions": "absolute", "length": length,
     }  # fmt: skip
     return Architecture(layers=layers, width=width, heads=heads, **usual | fields)
-
-
-def encoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:
-    """As ViT is: the same, where every token sees every other."""
-    return decoder(layers, width, heads, length, {"mask": "complete", **fields})

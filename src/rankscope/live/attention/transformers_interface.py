@@ -1,18 +1,17 @@
 """Attention of Hugging Face models, seen through transformers' attention interface.
 
-Every attention module asks `AttentionInterface.get_interface` for the function that its config names. While a
-model is watched, the answer is that function, followed by a report of what it did: the model computes what it
-computes unwatched, to the last bit, and a forward pass that is computed again for gradients, inside the watch
-or after it, is the same as the first. Kernels that return no pattern (sdpa, flash, flex) have it computed a
-second time, without gradients and without dropout, by `eager_attention_forward` of the modeling file that the
-module comes from.
+Every attention module asks `AttentionInterface.get_interface` for the function that its config names. While a model is
+watched, the answer is that function, followed by a report of what it did: the model computes what it computes
+unwatched, to the last bit, and a forward pass that is computed again for gradients, inside the watch or after it, is
+the same as the first. Kernels that return no pattern (sdpa, flash, flex) have it computed a second time, without
+gradients and without dropout, by `eager_attention_forward` of the modeling file that the module comes from.
 """
 
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from rankscope.live.attention.observer import AttentionCall, OnAttention, Watche
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-_callbacks: dict[nn.Module, OnAttention] = {}
-"""The modules whose attention is watched, in all watches, and whom to report it to."""
+_callbacks: dict[nn.Module, OnAttention] = {}  # whom to report the attention of watched modules to, in all watches
 
 
 class TransformersInterface:
@@ -96,13 +94,8 @@ def _reporting(get_interface: Any) -> Any:
         def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = function(module, *args, **kwargs)
             if module in _callbacks:
-                output = result[0]
-                _callbacks[module](
-                    AttentionCall(
-                        pattern=lambda: _pattern(function, result[1], module, *args, **kwargs),
-                        head_outputs=lambda: output.detach(),
-                    )
-                )
+                pattern = partial(_pattern, function, result[1], module, *args, **kwargs)
+                _callbacks[module](AttentionCall(pattern=pattern, head_outputs=result[0].detach))
             return result
 
         return attend
@@ -110,23 +103,20 @@ def _reporting(get_interface: Any) -> Any:
     return reporting_interface
 
 
-def _pattern(
-    function: Any,
-    returned: Any,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
+def _pattern(function: Any, returned: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     """The pattern that the function returned, or, where it returned none, that of the eager function."""
     if isinstance(returned, Tensor) and returned.ndim == 4:
         return returned.detach()
     if not is_transformers_own(function):
         came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch tokens"
         raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
+    return _eager_pattern(module, *args, **kwargs)
+
+
+def _eager_pattern(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **kwargs: Any
+) -> Tensor:
+    """The pattern of a call computed once more, without gradients and dropout, by the model's eager function."""
     sizes = (query.shape[0], query.shape[2], key.shape[2])
     causal = kwargs.get("is_causal")  # of a kernel without a matrix mask: as its argument says, else as its module
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
@@ -142,9 +132,8 @@ def _pattern(
 def additive_mask(
     mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
 ) -> Tensor | None:
-    """The mask that eager attention adds to scores `like` this tensor, from the one that a kernel was called with: a
-    matrix or None for sdpa, padding `[batch, token]` or None for flash, a `BlockMask` for flex. `sizes` are (batch,
-    queries, keys); without a matrix, `causal` and `window` say which tokens a token sees."""
+    """The mask that eager attention adds to scores `like` this tensor, from that of sdpa (a matrix or None), flash
+    (padding or None) or flex. `sizes` are batch, queries and keys; `causal` and `window` count without a matrix."""
     batch, rows, columns = sizes
     if isinstance(mask, Tensor) and mask.ndim == 4:
         if mask.is_floating_point():
@@ -157,8 +146,8 @@ def additive_mask(
     else:
         back = torch.arange(rows, device=like.device)[:, None] - torch.arange(columns, device=like.device)
         visible = (back >= 0) | (rows == 1) if causal else torch.ones_like(back, dtype=torch.bool)
-        # For sdpa a window is in its matrix alone.
-        visible = visible if window is None else visible & (back.abs() < window)
+        if window is not None:  # for sdpa a window is in its matrix alone
+            visible = visible & (back.abs() < window)
         visible = visible[None, None]
         if isinstance(mask, Tensor):
             visible = visible & mask.bool()[:, None, None, :]

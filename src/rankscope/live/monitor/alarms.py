@@ -1,11 +1,10 @@
 """`AlarmRule`, the base of every rule that raises alarms, and `RuleSet`, which runs the rules of a monitor.
 
-`Monitor` gives the rows of each measurement to its `RuleSet`, which gives them to each rule in turn
-(`on_measurement`) and collects their alarms; once those are written, `RuleSet.act` warns or calls functions.
-A rule looks for faults in every measurement. When a fault has been there in `patience` measurements in a row,
-the rule raises one alarm for it, and another only after it was absent in as many. Faults of one kind in one
-measurement make one alarm, which names the first place and lists the rest. The built-in rules are in
-`rules.py`.
+`Monitor` gives the rows of each measurement to its `RuleSet`, which gives them to each rule in turn (`on_measurement`)
+and collects their alarms; once those are written, `RuleSet.act` warns or calls functions. A rule looks for faults in
+every measurement. When a fault has been there in `patience` measurements in a row, the rule raises one alarm for it,
+and another only after it was absent in as many. Faults of one kind in one measurement make one alarm, which names the
+first place and lists the rest. The built-in rules are in `rules.py`.
 """
 
 import warnings
@@ -36,14 +35,13 @@ class AlarmSource(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong in one measurement: where, and a description in numbers, which follows "since step 30:"
-    in the alarm. Faults of one `kind` make one alarm; an `immediate` one needs no patience."""
+    """Something wrong in one measurement."""
 
     layer: int | None
     head: int | None
-    description: str
-    kind: str = ""
-    immediate: bool = False
+    description: str  # in numbers; follows "since step 30:" in the alarm
+    kind: str = ""  # faults of one kind make one alarm
+    immediate: bool = False  # needs no patience
 
     @property
     def place(self) -> str:
@@ -78,11 +76,9 @@ class AlarmRule(ABC):
 
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:
-            expected = "patience must be a number of measurements, 1 or more"
-            raise MonitorError(f"{expected}; got {patience!r}", subject="patience")
+            raise MonitorError(f"patience must be 1 or more measurements; got {patience!r}", subject="patience")
         if not callable(action) and action not in ("warn", "stop"):
-            sentence = one_of("action", action, ("warn", "stop", "a function of the alarm"))
-            raise MonitorError(sentence, subject="action")
+            raise MonitorError(one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action")
         self.patience, self.action = patience, action
         self.memory: dict[str, dict[str, float]] = {}  # numbers to compare with; part of a checkpoint
         # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`.
@@ -151,30 +147,29 @@ class MeasurementRows:
         return next((row["value"] for row in rows if row["layer"] is None), None)
 
     def layers(self, metric: str) -> dict[int, float]:
-        """The value at each layer, the mean over heads for a metric of heads; layers with a sample that is
-        not finite are left out."""
+        """The value at each layer, the mean over heads; layers with a sample that is not finite are left out."""
         by_layer: dict[int, list[float]] = {}
         broken = self.broken(metric)
-        for row in self.by_metric.get(metric, []):
-            if row["layer"] is not None and row["value"] is not None and row["layer"] not in broken:
+        for row in self._of_layers(metric):
+            if row["value"] is not None and row["layer"] not in broken:
                 by_layer.setdefault(row["layer"], []).append(row["value"])
         return {layer: sum(values) / len(values) for layer, values in sorted(by_layer.items())}
 
     def heads(self, metric: str) -> dict[int, dict[int, float]]:
         """The values of a metric of heads, by layer and then by head."""
         by_layer: dict[int, dict[int, float]] = {}
-        for row in self.by_metric.get(metric, []):
-            if row["layer"] is not None and row["head"] is not None and row["value"] is not None:
+        for row in self._of_layers(metric):
+            if row["head"] is not None and row["value"] is not None:
                 by_layer.setdefault(row["layer"], {})[row["head"]] = row["value"]
         return by_layer
 
     def broken(self, metric: str) -> dict[int, str]:
         """The layers with samples that are not finite, and how many of them: "2 of 8"."""
-        return {
-            row["layer"]: f"{row['broken']} of {row['broken'] + row['samples']}"
-            for row in self.by_metric.get(metric, [])
-            if row["layer"] is not None and row["broken"]
-        }
+        rows = [row for row in self._of_layers(metric) if row["broken"]]
+        return {row["layer"]: f"{row['broken']} of {row['broken'] + row['samples']}" for row in rows}
+
+    def _of_layers(self, metric: str) -> list[dict[str, Any]]:
+        return [row for row in self.by_metric.get(metric, []) if row["layer"] is not None]
 
 
 class RuleSet:
@@ -206,8 +201,7 @@ class RuleSet:
         return tuple(alarm for rule in self.rules for alarm in rule.on_measurement(rows, step))
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
-        """Do what each alarm says: call its rule's function or, with `warn`, issue a warning. Returns True if
-        the training should stop."""
+        """Call each alarm's function or, with `warn`, issue its warning; True if the training should stop."""
         actions = {name: getattr(rule, "action", None) for name, rule in zip(self.names, self.rules, strict=True)}
         for alarm in alarms:
             if callable(action := actions.get(alarm.rule)):
@@ -226,10 +220,6 @@ class RuleSet:
         """The names of the rules, and the memory of those that have a `state_dict`."""
         states = [rule.state_dict() if hasattr(rule, "state_dict") else None for rule in self.rules]
         return {"rules": self.names, "states": states}
-
-    def fits(self, state: Mapping[str, Any]) -> bool:
-        """True if a state is of rules with these names."""
-        return list(state["rules"]) == self.names
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the memory of each rule that has one."""

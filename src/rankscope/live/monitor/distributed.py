@@ -40,8 +40,6 @@ def merged_over_ranks(sums: Sums) -> Sums:
 
 def require_agreement(what: str, value: Any) -> None:
     """Raise on every rank unless all ranks have the same value; `what` names it in the sentence."""
-    if world_size() == 1:
-        return
     values = gathered(value)
     rank = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if rank is not None:
@@ -60,11 +58,7 @@ def gathered(value: Any) -> list[Any]:
 
 def from_writer(value: Any) -> Any:
     """The value that rank 0 has, on every rank."""
-    if world_size() == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
+    return gathered(value)[0]
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -22,67 +22,37 @@ ENTRY = "training"  # the entry of the run folder's manifest
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm that a rule raised.
+    """An alarm that a rule raised."""
 
-    Attributes:
-        step: The step at which it was raised.
-        since: The step at which the fault was first there.
-        rule: The name of the rule.
-        layer, head: Where the fault is; None if it is not of a layer or head.
-        action: What is done: warn, stop or call.
-        sentence: What is wrong, in numbers, and what helps.
-    """
-
-    step: int
-    since: int
-    rule: str
-    layer: int | None
-    head: int | None
-    action: str
-    sentence: str
+    step: int  # at which it was raised
+    since: int  # the step at which the fault was first there
+    rule: str  # the name of the rule
+    layer: int | None  # where the fault is; None if it is of no layer
+    head: int | None  # None if it is of no head
+    action: str  # what is done: warn, stop or call
+    sentence: str  # what is wrong, in numbers, and what helps
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of a training run, as writers receive it.
+    """One measurement of a training run, as writers receive it."""
 
-    Attributes:
-        step: The step after which the model was measured.
-        rows: A row for each number, with the columns of the table `training`.
-        alarms: The alarms that were raised at this measurement.
-        certificates: What theorems prove of the probe, if this measurement read paths.
-    """
-
-    step: int
-    rows: pl.DataFrame
-    alarms: tuple[Alarm, ...] = ()
-    certificates: pl.DataFrame | None = None
+    step: int  # after which the model was measured
+    rows: pl.DataFrame  # a row for each number, with the columns of the table `training`
+    alarms: tuple[Alarm, ...] = ()  # those that were raised at this measurement
+    certificates: pl.DataFrame | None = None  # what theorems prove of the probe, if this measurement read paths
 
 
 def rows_of(step: int, keys: Sequence[Key], sums: Sums) -> pl.DataFrame:
     """The rows of a measurement from its running sums, of which `keys` says what each is of."""
     count, mean, squares, least, most, floor, broken = sums.unbind(-1)
-    is_empty = (count == 0).tolist()
-
-    def column(values: Any) -> list[float | None]:
-        return [None if empty else value for empty, value in zip(is_empty, values.tolist(), strict=True)]
-
-    return pl.DataFrame(
-        {
-            "step": [step] * len(keys),
-            "layer": [key.layer for key in keys],
-            "head": [key.head for key in keys],
-            "metric": [key.metric for key in keys],
-            "value": column(mean),
-            "spread": column((squares / count.clamp(min=1)).sqrt()),
-            "least": column(least),
-            "most": column(most),
-            "floor": column(floor),
-            "samples": count.long().tolist(),
-            "broken": broken.long().tolist(),
-        },
-        schema=TRAINING,
-    )
+    spread = (squares / count.clamp(min=1)).sqrt()
+    columns: dict[str, list[Any]] = {"step": [step] * len(keys)}
+    columns |= {name: [getattr(key, name) for key in keys] for name in Key._fields}
+    for name, numbers in {"value": mean, "spread": spread, "least": least, "most": most, "floor": floor}.items():
+        columns[name] = [x if samples else None for x, samples in zip(numbers.tolist(), count.tolist(), strict=True)]
+    columns |= {"samples": count.long().tolist(), "broken": broken.long().tolist()}
+    return pl.DataFrame(columns, schema=TRAINING)
 
 
 def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
@@ -91,9 +61,8 @@ def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
 
 
 class RunWriter:
-    """Writes a training run into its folder, which nobody else can write to until `close`. A run that is
-    killed loses at most the measurement that was being written. `certified`: measurements come with
-    certificates, which get a table of their own."""
+    """Writes a training run into its folder, which nobody else can write to until `close`. A run that is killed loses
+    at most the measurement that was being written. If `certified`, certificates get a table of their own."""
 
     def __init__(self, folder: str | Path, manifest: Manifest, certified: bool = False) -> None:
         self.store = Store(folder)
@@ -101,17 +70,16 @@ class RunWriter:
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
-            self.journals = [self.measurements, self.alarms]
             if certified or CERTIFICATES_TABLE in self.store.run.names:
                 self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
-                self.journals.append(self.certificates)
         except BaseException:
             self.store.close()
             raise
+        journals = (self.measurements, self.alarms, self.certificates)
+        self.journals = [journal for journal in journals if journal is not None]
 
     def write(self, measurement: Measurement) -> None:
-        """Write a measurement with its alarms and certificates. Its own rows come last, so that a crash
-        leaves no measurement without its alarms."""
+        """Write a measurement, its own rows last: so a crash leaves none without its alarms and certificates."""
         if measurement.alarms:
             self.alarms.append(measurement.step, alarm_rows(measurement.alarms))
         certificates = measurement.certificates

@@ -4,8 +4,7 @@ Of n values with mean m and `M = sum (v - m)^2`, and n', m', M' of n' further va
 
     n'' = n + n',    m'' = m + (m' - m) n' / n'',    M'' = M + M' + (m' - m)^2 n n' / n''
 
-(Chan et al. 1979), so parts in any grouping give the numbers of all values at once. NaN and infinity are
-counted apart.
+(Chan et al. 1979), so parts in any grouping give the numbers of all values at once. NaN and infinity are counted apart.
 
 The probe, `inline.py` and the gradients put values into a `MetricValues`; `Monitor` calls `sums()` once per
 measurement and has `distributed.py` merge the sums of all processes with `merge_sums`.
@@ -21,9 +20,7 @@ from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
-
 EMPTY = torch.tensor([0, 0, 0, torch.inf, -torch.inf, 0, 0], dtype=torch.float64)  # the sum over no value
-
 Sums = Float[Tensor, "key 7"]
 
 
@@ -55,24 +52,14 @@ def merge_sums(a: Float[Tensor, "... 7"], b: Float[Tensor, "... 7"]) -> Float[Te
     """The running sums over the values of both `a` and `b`, which are of the same keys."""
     n, m = a[..., 0], b[..., 0]
     divisor = (n + m).clamp(min=1)
-    apart = b[..., 1] - a[..., 1]
-    return torch.stack(
-        [
-            n + m,
-            a[..., 1] + apart * m / divisor,
-            a[..., 2] + b[..., 2] + apart.square() * n * m / divisor,
-            torch.minimum(a[..., 3], b[..., 3]),
-            torch.maximum(a[..., 4], b[..., 4]),
-            a[..., 5] + (b[..., 5] - a[..., 5]) * m / divisor,
-            a[..., 6] + b[..., 6],
-        ],
-        -1,
-    )
+    mean, floor = (a[..., k] + (b[..., k] - a[..., k]) * m / divisor for k in (1, 5))
+    squares = a[..., 2] + b[..., 2] + (b[..., 1] - a[..., 1]).square() * n * m / divisor
+    least, most = torch.minimum(a[..., 3], b[..., 3]), torch.maximum(a[..., 4], b[..., 4])
+    return torch.stack([n + m, mean, squares, least, most, floor, a[..., 6] + b[..., 6]], -1)
 
 
 class MetricValues:
-    """Values by layer and metric, in the order they came. They stay on their device, unreduced, until `sums`:
-    reducing each by itself would cost an accelerator more than computing it."""
+    """Values by layer and metric, in the order they came, on their device until `sums` reduces them together."""
 
     def __init__(self) -> None:
         # By (layer, metric, whether by head): values and floors, `[sample]` or `[sample, head]`.
@@ -105,8 +92,7 @@ class MetricValues:
         ]
 
     def sums(self) -> Sums:
-        """The running sum of every key, on the CPU. Values of as many samples on one device are reduced
-        together, and copied to the CPU at once."""
+        """The running sum of every key, on the CPU; values of as many samples on one device are reduced together."""
         columns = [tuple(map(_column, zip(*parts, strict=True))) for parts in self.parts.values()]
         groups: dict[tuple[int, torch.device], list[int]] = {}
         for k, (value, _) in enumerate(columns):

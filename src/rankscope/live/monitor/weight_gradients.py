@@ -5,10 +5,9 @@ Of the weights W of a parameter group, at a step that is measured:
     grad_GROUP   = ||G||_F,  G the gradient as the optimiser uses it (after clipping, if the loop clips)
     update_GROUP = ||W_after - W_before||_F / ||W_before||_F
 
-`Monitor` calls `record(True)` before a step that may be measured. Hooks around `optimizer.step()` then copy
-the weights and take sums of squares, which stay on their device; after the step `Monitor` calls `values()`.
-If the optimiser makes several steps in between, the last one counts. Neither weights nor gradients are
-written to.
+`Monitor` calls `record(True)` before a step that may be measured. Hooks around `optimizer.step()` then copy the weights
+and take sums of squares, which stay on their device; after the step `Monitor` calls `values()`. If the optimiser makes
+several steps in between, the last one counts. Neither weights nor gradients are written to.
 
 Groups are queries and keys, values and outputs, MLP (`parameter_groups`), told apart by name and shape. A
 weight is a matrix, or a stack of matrices as experts have: biases and gains of norms are left out. Many
@@ -21,7 +20,7 @@ models keep queries, keys and values in one fused matrix, whose outputs are laid
 | `query_key_value` (GPT-NeoX, BLOOM, Falcon)   | by head: its query, its key, its value                     |
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -34,7 +33,6 @@ from rankscope.live.monitor.running_sums import MetricValues
 
 Group = Literal["query_key", "value_output", "mlp"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-OutputChoice = Callable[[Tensor], Tensor]  # of numbers of all outputs of a fused matrix, those in a group
 QUERY_KEY = {"q", "k", "query", "key", "wq", "wk", "to_q", "to_k", "linear_q", "linear_k"}
 QUERY_KEY |= {f"{part}_{word}" for part in ("q", "k", "query", "key") for word in ("proj", "lin", "linear")}
 QUERY_KEY |= {"q_a_proj", "q_b_proj"}  # queries through a bottleneck (DeepSeek)
@@ -50,13 +48,13 @@ MLP |= {"experts", "moe", "block_sparse_moe", "gate_proj", "up_proj", "down_proj
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """A weight, or some of its outputs. The parameter is looked up at every use, because what shards a model
-    replaces parameters."""
+    """A weight, or some of its outputs; looked up at every use, because what shards a model replaces parameters."""
 
     owner: nn.Module
     name: str
     axis: int = 0  # the dimension of the weight along which its outputs lie
-    choose: OutputChoice | None = None  # the outputs that belong to the slice; None: all
+    heads: int = 1  # the parts in which the outputs of a fused weight come
+    outputs: tuple[int | None, int | None] = (None, None)  # of each part, from which output to which are of the slice
 
     @property
     def weight(self) -> nn.Parameter:
@@ -64,7 +62,17 @@ class ParameterSlice:
         parameter: nn.Parameter = getattr(self.owner, self.name)
         return parameter
 
+    @property
+    def key(self) -> "SliceKey":
+        """The module by its id, and the name of the weight in it."""
+        return id(self.owner), self.name
 
+    def choose(self, numbers: Tensor) -> Tensor:
+        """Of numbers of all outputs of the weight, those of the slice."""
+        return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
+
+
+SliceKey = tuple[int, str]
 ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by layer, the first block's being 1
 
 
@@ -127,17 +135,9 @@ def _fused_slices(
         values = narrow
     else:
         return []
-
-    def query_key(numbers: Tensor) -> Tensor:
-        return numbers.reshape(heads, -1)[:, :-values].reshape(-1)
-
-    def value(numbers: Tensor) -> Tensor:
-        return numbers.reshape(heads, -1)[:, -values:].reshape(-1)
-
-    return [
-        ("query_key", ParameterSlice(owner, last, axis, query_key)),
-        ("value_output", ParameterSlice(owner, last, axis, value)),
-    ]
+    query_key = ParameterSlice(owner, last, axis, heads, (None, -values))
+    value = ParameterSlice(owner, last, axis, heads, (-values, None))
+    return [("query_key", query_key), ("value_output", value)]
 
 
 def _size(module: nn.Module, *names: str) -> int:
@@ -151,7 +151,6 @@ def _size(module: nn.Module, *names: str) -> int:
 
 
 NO_VALUE = torch.zeros(0, dtype=torch.float64)  # of a step that was not made, and of ranks that do not write
-SliceKey = tuple[int, str]  # a module by its id, and the name of a weight in it
 
 
 class WeightGradients:
@@ -171,7 +170,7 @@ class WeightGradients:
         if not self.groups:
             why = "no block has weights whose names say whether they are of queries, keys, values, outputs or the MLP"
             self.notes.append(f"gradients of weights are not measured: {why}")
-        self._slices = {_key(part): part for parts in self.groups.values() for part in parts}
+        self._slices = {part.key: part for parts in self.groups.values() for part in parts}
         self._before: dict[SliceKey, Tensor] = {}
         # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
         self._squares: dict[str, dict[SliceKey, Tensor]] = {}
@@ -186,18 +185,15 @@ class WeightGradients:
 
     @torch.no_grad()
     def values(self, rate: bool) -> MetricValues:
-        """The numbers of the last recorded step, and its learning rate if `rate`; nothing if none was
-        recorded. Every rank has the same rows, without numbers if a scaler skipped the step."""
+        """The numbers of the last recorded step, and its learning rate if `rate`; none if a scaler skipped it."""
         values = MetricValues()
         if not self.recording:
             return values
         made = "update" in self._squares and not self._skipped
         for (layer, group), parts in self.groups.items():
             norm = {name: _norm(parts, squares) for name, squares in self._squares.items()}
-            gradient = _counted_once(norm["gradient"] / self._scale) if made else NO_VALUE
-            update = _counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE
-            values.add(layer, f"grad_{group}", gradient)
-            values.add(layer, f"update_{group}", update)
+            values.add(layer, f"grad_{group}", _counted_once(norm["gradient"] / self._scale) if made else NO_VALUE)
+            values.add(layer, f"update_{group}", _counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE)
         if rate:
             last = self.optimizer.param_groups[0]["lr"] if self._rate is None else self._rate
             values.add(None, "lr", _counted_once(torch.as_tensor(last, dtype=torch.float64)))
@@ -212,8 +208,7 @@ class WeightGradients:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Copy the weights, and take the gradients. A closure, as Lightning passes one, computes gradients
-        inside the step: then they are taken after it. `args` has the optimiser first."""
+        """Copy the weights, and take the gradients: after the closure, if one (Lightning's) computes them."""
         if not self.recording:
             return None
         rate = optimizer.param_groups[0]["lr"]
@@ -236,8 +231,7 @@ class WeightGradients:
 
     @torch.no_grad()
     def _take_gradients(self) -> None:
-        """Take the gradients as they are now. A fused optimiser divides them by a scaler's scale itself, and
-        skips the step if they are infinite."""
+        """Take the gradients; a fused optimiser divides them by a scaler's scale itself, or skips the step."""
         gradients = {key: part.weight.grad for key, part in self._slices.items()}
         self._squares["gradient"] = self._sums(gradients)
         scale = getattr(self.optimizer, "grad_scale", None)
@@ -268,17 +262,12 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
-def _key(part: ParameterSlice) -> SliceKey:
-    return id(part.owner), part.name
-
-
 def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tensor:
     """The Frobenius norm of these slices together."""
     sums = []
     for part in parts:
-        if (by_output := squares.get(_key(part))) is not None:
-            by_output = distributed.full_tensor(by_output)
-            sums.append((by_output if part.choose is None else part.choose(by_output)).sum())
+        if (by_output := squares.get(part.key)) is not None:
+            sums.append(part.choose(distributed.full_tensor(by_output)).sum())
     if not sums:
         return torch.zeros((), dtype=torch.float64)
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()

@@ -27,10 +27,9 @@ from rankscope.nets import Transformer
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.lengths import by_length
-from rankscope.paths.terms import Step, own_step, path_terms, shared_step
+from rankscope.paths.terms import OwnAttention, PathRules, Step, path_terms
 
 PIECE = 2**19  # Numbers in the tokens that are evaluated together
-STEPS = {"own": own_step, "shared": shared_step}
 Key = tuple[str, str, int | None, int]  # (attention, paths, length, repeat)
 Draw = tuple[str, int, int]  # (paths, length, repeat)
 
@@ -83,8 +82,8 @@ def _sums(
     for length, Y in enumerate(exact.embedding + exact.bias):
         yield ("shared", "all", length, 0), Y
     light = freeze(net.to(torch.float32), X.float(), padding)
-    for attention, step in STEPS.items():
-        for key, Y in weighted(light, drawn, step(light)).items():
+    for attention, step in (("own", OwnAttention(light).step), ("shared", PathRules(light).step)):
+        for key, Y in weighted(light, drawn, step).items():
             yield (attention, *key), frozen.restored(Y.double())
 
 
