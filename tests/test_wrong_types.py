@@ -8,7 +8,7 @@ CASES = """
 import torch, rankscope
 from rankscope.metrics import Metric, residual
 from rankscope.errors import RankscopeError
-from rankscope.live.monitor.rules import Collapse
+from rankscope.live.monitor.alarm_rules import Collapse
 
 net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1, batch_first=True), 2)

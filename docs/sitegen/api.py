@@ -18,7 +18,7 @@ INSIDE = ("__main__", "cards", "cli", "data", "explorer", "files", "extras", "na
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
 LOOPS = ("live.loops.transformers", "live.loops.lightning")
 """Callbacks of other packages' loops, which bring these packages along when they are imported."""
-DEEPER = ("live.monitor.rules", "live.writers", *LOOPS)
+DEEPER = ("live.monitor.alarm_rules", "live.writers", *LOOPS)
 """Public modules inside rooms."""
 
 

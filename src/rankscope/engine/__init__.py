@@ -1,6 +1,6 @@
 """The same work on one core, on many, or on a Ray cluster, to the same bits: `sweep`."""
 
-from rankscope.engine.cells import choice_in, profile_of
+from rankscope.engine.cell_selection import choice_in, profile_of
 from rankscope.engine.spec import Spec, read_spec, spec_of
 from rankscope.engine.sweep import Sweep, sweep
 

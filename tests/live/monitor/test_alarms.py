@@ -15,7 +15,7 @@ from torch import nn
 from rankscope import Monitor, read
 from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.live.monitor import Alarm, default_rules
-from rankscope.live.monitor.rules import Collapse, EntropyCollapse, TokenSize
+from rankscope.live.monitor.alarm_rules import Collapse, EntropyCollapse, TokenSize
 from tests.live.monitor.made_up_runs import Run, healthy, heard, otherwise, rows
 from tests.raising import raises
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankscope.lab.tasks.fixed import FixedTask
+from rankscope.lab.tasks.sort_and_hull import FixedTask
 from rankscope.studies.dong2021.fig4 import TaskPlan
 
 

@@ -11,7 +11,7 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.fixed import FixedTask, ceiling
+from rankscope.lab.tasks.sort_and_hull import FixedTask, ceiling
 from rankscope.lab.tasks.task import UNLABELLED, Batch
 from rankscope.sources.random_embedding import bundled_excerpts, split
 

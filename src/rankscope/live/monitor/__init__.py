@@ -12,16 +12,16 @@ What happens when `Monitor.step` is called (`monitor.py`):
 4. `weight_gradients.py` adds gradients and updates of the weights, recorded around `optimizer.step()`;
    every `paths_every` steps `probe_paths.py` adds path shares and certificates.
 5. `running_sums.py` reduces all values to sums, `distributed.py` merges those of all processes.
-6. `measurement.py` makes them rows of a table; the rules of `rules.py` raise alarms (`alarms.py`).
+6. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`).
 7. The first process writes measurement and alarms to the run folder and calls the writers
    (`rankscope.live.writers`); alarms then warn, stop the training or call a function.
 
 The callbacks of `rankscope.live.loops` call `Monitor.step` for the Hugging Face Trainer and for Lightning.
 """
 
+from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmRule, AlarmSource
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.live.monitor.monitor import Monitor
-from rankscope.live.monitor.rules import default_rules
 
 __all__ = ["Alarm", "AlarmRule", "AlarmSource", "Measurement", "Monitor", "default_rules"]

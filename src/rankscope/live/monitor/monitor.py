@@ -20,12 +20,12 @@ from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
+from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.inline import inline_measurement
 from rankscope.live.monitor.measurement import Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
-from rankscope.live.monitor.rules import default_rules
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.notes import describe_model

@@ -27,7 +27,7 @@ from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.lab import Initialisation, Interface, Recipe, Training
 from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import SORTED, FixedTask, attention_alone
+from rankscope.lab.tasks.sort_and_hull import SORTED, FixedTask, attention_alone
 from rankscope.nets import Architecture
 from rankscope.studies.dong2021.path_effects import path_effects
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published

@@ -7,7 +7,7 @@ import pytest
 
 import rankscope
 from rankscope.engine import Sweep, choice_in, profile_of, spec_of
-from rankscope.engine.cells import chosen_cells
+from rankscope.engine.cell_selection import chosen_cells
 from rankscope.errors import SweepError
 from rankscope.runs import Store
 from rankscope.runs.manifest import begun

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.live.monitor import AlarmRule, default_rules
-from rankscope.live.monitor.rules import AttentionSink, Collapse, DeadHead, EntropyCollapse, GradientSize, TokenSize
+from rankscope.live.monitor.alarm_rules import (
+    AttentionSink,
+    Collapse,
+    DeadHead,
+    EntropyCollapse,
+    GradientSize,
+    TokenSize,
+)
 from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
 
 
