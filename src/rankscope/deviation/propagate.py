@@ -172,7 +172,16 @@ class PassInputs:
         by_rows: bool = False,
         block_bytes: int | None = None,
     ) -> "PassInputs":
-        """The inputs of a pass, from what `propagate` takes; the network is brought to float64."""
+        """The inputs of a pass, as `propagate` takes them.
+
+        Args:
+            net: The network, brought to float64.
+            X: Its input tokens `[batch, token, width]`.
+            padding: True at positions `[batch, token]` that are no tokens.
+            doubled: Whether numbers have doubled precision.
+            by_rows: Whether attention goes by blocks of rows.
+            block_bytes: The bytes of such a block.
+        """
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:

@@ -249,8 +249,16 @@ def normed_heads(
     eps: float,
     perturb: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """Queries, keys or head outputs through an RMSNorm of each head: `common` `[batch, head, width]` of the common
-    token, `deviation` `[batch, head, token, width]` what tokens add to it, perturbed in a second pass."""
+    """Queries, keys or head outputs through an RMSNorm of each head.
+
+    Args:
+        common: That of the common token, `[batch, head, width]`.
+        deviation: What tokens add to it, `[batch, head, token, width]`.
+        weights: The gain of the norm.
+        valid: Which positions are tokens.
+        eps: What the norm adds to mean squares.
+        perturb: Moves the last digits of results, in a second pass.
+    """
     shape = common.value.shape[:2]
 
     def as_heads(part: Scaled) -> Scaled:

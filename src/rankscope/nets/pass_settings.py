@@ -106,8 +106,17 @@ class PassSettings:
         whole_masks: bool = True,
         seen: Seen | None = None,
     ) -> "PassSettings":
-        """Make the settings of a pass over X, valid tokens first. `whole_masks=False` makes no matrix `[token, token]`,
-        masks and what positions add included; `seen` is what `unpadded` gave before, where all tokens are valid."""
+        """Make the settings of a pass.
+
+        Args:
+            arch: The architecture of the network.
+            weights: Its weights, for the table of positions `bias`.
+            X: The tokens, valid ones first.
+            valid: Which positions are tokens.
+            memory: What cross-attention reads.
+            whole_masks: False makes no matrix `[token, token]`, masks and what positions add included.
+            seen: What `unpadded` gave before, where every position is a token.
+        """
         n = X.shape[-2]
         visible = {} if seen is None else seen
         if whole_masks and seen is None:

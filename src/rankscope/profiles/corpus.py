@@ -97,9 +97,20 @@ def corpus_steps(
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
-    held. They are one object, complete whenever it is yielded, also after an interruption. Beside the arguments of
-    `measure_corpus`, `compile` says whether deviation arithmetic is compiled, `saved_every` how many seconds lie
-    between chunks on disk, and `runner` measures batches elsewhere and hands them back in order."""
+    held. They are one object, complete whenever it is yielded, also after an interruption.
+
+    Args:
+        nets: Networks (variants) by name.
+        texts: Any number of excerpts.
+        store: The run that rows are written to.
+        metrics: As of `measure`.
+        arithmetic: One or several of `ARITHMETICS`.
+        tokens: The most tokens of an excerpt.
+        batch: Excerpts that are encoded and run together.
+        compile: Whether deviation arithmetic is compiled.
+        saved_every: Seconds between chunks of rows on disk.
+        runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
+    """
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
     if batch < 1:

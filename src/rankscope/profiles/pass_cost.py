@@ -48,9 +48,21 @@ def check_memory(
     streams: bool,
     heads: bool = False,
 ) -> None:
-    """Raise `TooLargeError`, with what would fit, for a pass that cannot fit into memory: so many samples of so many
-    tokens, a batch at a time. `kind` is one of `MATRICES`, or "rows": deviation arithmetic by rows; `streams` says
-    whether another kind would read attention a block of rows at a time, `heads` whether what heads add is read."""
+    """Refuse a pass that cannot fit into memory.
+
+    Args:
+        arch: The network's architecture.
+        samples: Samples in all.
+        tokens: Tokens of each.
+        batch: Samples that run together.
+        kind: One of `MATRICES`, or "rows": deviation arithmetic by rows.
+        device: Where it runs.
+        streams: Whether another kind would read attention a block of rows at a time.
+        heads: Whether what heads add is read.
+
+    Raises:
+        TooLargeError: with what would fit.
+    """
     count = min(samples, batch)
     size = _sample_bytes(arch, tokens, kind, heads)
     if size * count <= UNNOTICED:
@@ -103,7 +115,16 @@ SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: 
 def seconds(
     arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """The time that a pass of so many samples of so many tokens will take; `kind` is one of `PASSES`."""
+    """The time that a pass will take.
+
+    Args:
+        arch: The network's architecture.
+        samples: Samples in all.
+        tokens: Tokens of each.
+        kind: One of `PASSES`.
+        dtype: The dtype that it runs in.
+        device: Where it runs.
+    """
     entries = tokens**2 * arch.heads + tokens * (4 * arch.width + arch.mlp_width)
     beside = ENTRY * samples * arch.layers * entries
     # Products of narrow numbers may be many times as fast; what goes over entries is not.

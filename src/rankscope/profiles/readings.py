@@ -36,10 +36,19 @@ def read_tensor(
     whole: int = WHOLE,
     block: int = BLOCK,
 ) -> tuple[Readings, Tensor]:
-    """The readings of those metrics that are of x, and which samples of x are broken. x are tokens `[batch, token,
-    width]`, attention `[batch, head, token, token]`, what each head adds `[batch, head, token, width]`, or routing
-    `[batch, token, expert]`, as `of` says; `unit` is the eps of the arithmetic that made it. P above `whole` bytes
-    in float64 is read in blocks of rows of `block` bytes; `unpadded` says that every token is known to be valid."""
+    """The readings of those metrics that are of x, and which samples of x are broken.
+
+    Args:
+        of: What x is.
+        x: Tokens `[batch, token, width]`, attention `[batch, head, token, token]`, what each head adds
+            `[batch, head, token, width]`, or routing `[batch, token, expert]`.
+        valid: `[batch, token]`, True at tokens and False at padding.
+        metrics: Metrics of anything; those of x are read.
+        unit: The eps of the arithmetic that made x.
+        unpadded: True where every token is known to be valid.
+        whole: Bytes in float64 up to which P is taken whole.
+        block: Bytes of a block of rows, beyond.
+    """
     if of == "tokens":
         ready, broken = tokens_of(x, valid, unpadded)
         return read_tokens(ready, broken, metrics, unit), broken

@@ -68,7 +68,7 @@ class ParameterSlice:
         return id(self.owner), self.name
 
     def choose(self, numbers: Tensor) -> Tensor:
-        """Of numbers of all outputs of the weight, those of the slice."""
+        """Return the numbers of this slice, out of those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
 
