@@ -14,8 +14,8 @@ from rankscope.live.monitor import default_rules
 
 ALONE = {"alarms", "device", "lab", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
-HEAVY = {"monitoring", "opening", "streaming", "sweeping", "watching"}
-"""They start whole commands, workers or a browser, or train: `make slow` runs these."""
+HEAVY = {"certifying", "deviations", "exploring", "monitoring", "opening", "streaming", "sweeping", "watching"}
+"""They take seconds, or start servers, workers or a browser, or train: `make slow` runs these."""
 
 
 def well_formed(rows: list[timing.Row]) -> None:
@@ -54,7 +54,7 @@ def test_what_memory_rises_by_is_what_is_held() -> None:
 
 def test_rates_of_collapse_are_numbers() -> None:
     found = list(rates.rows(small=True))
-    assert [label for label, *_ in found] == [label for label, *_ in rates.ROWS[::4]]
+    assert [label for label, *_ in found] == [label for label, *_ in rates.ROWS[::9]]
     for label, log10, early, late in found:
         assert len(log10) == len(rates.LAYERS) and all(math.isfinite(x) for x in (*log10, early, late)), label
 

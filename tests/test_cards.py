@@ -9,7 +9,7 @@ import polars as pl
 import torch
 from PIL import Image
 
-from rankscope import Profile, certify, decompose, fresh, load, measure
+from rankscope import Architecture, Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
 from rankscope.figures.matplotlib import panels, rendered
 from rankscope.figures.text import power
@@ -88,7 +88,7 @@ def test_a_profile_shows_the_ends_of_its_curves() -> None:
 
 
 def test_a_large_profile_stays_small() -> None:
-    one = measure(NET, *ENCODED, variant="v")
+    one = measure(NET, *ENCODED, ["relative_residual"], variant="v")
     many = [pl.col("variant").replace({"v": f"variant {k}"}) for k in range(60)]
     tables = [one.table.with_columns(name) for name in many]
     profile = Profile(pl.concat(tables), one.manifest)
@@ -174,7 +174,7 @@ def test_a_card_escapes_everything() -> None:
 
 
 def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> None:
-    for number in (1, 2, 3):
+    for number in (1, 3):
         figure, axes = panels(number)
         for place, each in enumerate(axes):
             each.plot([1, 2, 3], label=f"line {place}")
@@ -218,7 +218,8 @@ def test_nothing_fills_the_screen() -> None:
 
 
 def test_a_critical_skip_says_both_weights_and_why() -> None:
-    found = critical_skip(NET, *ENCODED, high=1.0)
+    net = fresh(Architecture(layers=1, width=6, heads=1, mlp="none", norm="none"))
+    found = critical_skip(net, *net.encode(["Call me Ishmael"]), tolerance=0.1)
     first, second = repr(found).splitlines()[1:]
     assert first.endswith(found.why) and second.endswith(found.theory_why)
 

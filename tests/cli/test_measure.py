@@ -1,7 +1,17 @@
 """`rankscope measure`: the table, the numbers and the run folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from rankscope import fresh
+from rankscope.cli.inputs import MeasureTask
+from rankscope.cli.measure import measure_all, raise_if_stopped
+from rankscope.cli.output import ReportTables
+from rankscope.cli.show import Interruption
+from rankscope.profiles import Reader
+from rankscope.runs import EarlyStop
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import answered, printed, rankscope
 
@@ -46,10 +56,11 @@ def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
 
 
 def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
-    out = printed("measure", *SMALL, "--variants", "san,san+norm+mlp+mlp_skip", "--arithmetic", "all",
-                  "--metrics", "relative_residual", "-o", "out", cwd=tmp_path)  # fmt: skip
+    line = ["measure", *SMALL, "--arithmetic", "all", "--metrics", "relative_residual"]
+    out = printed(*line, "--variants", "san,san+norm+mlp+mlp_skip")
     for arithmetic in ("deviation", "float64", "float32", "bfloat16"):
         assert arithmetic in out
+    printed(*line, "--variants", "san", "-o", "out", cwd=tmp_path)
     assert (tmp_path / "out" / "arithmetics_san.png").is_file()
 
 
@@ -64,3 +75,25 @@ def test_a_kernel_without_a_rule_falls_back_and_says_so(tmp_path: Path) -> None:
     out = printed(*here, cwd=tmp_path)
     assert "san ran in float64: deviation arithmetic has no rule for kernel sigmoid." in out
     assert "bfloat16" in printed(*here, "--arithmetic", "all", cwd=tmp_path)
+
+
+class PressesCtrlC(ReportTables):
+    """Reads along until the second variant, where Ctrl-C comes."""
+
+    def readers(self, variant: str) -> Sequence[Reader]:
+        if variant == "transformer":
+            raise KeyboardInterrupt
+        return super().readers(variant)
+
+
+def test_after_ctrl_c_the_variants_that_were_finished_are_kept(tmp_path: Path) -> None:
+    net = fresh("bert-tiny")
+    X, padding = net.encode(["Call me Ishmael."], 8)
+    variants = ["san", "transformer"]
+    jobs = {name: (net.variant(name), X, padding) for name in variants}
+    tables = PressesCtrlC(net, variants, X, padding, net.words(["Call me Ishmael."], 8))
+    profile = measure_all(jobs, MeasureTask(["mu"]), quiet=True, tables=tables)
+    assert profile.variants == ["san"] and profile.manifest.stopped == EarlyStop(finished=("san",), asked=2)
+    with pytest.raises(Interruption) as stop:
+        raise_if_stopped(profile, tmp_path)
+    assert str(stop.value) == f"after 1 of 2 (san); these are written to {tmp_path}"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import MaskError
-from rankscope.nets.masks import from_matrix, matrix, spec_of
+from rankscope.nets.masks import from_matrix, matrix, rows, spec_of
 from tests.raising import raises
 
 DEFINITIONS = {
@@ -78,3 +78,15 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     assert "token 1" in str(caught.value)
     with raises(MaskError, "mask"):
         spec_of(torch.ones(2, 2))
+
+
+MASKS = ["complete", "causal", "window:2", "unidirectional", "dilated:2:3", "strided", "strided:2",
+         "prefix:3", "longformer:1:2", "bigbird:1:1:2:5", "edges:0>4,6>2", "causal&window:2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_rows_of_a_mask_are_those_of_its_matrix(mask: str) -> None:
+    whole = matrix(mask, 9)
+    for start in range(9):
+        for stop in range(start + 1, 10):
+            assert rows(mask, 9, start, stop).equal(whole[start:stop])

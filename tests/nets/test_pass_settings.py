@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import pytest
 import torch
 
-from rankscope.errors import ArchitectureError, TokensError
+from rankscope.errors import TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.order import norms, order
 from tests.builders import awake, normal
 from tests.raising import raises
 
@@ -48,17 +46,6 @@ def test_latents_are_their_formula() -> None:
     torch.testing.assert_close(net.run(X).output, said + w.output.bias, rtol=1e-12, atol=1e-14)
 
 
-def test_the_third_half_has_norms_of_its_own_kind() -> None:
-    for place, expected in (
-        ("post", ["attention_norm", "cross_norm", "mlp_norm"]),
-        ("pre", ["attention_norm", "cross_norm", "mlp_norm"]),
-        ("sandwich", [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")]),
-    ):
-        assert norms(Architecture(**{**CROSS, "norm_place": place})) == expected
-    bare = Architecture(**CROSS, mlp="none", attention_skip=0.5)
-    assert [(half.skip, half.branches[0].part) for half in order(bare)] == [(0.5, "attention"), (0.5, "cross")]
-
-
 def test_variants_dtypes_and_samples_keep_the_memory() -> None:
     net, M = awake(Architecture(**CROSS), 3), normal(3, 7, 8, seed=2)
     read = net.with_memory(M.float())
@@ -74,24 +61,6 @@ def test_variants_dtypes_and_samples_keep_the_memory() -> None:
     assert torch.equal(last, whole)
     silent = read.variant(heads=[])  # of attention among tokens; cross-attention speaks on
     assert not torch.equal(silent.run(X).output, net.with_memory(2 * M).variant(heads=[]).run(X).output)
-
-
-@pytest.mark.parametrize(
-    ("more", "subject"),
-    [
-        ({"parallel": True}, "cross_attention"),
-        ({"query_norm": True}, "cross_attention"),
-        ({"kernel": "linformer:2"}, "cross_attention"),
-        ({"positions": "relative"}, "cross_attention"),
-        ({"key_latent": 4}, "key_latent"),
-        ({"key_latent": 1, "cross_attention": False}, "key_latent"),
-        ({"query_latent": -3, "cross_attention": False}, "query_latent"),
-        ({"value_width": -1}, "value_width"),
-    ],
-)
-def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], subject: str) -> None:
-    with raises(ArchitectureError, subject=subject):
-        Architecture(**{**CROSS, **more})
 
 
 def test_a_memory_is_checked() -> None:

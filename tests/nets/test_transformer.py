@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, MaskError, TokensError, WeightsError
+from rankscope.errors import MaskError, TokensError
 from rankscope.metrics import METRICS, mu
-from rankscope.nets import Architecture, Transformer, mask_matrix, shapes
+from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.masks import from_matrix
 from tests.builders import normal, one_head
 from tests.raising import raises
@@ -147,16 +147,6 @@ def test_without_positions_or_masks_tokens_are_interchangeable(arch: Architectur
     assert torch.allclose(net.run(X[:, order]).output, net.run(X).output[:, order], atol=1e-10)
 
 
-@given(architectures(), st.integers(0, 99))
-def test_state_and_from_weights_are_inverse_for_variants_too(arch: Architecture, seed: int) -> None:
-    net = Transformer.random(arch, seed=seed, init="xavier")
-    for each in (net, net.variant(norm=False), net.variant(mlp=False, layers=5), net.variant(skip=0.3)):
-        again = Transformer.from_weights(each.arch, each.state())
-        assert torch.equal(again.run(tokens()).output, each.run(tokens()).output)
-        assert again.fingerprint == each.fingerprint
-        assert {name: tuple(tensor.shape) for name, tensor in each.state().items()} == shapes(each.arch)
-
-
 def test_a_seed_means_the_same_in_every_dtype() -> None:
     arch = Architecture(**BASE)
     double, single = Transformer.random(arch, 7), Transformer.random(arch, 7, dtype=torch.float32)
@@ -195,24 +185,6 @@ def test_tokens_that_do_not_fit_are_a_sentence(X: Tensor, subject: str) -> None:
     net = Transformer.random(Architecture(**BASE, positions="absolute", length=9))
     with raises(TokensError, subject=subject):
         net.run(X)
-
-
-def test_weights_that_do_not_fit_are_a_sentence() -> None:
-    arch = Architecture(**BASE)
-    good = Transformer.random(arch).state()
-    name = "layers.1.attention.query.weight"
-    with raises(WeightsError, subject="layers.1.attention.query.weight"):
-        Transformer.from_weights(arch, {k: v for k, v in good.items() if k != name})
-    with raises(WeightsError, subject="extra"):
-        Transformer.from_weights(arch, {**good, "extra": torch.ones(1)})
-    with raises(WeightsError, subject="layers.1.attention.query.weight"):
-        Transformer.from_weights(arch, {**good, name: good[name].flatten(1)})
-    with raises(WeightsError, subject="dtype"):
-        Transformer.from_weights(arch, {**good, name: good[name].float()})
-    with raises(ArchitectureError, subject="dtype"):
-        Transformer.random(arch).to(torch.int64)
-    with raises(ArchitectureError, subject="init"):
-        Transformer.random(arch, init="xavir")
 
 
 def test_the_variant_named_transformer_is_the_network_itself() -> None:

@@ -2,19 +2,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.fields import NormPlace
-from rankscope.nets.norms import normalise
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import traverse
 from tests.raising import raises
-from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
 
@@ -27,18 +19,6 @@ def net() -> Transformer:
 @pytest.fixture
 def X() -> Tensor:
     return torch.randn(2, 5, 8, dtype=torch.float64)
-
-
-@given(architectures(), st.integers(0, 9))
-def test_variants_share_every_tensor(arch: Architecture, seed: int) -> None:
-    net = Transformer.random(arch, seed=seed)
-    mine = {tensor.data_ptr() for tensor in net.state().values()}
-    for each in (
-        net.variant(skip=False, mlp=False, norm=False),
-        net.variant(mask="window:1", divisor=2.0, heads=[0]),
-        net.variant(layers=7),
-    ):
-        assert {tensor.data_ptr() for tensor in each.state().values()} <= mine
 
 
 def test_a_variant_of_nothing_is_the_same_network(net: Transformer, X: Tensor) -> None:
@@ -56,45 +36,6 @@ def test_pure_attention_is_a_product_of_attention_matrices(net: Transformer, X: 
         W = layer.attention.value.weight[:, 0] @ layer.attention.output.weight[0]
         expected = P[:, 0] @ expected @ W
     assert torch.allclose(run.output, expected, atol=1e-13)
-
-
-@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
-@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
-def test_a_skip_weighs_what_it_is_told(X: Tensor, place: NormPlace, weight: float) -> None:
-    """Without MLP: X' = weight X + branch, the branch the same whatever the weight."""
-    arch = Architecture(**{**BASE, "layers": 1}, norm_place=place, mlp="none")
-    net = Transformer.random(arch, init="xavier")
-    branch = net.variant(skip=0.0, norm=place != "post").run(X).states[1]
-    combined = weight * X + branch
-    if place == "post":
-        combined = normalise(combined, arch.norm, net.weights.layers[0].attention_norm, arch.norm_eps)
-    assert torch.allclose(net.variant(skip=weight).run(X).states[1], combined, atol=1e-13)
-
-
-def test_taking_the_mlp_out_takes_its_skip_and_norm(net: Transformer, X: Tensor) -> None:
-    """LN(X + attention(X)) is all that is left of a BERT layer."""
-    layer = net.weights.layers[0]
-    left = net.variant(mlp=False, layers=1)
-    with_mlp = net.variant(layers=1)
-    rules = Plain(left.arch, PassSettings.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool)))
-    block = left.blocks[0]
-    heads = rules.mix(block, rules.pattern(block, X), rules.values(block, X))
-    Y = X + rules.output(block, heads)
-    expected = torch.nn.functional.layer_norm(Y, (8,), layer.attention_norm.gain, layer.attention_norm.bias)
-    assert torch.allclose(left.run(X).output, expected, atol=1e-9)
-    assert not torch.allclose(with_mlp.run(X).output, expected)
-    assert torch.equal(traverse(block, rules, X).state, left.run(X).output)
-
-
-def test_layers_repeat_and_reorder(net: Transformer, X: Tensor) -> None:
-    deep = net.variant(layers=8)
-    assert [id(layer) for layer in deep.weights.layers] == [id(net.weights.layers[k % 3]) for k in range(8)]
-    first = net.variant(layers=[0])
-    state = X
-    for _ in range(4):
-        state = first.run(state).output
-    assert torch.allclose(net.variant(layers=[0] * 4).run(X).output, state, atol=1e-12)
-    assert net.variant(layers=2).arch.layers == 2
 
 
 def test_masks_and_heads_by_layer_follow_the_layers() -> None:
@@ -118,14 +59,6 @@ def test_heads_that_are_silenced_say_nothing(net: Transformer, X: Tensor) -> Non
     none = one.variant(heads=[]).run(X).output
     assert torch.allclose(alone[0] + alone[1] - none, both, atol=1e-13)
     assert not torch.allclose(alone[0], both)
-
-
-def test_parallel_blocks_have_one_skip(X: Tensor) -> None:
-    net = Transformer.random(Architecture(**BASE, parallel=True, norm_place="pre"), init="xavier")
-    bare = net.variant(skip=0.0, layers=1)
-    assert torch.allclose(net.variant(layers=1).run(X).output, X + bare.run(X).output, atol=1e-13)
-    with raises(ArchitectureError, subject="mlp_skip"):
-        net.variant(mlp_skip=0.5)
 
 
 @pytest.mark.parametrize(

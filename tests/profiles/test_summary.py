@@ -1,87 +1,25 @@
-"""Statistics over excerpts against whole-data references, for any chunking."""
+"""Statistics over excerpts against whole-data references."""
 
 import math
-import tempfile
-from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from rankscope.errors import FileError, MetricError
-from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import CorpusRows, Profile, Summary, measure
+from rankscope.profiles import Summary, measure
 from rankscope.profiles.summary import QUANTILES, statistics_of
-from rankscope.runs import Store
+from tests.profiles.excerpts import NET, X, both, summed
 from tests.raising import raises
 
-NET = Transformer.random(Architecture(layers=3, width=16, heads=2), init="xavier")
-X = torch.randn(40, 7, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+WHOLE = summed(both(X))
+
 ALIKE = torch.ones(1, 7, 16, dtype=torch.float64)
 """An excerpt whose tokens are all the same: its residual is zero."""
-
-
-def both(X: torch.Tensor, arithmetic: str = "float64", layers: int = 3) -> Profile:
-    nets = {name: NET.variant(layers=layers).variant(name) for name in ("san", "transformer")}
-    metrics = ["mu", "relative_residual", "entropy"]
-    return Profile.join(
-        [measure(net, X, variant=name, metrics=metrics, arithmetic=arithmetic) for name, net in nets.items()]
-    )
-
-
-ALL = both(X)
-
-
-def part(start: int, end: int) -> Profile:
-    """The profile of some samples, numbered as if they had been measured alone."""
-    rows = ALL.table.filter(pl.col("sample").is_between(start, end, closed="left"))
-    return Profile(rows.with_columns(pl.col("sample") - start), ALL.manifest)
-
-
-def chunked(cuts: Sequence[int], store: Store | None = None) -> Summary:
-    gathered = CorpusRows(store)
-    for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts), 40])):
-        gathered.add(part(start, stop))
-        if number % 2:
-            gathered.flush()
-    return gathered.summary()
-
-
-WHOLE = chunked([])
-
-
-def summed(*profiles: Profile) -> Summary:
-    gathered = CorpusRows()
-    for profile in profiles:
-        gathered.add(profile)
-    return gathered.summary()
-
-
-@given(st.lists(st.integers(0, 40), max_size=6))
-def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int]) -> None:
-    with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
-        summary = chunked(cuts, store)
-    assert summary.table.equals(WHOLE.table)
-    row = ["variant", "arithmetic", "layer", "head", "metric"]
-    value = pl.col("value")
-    whole = ALL.table.group_by(row, maintain_order=True).agg(
-        count=value.count(), mean=value.mean(), sd=value.std(), least=value.min(), most=value.max(),
-        log10_mean=pl.col("log10").mean(), log10_sd=pl.col("log10").std(),
-        below_floor=pl.col("below_floor").mean(), floor=pl.col("floor").mean(),
-        **{name: value.quantile(share, "linear") for name, share in QUANTILES.items()},
-        **{f"log10_{name}": pl.col("log10").quantile(q, "linear") for name, q in QUANTILES.items()},
-    )  # fmt: skip
-    joined = whole.join(summary.table, on=row, nulls_equal=True, validate="1:1")
-    assert len(joined) == len(whole) == len(summary.table)
-    for name in set(whole.columns) - set(row):
-        assert np.allclose(joined[name], joined[f"{name}_right"], rtol=1e-9, atol=1e-300), name
-    assert summary.excerpts == 40
 
 
 @given(npst.arrays(float, st.tuples(st.just(2), st.integers(2, 60)), elements=st.floats(-1, 1)), st.floats(-1e8, 1e8))
@@ -163,13 +101,6 @@ def test_a_summary_survives_its_file(tmp_path: Path) -> None:
     for path in (profile, tmp_path / "absent.parquet"):
         with raises(FileError, subject=str(path)):
             Summary.read(path)
-
-
-def test_checks_of_all_chunks_are_joined() -> None:
-    padding = torch.zeros(4, 7, dtype=torch.bool)
-    padding[:, 5:] = True
-    found = summed(measure(NET, X[:4], padding), measure(NET, X[4:6], padding[:2]))
-    assert found.manifest.networks[0].checks["padded_tokens"] == 12
 
 
 def test_mistakes_are_sentences() -> None:

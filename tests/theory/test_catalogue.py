@@ -13,14 +13,15 @@ from tests.builders import normal
 from tests.theory.families import FAMILIES, SAN, SPHERE, Case, net_of
 
 
+@pytest.mark.parametrize("draws", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_random_network_breaks_a_bound(family: str) -> None:
+def test_no_random_network_breaks_a_bound(family: str, draws: int) -> None:
     """All theorems on every family; those that it is made for are met, and say something, in a good share of
-    the draws."""
+    twenty draws."""
     strategy, theorems = FAMILIES[family]
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=12, derandomize=True)  # shares of a dozen draws would come and go by chance
+    @settings(max_examples=draws, derandomize=True)  # shares of a few draws would come and go by chance
     @given(strategy)
     def attempt(case: Case) -> None:
         found = certify(*case)
@@ -32,7 +33,8 @@ def test_no_random_network_breaks_a_bound(family: str) -> None:
         seen.update(found.guarantees()["theorem"].unique().to_list())
 
     attempt()
-    for theorem in theorems:
+    assert len(seen) > 1  # some theorem guaranteed something
+    for theorem in theorems if draws >= 20 else ():
         assert seen[theorem] >= 0.1 * seen["cases"], f"{theorem} says too little: {dict(seen)}"
 
 
@@ -45,8 +47,8 @@ def test_every_theorem_is_strained_by_some_family() -> None:
     [("softmax", 1e-6), ("gaussian", 1e6), ("uniform", 1.0), ("sigmoid", 1.0), ("linear", 1e-6), ("linformer:3", 1e6)],
 )
 def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None:
-    net = net_of(width=6, kernel=kernel, length=16, **SAN)
-    X = scale * normal(2, 7, 6, seed=1)
+    net = net_of(layers=2, kernel=kernel, length=16, **SAN)
+    X = scale * normal(1, 5, 4, seed=1)
     assert certify(net, X).broken().is_empty()
     with_skip = certify(net.variant(skip=1.0), X)
     assert with_skip.broken().is_empty()
@@ -55,7 +57,8 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
 
 @pytest.mark.parametrize(
     ("mask", "variant"),
-    [("complete", "san"), ("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere"), ("causal", "sphere")],
+    [("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("complete", "san"), ("causal", "sphere"))],
 )
 def test_a_hundred_tokens(mask: str, variant: str) -> None:
     """Bounds hold among many tokens, where column sums of attention part from its row sums."""
@@ -70,21 +73,18 @@ def test_a_hundred_tokens(mask: str, variant: str) -> None:
                    "sphere": {"norm-rank", "hemisphere", "wu2024-cor1"}}[variant]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["san", "transformer", "sphere"]
-    + [pytest.param(kind, marks=pytest.mark.slow) for kind in ("san + MLP", "san + skip", "lambda")],
-)
-def test_forty_layers(kind: str) -> None:
+@pytest.mark.parametrize("layers", [6, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["san", "transformer", "sphere", "san + MLP", "san + skip", "lambda"])
+def test_many_layers(kind: str, layers: int) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "san": SAN,
         "san + MLP": {**SAN, "mlp": "plain"},
         "san + skip": {**SAN, "attention_skip": 1.0},
-        "transformer": {"layers": 12},
+        "transformer": {"layers": min(layers, 12)},
         "sphere": {**SPHERE, "mask": "causal"},
         "lambda": {**SAN, "norm": "rms", "attention_skip": 20.0},
     }
-    net = net_of("orthogonal", 1, **{"layers": 40, "norm_eps": 0.0, "biases": False, **kinds[kind]})
+    net = net_of("orthogonal", 1, **{"layers": layers, "norm_eps": 0.0, "biases": False, **kinds[kind]})
     X = 0.1 * normal(1, 5, 4, seed=5)
     found = certify(net, X.abs() if kind == "sphere" else X)
     assert found.broken().is_empty()
@@ -114,12 +114,6 @@ def test_weights_whose_products_leave_floating_point() -> None:
         assert found.table.filter("met")["log10_bound"].is_finite().all()
 
 
-# The ladder
-
-
-# Norms and rank
-
-
 # Beyond what floating point resolves
 
 
@@ -128,7 +122,7 @@ def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
     """Scores of 1e16 and more pick one token: no weight is above one, and tokens are as large as float64 has
     them (their logs were off by 1e8)."""
     fields = {**SAN, "attention_skip": 1.0, "layers": 2, "heads": 4, "head_width": 3, "biases": False}
-    for seed in range(4):
+    for seed in range(2):
         net, X = net_of(seed=seed, times=1e3, mask=mask, **fields), 1e3 * normal(1, 5, 4, seed=seed)
         found = certify(net, X, theorems=["aligned-skip", "elementary-skip"])
         size = found.of("aligned-skip")["log10_size"][1]

@@ -85,7 +85,8 @@ def test_guarantees_say_something() -> None:
 
 @pytest.mark.parametrize(
     ("net", "quantities"),
-    [(SAN, 3), (SKIP, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1), (SAN.variant(mask="causal"), 3)],
+    [(SAN, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1)]
+    + [pytest.param(net, 3, marks=pytest.mark.slow) for net in (SKIP, SAN.variant(mask="causal"))],
 )
 def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> None:
     found = certify(net, X)
@@ -197,22 +198,22 @@ def decompositions(net: Transformer, **given: Any) -> int:
 
 
 def test_norms_are_taken_once_for_the_same_weights() -> None:
-    net = Transformer.random(Architecture(layers=2, width=8, heads=2), seed=20)
-    number = 2 * (2 * 3 + 2)  # two triangles and an eigenvalue for each head, one for each matrix of an MLP
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2), seed=20)
+    number = 2 * 3 + 2  # two triangles and an eigenvalue for each head, one for each matrix of an MLP
     assert decompositions(net) == number
-    assert decompositions(net) == decompositions(net, theorems="dobrushin") == 0
+    assert decompositions(net, theorems="dobrushin") == 0
     again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
-    assert decompositions(again.variant(skip=0.5, layers=3), theorems="dobrushin") == 0
+    assert decompositions(again.variant(skip=0.5, layers=2), theorems="dobrushin") == 0
     assert decompositions(net.to(torch.float32), theorems="dobrushin") == number  # rounded: other weights
     one = Transformer.random(Architecture(layers=2, width=8, heads=1, mlp="none", norm="none"), seed=21)
-    assert decompositions(one.variant(skip=0.0)) == 2 * 3 + 2  # and the products of the layers' matrices
-    assert decompositions(one.variant(skip=0.0)) == 0
+    assert decompositions(one.variant(skip=0.0), theorems="wu2024-1") == 2 * 3 + 2  # and the products of the layers'
+    assert decompositions(one.variant(skip=0.0), theorems="wu2024-1") == 0
 
 
 @pytest.mark.parametrize("way", ["in place", "through data", "through numpy", "rows swapped"])
 def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, mlp="none", norm="none"), seed=22)
-    before = certify(net, X).table
+    before = certify(net, X[:1]).table
     value = net.weights.layers[1].attention.value.weight
     if way == "in place":
         value.mul_(2)
@@ -222,15 +223,15 @@ def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -
         value.numpy()[:] *= 2
     else:
         value.data[:] = value.data.flip(0)
-    after = certify(net, X).table
+    after = certify(net, X[:1]).table
     fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
-    assert after.equals(certify(fresh, X).table) and not after.equals(before)
+    assert after.equals(certify(fresh, X[:1]).table) and not after.equals(before)
 
 
 def test_norms_that_are_kept_change_nothing() -> None:
-    net = Transformer.random(Architecture(layers=3, width=16, heads=4))
-    X, norms = torch.randn(1, 5, 16, dtype=torch.float64), WeightNorms()
-    for changes in ({}, {"skip": 0.0, "mlp": False}, {"kernel": "uniform"}, {"heads": [0, 2]}, {"layers": 5}):
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    X, norms = torch.randn(1, 4, 8, dtype=torch.float64), WeightNorms()
+    for changes in ({}, {"skip": 0.0, "mlp": False}, {"kernel": "uniform"}, {"heads": [1]}, {"layers": 3}):
         variant = net.variant(**changes)
         given = certify(variant, X, norms=norms).table
         assert given.equals(certify(variant, X).table)

@@ -153,7 +153,7 @@ def test_spheres_meet_their_theorems() -> None:
 
 def test_a_zero_token_never_joins_the_others() -> None:
     """Causal, the first token zero: cosines with it count as 0, a norm leaves it at 0, and mu stays."""
-    net = net_of("orthogonal", mask="causal", kernel="uniform", layers=20, **SPHERE)
+    net = net_of("orthogonal", mask="causal", kernel="uniform", layers=8, **SPHERE)
     X = normal(1, 3, 4).abs()
     X[:, 0] = 0.0
     found = certify(net, X)
@@ -179,8 +179,8 @@ SPHERES_ASK: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "said"), SPHERES_ASK)
 def test_what_spheres_ask_of_the_architecture(change: dict[str, Any], said: str) -> None:
-    net = net_of("orthogonal", **{**SPHERE, "mask": "causal", **change})
-    found = certify(net, normal(1, 4, 4).abs())
+    net = net_of("orthogonal", **{**SPHERE, "layers": 2, "mask": "causal", **change})
+    found = certify(net, normal(1, 4, 4).abs(), theorems=OF_SPHERES)
     assert all(said in why(found, theorem) for theorem in OF_SPHERES)
 
 
@@ -238,7 +238,9 @@ ASKED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "theorem", "said"), ASKED)
 def test_what_other_theorems_ask_of_the_architecture(fields: dict[str, Any], theorem: str, said: str) -> None:
-    found = certify(net_of(**fields), 0.1 * normal(1, 5, 4))
+    found = certify(
+        net_of(**{"layers": 2, **fields}), 0.1 * normal(1, 5, 4), theorems=[*{theorem, "attention-factors"}]
+    )
     assert said in why(found, theorem)
     if fields.get("mask") == "causal":
         assert "attention-factors" in met(found)
@@ -301,14 +303,14 @@ def test_broken_sees_infinite_contradictions() -> None:
 # Skips that never let tokens collapse
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-6, 1e3])
 def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
-    net, X = non_collapsing_network(8, 2, 20, scale), non_collapsing_tokens(6, 8)
+    net, X = non_collapsing_network(8, 2, 8, scale), non_collapsing_tokens(6, 8)
     found = certify(net, X, theorems=["untouched", "aligned-skip", "dong2021-skip"])
     start = X[0] - X[0].mean(0)
     residual = math.log10(math.sqrt(float(columns(start) * start.abs().sum(-1).max())))
     measured = found.of("dong2021-skip")["log10_measured"]
-    assert len(measured) == 20 and float(measured.min()) >= residual - 1e-12  # type: ignore[arg-type]
+    assert len(measured) == 8 and float(measured.min()) >= residual - 1e-12  # type: ignore[arg-type]
     kept = found.of("untouched")
     assert kept["met"].all() and found.broken().is_empty()
     for bound in kept["log10_bound"]:
@@ -317,7 +319,7 @@ def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
 
 
 def test_lasting_networks_about_the_smallest_centre() -> None:
-    net, X = non_collapsing_network(4, 2, 5, 0.5), non_collapsing_tokens(4, 4)
+    net, X = non_collapsing_network(4, 2, 3, 0.5), non_collapsing_tokens(4, 4)
     about = certify(net, X, theorems="dong2021-skip", centre="argmin").table["log10_measured"]
     start = certify(net.variant(layers=1), X[..., :], theorems="dong2021-skip", centre="argmin")
     assert start.table["met"].all()

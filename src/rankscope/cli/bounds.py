@@ -7,7 +7,7 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, split_names, text_fields
 from rankscope.cli.output import open_store, where_written, with_manifest, write_folder
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_written, sparklines, titled
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, sparklines, titled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,8 +89,8 @@ def bounds(
             console().print(reasons_table(certificates))
         wrong = " A measurement contradicts a theorem: please report this network."
         say("", f"{depth.view().said}{wrong if len(certificates.broken()) else ''}")
-        if not results.quiet:
-            say_written("Certificates and figures", results.output)
+        if results.output is not None:
+            say_report(results.output / "report.html", results, "Certificates and figures")
     if len(parts) < len(excerpts):
         raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
 

@@ -8,13 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import MeasureTask, command_line, read_excerpts, split_names, text_fields
 from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, console, machine, say, say_where, steps
+from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
 
 if TYPE_CHECKING:
@@ -42,16 +40,13 @@ class CheckpointRow(NamedTuple):
 class CheckpointOptions:
     """Options that say how checkpoints are loaded, and what is measured of them."""
 
-    tokenizer: Annotated[
-        str | None,
-        opt.option(opt.TEXT, "PATH", "A tokenizer for checkpoints that have none.", show_default="theirs, or DIR's"),
-    ] = None
+    tokenizer: Annotated[str | None, opt.option(opt.TEXT, "PATH", "tokenizer", show_default="theirs, or DIR's")] = None
     device: opt.Device = "cpu"
     metrics: opt.Metrics = opt.DEFAULT_METRICS
 
 
 def checkpoints(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with checkpoint-N folders.")],
+    directory: Annotated[Path, opt.argument("DIR", "checkpoints")],
     options: CheckpointOptions = CheckpointOptions(),
     text: opt.TextOptions = opt.TextOptions(),
     output: Annotated[Path | None, opt.output_option("runs/DIR")] = None,
@@ -109,10 +104,7 @@ def checkpoints(
     console().print(shown(result, result.metrics[:1], printing.quiet))
     if differ:
         say("", differ)
-    written = write_report([output], output / "report.html")
-    if not printing.quiet:
-        say("")
-        say_where("Report", written)
+    say_report(write_report([output], output / "report.html"), printing)
 
 
 def metric_disagreement(run: "TrainingRun") -> str:

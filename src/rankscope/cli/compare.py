@@ -14,9 +14,6 @@ from rankscope.cli.show import show_run
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rankscope.nets import Transformer
     from rankscope.profiles import Profile
 
 
@@ -75,13 +72,12 @@ def compare(
     ]
     saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
     excerpts = read_excerpts(text) if models else []
-    nets: dict[str, Transformer] = {}
-    encoded: dict[str, tuple[Tensor, Tensor]] = {}
-    trained_options = replace(options, init=None, seed=None)
-    for model in models:
-        model_options = options if model in random else trained_options
-        nets[model] = network(model, model_options, options.device, quiet=results.silent)
-        encoded[model] = nets[model].encode(excerpts, text.tokens)
+    trained = replace(options, init=None, seed=None)
+    nets = {
+        model: network(model, options if model in random else trained, options.device, quiet=results.silent)
+        for model in models
+    }
+    encoded = {model: net.encode(excerpts, text.tokens) for model, net in nets.items()}
     jobs = {
         side.title: (nets[side.model].variant(side.variant), *encoded[side.model])
         for side in sides

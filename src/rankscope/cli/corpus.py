@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.cli.inputs import MeasureTask, beginning, manifest_fields, split_names, stream_excerpts, title_of
 from rankscope.cli.options import CorpusOptions, MeasuredNetwork, ResultOptions
-from rankscope.cli.output import ending, open_store, with_manifest
+from rankscope.cli.output import ReportTables, ending, open_store, with_manifest
 from rankscope.cli.show import Interruption, complain, progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 
@@ -106,8 +106,6 @@ def _report_tables(
 
     They are no part of the statistics: Ctrl-C here leaves them out, and nothing else.
     """
-    from rankscope.cli.extra_tables import ReportTables
-
     with suppress(KeyboardInterrupt):
         X, padding = net.encode(first, tokens)
         with_tokens = (~padding.all(1)).nonzero()[:DRAWN_EXCERPTS, 0]

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cards import counted
 from rankscope.cli import options as opt
-from rankscope.cli.extra_tables import ReportTables
 from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
 from rankscope.cli.measure import measure_all, raise_if_stopped
-from rankscope.cli.output import open_store, require_report, with_manifest
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_where, show_run, titled
+from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,12 +23,11 @@ VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
-TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
 TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, and the weight of its skips
 
 
 def demo(
-    train: Annotated[bool, opt.option(opt.NETWORK, " ", TRAIN, (), "--train")] = False,
+    train: Annotated[bool, opt.option(opt.NETWORK, " ", "train_gpt", (), "--train")] = False,
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
@@ -162,9 +160,7 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
         say("", f"{name}: {counted(len(sentences), 'alarm')}")
         for sentence in sentences:
             console().print(Padding(Text(sentence), (0, 0, 0, 2)))
-    if not printing.quiet:
-        say("")
-        say_where("Report", report)
+    say_report(report, printing)
 
 
 def training_table(trainings: "dict[str, pl.DataFrame]") -> "Table":

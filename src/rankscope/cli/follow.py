@@ -8,8 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cards import counted
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import split_names
@@ -34,11 +32,8 @@ class FollowPage(opt.PageOptions):
 
 
 def follow(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that a Monitor writes.")],
-    metric: Annotated[
-        str | None,
-        opt.option(opt.RESULT, "NAMES", "Comma-separated: what is shown by layer.", show_default="the first"),
-    ] = None,
+    run: Annotated[Path, opt.argument("RUN", "monitored")],
+    metric: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "followed", show_default="the first")] = None,
     once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
     paging: FollowPage = FollowPage(),
     printing: opt.PrintOptions = opt.PrintOptions(),

@@ -16,32 +16,12 @@ if TYPE_CHECKING:
     from rankscope.metrics import Metric
     from rankscope.sources.load import FamilyParity
 
-OF = {
-    "tokens": "of tokens X, a number a layer",
-    "attention": "of attention P, a number a head and layer",
-    "heads": "of what each head adds, a number a head and layer",
-    "routing": "of how a mixture of experts routes tokens, a number a layer",
-}
-"""What a metric is of, as a heading."""
-LEGEND = (
-    "res X: tokens less their mean. n tokens of width d; ‖ ‖₁,∞ is the root of largest column sum times "
-    "largest row sum, ‖ ‖_F the root of the sum of squares, ‖ ‖₂ and σ₁ the largest singular value.",
-    "Relative metrics are shares of the tokens' size, so that networks can be compared; in the ‖ ‖₁,∞ and "
-    "max norms they can be above 1, up to 2: rankscope metrics relative_residual says why.",
-    "residual@argmin and the like take the residual about another centre (midrange, argmin); head_mu and the "
-    "like read a metric of tokens off what each head adds.",
-)
+OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
 
 def masks(
     specs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MASK",
-            help="As in window:2 or 'causal&window:4'.",
-            show_default="one of each kind",
-            autocompletion=names.complete_one(names.MASKS),
-        ),
+        list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
     ] = None,
     tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
     picture: Annotated[bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")] = False,
@@ -83,12 +63,7 @@ def drawing(M: "Tensor") -> str:
 
 
 def metrics(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", help="A metric to explain in full.", autocompletion=names.complete_one(names.METRICS)
-        ),
-    ] = None,
+    name: Annotated[str | None, opt.argument("[NAME]", "metric", names.METRICS)] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
@@ -103,7 +78,7 @@ def metrics(
         say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
         say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
     if not printing.quiet:
-        say(*(line for part in LEGEND for line in (part, "")))
+        say(*(line for part in names.DATA["metrics"]["legend"] for line in (part, "")))
         say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
 
 

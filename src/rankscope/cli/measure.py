@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import inputs
 from rankscope.cli import options as opt
-from rankscope.cli.extra_tables import ReportTables
 from rankscope.cli.inputs import MeasureTask, manifest_fields, network, split_names, text_fields, title_of
-from rankscope.cli.output import open_store, where_written, with_manifest
+from rankscope.cli.output import ReportTables, open_store, where_written, with_manifest
 from rankscope.cli.show import Interruption, complain, show_run, steps
 from rankscope.errors import MetricError
 

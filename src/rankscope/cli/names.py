@@ -1,12 +1,15 @@
 """Names on the command line: which there are, what a shell completes on Tab, and what a misspelt one gets.
 
-Nothing here imports torch: a name is completed, or refused, at once. The names live where their things do;
-the tables are copies, and a test holds them together.
+Nothing here imports torch: a name is completed, or refused, at once. The names, copies of those that live
+where their things do, and the help of options are read from `data/command_line.toml`.
 """
 
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -15,45 +18,15 @@ from rankscope.files import must_be_text
 from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
 from rankscope.remedies.names import REMEDY_FILES
 
-MODELS = (
-    "minilm", "bert-tiny", "bert-mini", "bert-base", "bert-large", "albert-base", "xlnet-base", "gpt2",
-    "llama-1b", "pythia-160m", "t5-base", "vit-base",
-)  # fmt: skip
-PARTS = ("skip", "attention_skip", "mlp_skip", "mlp", "norm")
-VARIANTS = (
-    "transformer",
-    *(f"transformer-{part}" for part in PARTS),
-    "san",
-    *(f"san+{part}" for part in PARTS),
-    "san+norm+skip",
-    "san+norm+mlp+mlp_skip",
+DATA: dict[str, Any] = tomllib.loads(
+    files("rankscope").joinpath("data", "command_line.toml").read_text(encoding="utf-8")
 )
-MASKS = (
-    "complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
-    "longformer:1:1", "bigbird:1:1:2:0", "causal&window:4",
-)  # fmt: skip
+_NAMES: dict[str, tuple[str, ...]] = {kind: tuple(names) for kind, names in DATA["names"].items()}
+MODELS, VARIANTS, MASKS, METRICS = (_NAMES[kind] for kind in ("models", "variants", "masks", "metrics"))
+PARTS, ARITHMETICS, INITS = (_NAMES[kind] for kind in ("parts", "arithmetics", "inits"))
+SPLITS, DEVICES, THEOREMS = (_NAMES[kind] for kind in ("splits", "devices", "theorems"))
 REMEDIES = tuple(REMEDY_FILES)
-METRICS = (
-    "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",
-    "max_residual", "relative_max_residual", "high_frequency_share", "numerical_rank", "affine_rank",
-    "stable_rank", "effective_rank", "participation_ratio", "sigma_min", "residual_stable_rank",
-    "residual_effective_rank", "residual_singular_ratio", "mean_cosine", "mean_abs_cosine",
-    "mean_cosine_gap", "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value",
-    "spectral_gap", "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
-)  # fmt: skip
-ARITHMETICS = ("deviation", "float64", "float32", "bfloat16")
-INITS = ("bert", "xavier", "kaiming", "orthogonal")
-SPLITS = ("auto", "paragraph", "line", "jsonl")
-DEVICES = ("cpu", "cuda")
-THEOREMS = (
-    "dong2021-2.2", "dong2021-2.3", "dong2021-2.3-gamma1", "dong2021-3.2", "dong2021-skip", "oscillation",
-    "attention-factors", "exact-factors", "dobrushin", "wu2024-1", "wu2024-2", "wu2024-cor1", "hemisphere",
-    "elementary-skip", "aligned-skip", "untouched", "lambda-skip", "norm-rank",
-)  # fmt: skip
-FIGURES = {
-    "dong2021": ("fig2", "fig3", "fig4", "lengths", "rate"),
-    "wu2024": ("fig1", "fig2", "fig3", "fig4", "fig6", "fig8", "fig9", "thm3"),
-}
+FIGURES: dict[str, list[str]] = DATA["figures"]
 
 Completer = Callable[[str], list[str]]  # Gives the names that complete the beginning of one
 
@@ -111,6 +84,11 @@ def model_named(name: str) -> str:
     raise SourceError(
         f"{called!r} is no model known here, no directory and no id on the hub (owner/name): {hint}", subject="model"
     )
+
+
+def models_named(models: list[str] | None) -> list[str] | None:
+    """The known name of each model."""
+    return None if models is None else [model_named(name) for name in models]
 
 
 def text_named(path: str | None) -> str | None:

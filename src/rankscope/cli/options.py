@@ -19,63 +19,22 @@ from rankscope.errors import TheoremError
 
 NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 """Panels of the help: what runs, on which text, and what comes of it."""
-HELP = {
-    "model": "minilm (trained), a directory or hub id of a model, a size with random weights (bert-base, "
-    "gpt2, ...), or a JSON file of an architecture.",
-    "compared": "Models as in measure, model:variant as in minilm:san, folders of runs, RUN:CELL of sweeps.",
-    "variant": "transformer, less a part (transformer-skip), or san with parts (san+skip).",
-    "variants": "Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
-    "mask": "A mask in place of the model's own: causal, window:2, causal&window:4.",
-    "layers": "The number of layers: the model's are repeated or cut to it.",
-    "remedy": "A remedy with its numbers, as attnscale:w=0.5. Can be given several times.",
-    "init": "How random weights are drawn: bert, xavier, kaiming, orthogonal; also with /sqrt(L).",
-    "seed": "The seed of random weights and of their embedding.",
-    "device": "The device that networks run on: cpu, cuda, cuda:1.",
-    "stream": "Read layers from the model's files one at a time: for models larger than memory.",
-    "tokens": "The most tokens of each excerpt.",
-    "samples": "The number of excerpts, taken from the beginning of the text.",
-    "text": "Your text: a file, a folder of .txt, .md, .jsonl, or - for stdin.",
-    "split": "What an excerpt is: paragraph, line, jsonl; auto: a line of stdin, else a paragraph.",
-    "field": "The field of each JSON line that holds the text.",
-    "metrics": "Comma-separated names of metrics; the first is shown.",
-    "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
-    "check": "Run a second pass with other rounding, and mark readings on which they differ.",
-    "confirm": "Run a pass in doubled precision as well (32 digits, about thirty times as long).",
-    "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
-    "scale": "Multiply the tokens by this factor: the theorems are about small residuals.",
-    "theorems": "Comma-separated names of theorems, as the table has them.",
-    "threshold": "Tokens count as uniform when their residual is below this share of their size.",
-    "on": "ray: a Ray cluster on this machine; ray:HOST:PORT: a cluster that is running.",
-    "workers": "The number of processes that share the work.",
-    "threads": "The number of threads of each cell.",
-    "stuck_after": "On Ray: seconds without any result after which the work that runs is given up.",
-    "full": "The full sizes, or smaller ones that take minutes on two cores.",
-    "remedies": "Only these, with their numbers: attnscale:w=0.5.",
-    "train": "Train them from scratch too, which takes hours.",
-    "depths": "Layers of networks that are trained: 6,12,24,48.",
-    "steps": "With --train: the number of training steps.",
-    "gpus_per_cell": "The number of GPUs of each cell, or a share of one; 0: on the CPU.",
-    "output": "Write tables, figures, manifest and report to this folder.",
-    "json": "Print JSON on stdout, and nothing else.",
-    "quiet": "Print results only: no progress, no hints.",
-}
+HELP: dict[str, str] = names.DATA["help"]
 
 
 def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flags: str, **more: Any) -> Any:
-    """An option in a panel of the help.
-
-    Args:
-        panel: The heading under which the help lists it.
-        metavar: What the help calls its value; several NAMES are joined by commas.
-        help: A sentence, or the key of one in `HELP`.
-        known: The names that a shell completes.
-        flags: How it is spelt, where not as its parameter is.
-        more: Further arguments of `typer.Option`.
-    """
+    """An option in a panel; `help` is a sentence or the key of one, `known` names are completed by a shell."""
     if known:
         complete = names.complete_several if metavar == "NAMES" else names.complete_one
         more["autocompletion"] = complete(known)
     return typer.Option(*flags, metavar=metavar, help=HELP.get(help, help), rich_help_panel=panel, **more)
+
+
+def argument(metavar: str, help: str, known: Sequence[str] | Callable[..., list[str]] = (), **more: Any) -> Any:
+    """An argument, like `option`; what a shell completes are names, or a function that gives them."""
+    if known:
+        more["autocompletion"] = known if callable(known) else names.complete_one(known)
+    return typer.Argument(metavar=metavar, help=HELP.get(help, help), **more)
 
 
 def output_option(default: str) -> Any:
@@ -84,15 +43,8 @@ def output_option(default: str) -> Any:
 
 
 INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help=HELP["model"], autocompletion=names.complete_one(names.MODELS), callback=names.model_named
-    ),
-]
-Compared = Annotated[
-    list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=names.complete_compared)
-]
+Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.model_named)]
+Compared = Annotated[list[str], argument("A", "compared", names.complete_compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.show import console, machine, say, say_where
@@ -15,13 +13,8 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Folders that measure, paths, bounds, checkpoints, a Monitor, ... wrote."),
-    ],
-    output: Annotated[Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")] = Path(
-        "report.html"
-    ),
+    runs: Annotated[list[Path], opt.argument("RUN", "runs")],
+    output: Annotated[Path, opt.option(opt.RESULT, "PAGE", "page", (), "-o", "--output")] = Path("report.html"),
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Make one page of run folders, a chapter for each: interactive figures, tables, manifest.
@@ -40,14 +33,7 @@ def report(
 def explore(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...",
-            help="Models to choose from: a directory, a hub id, a size with random weights (bert-tiny), or a "
-            "JSON file of an architecture. MiniLM and random networks of any shape are there anyway.",
-            show_default=False,
-            autocompletion=names.complete_one(names.MODELS),
-            callback=lambda given: None if given is None else [names.model_named(name) for name in given],
-        ),
+        opt.argument("[MODEL]...", "explored", names.MODELS, show_default=False, callback=names.models_named),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),
     printing: opt.PrintOptions = opt.PrintOptions(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, text_fields
 from rankscope.cli.output import open_store, where_written, write_folder
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_written, steps, titled
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, steps, titled
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,8 +64,8 @@ def paths(
         )
     else:
         show_paths(sums, manifest)
-        if not results.quiet:
-            say_written("Tables and figures", results.output)
+        if results.output is not None:
+            say_report(results.output / "report.html", results, "Tables and figures")
     if sums.stopped:
         done = "lengths" if sums.heads is None else "lengths and heads"
         raise Interruption(f"after {done}; {where_written(results.output)}")

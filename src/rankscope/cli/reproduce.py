@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.output import ending, require_report
@@ -17,33 +15,21 @@ if TYPE_CHECKING:
 
     from rankscope.studies import Setup, Study, StudyResult
 
-MODELS = "Comma-separated hub ids or directories of trained models, for those at hand."
-
 
 @dataclass(frozen=True)
 class ReproduceOptions:
     """Options that say on which models, at which size and where the figures are made."""
 
     full: opt.Full = False
-    models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = ""
+    models: Annotated[str, opt.option(opt.NETWORK, "NAMES", "trained_models", names.MODELS[:1])] = ""
     device: opt.Device = "cpu"
     on: opt.On = None
     stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
 
 def reproduce(
-    paper: Annotated[
-        str,
-        typer.Argument(
-            metavar="PAPER",
-            help="dong2021, wu2024, or all.",
-            autocompletion=names.complete_one([*names.FIGURES, "all"]),
-        ),
-    ] = "all",
-    figure: Annotated[
-        str | None,
-        typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=names.complete_figure),
-    ] = None,
+    paper: Annotated[str, opt.argument("PAPER", "paper", (*names.FIGURES, "all"))] = "all",
+    figure: Annotated[str | None, opt.argument("FIGURE", "figure", names.complete_figure)] = None,
     options: ReproduceOptions = ReproduceOptions(),
     output: opt.Folder = Path("runs/reproduce"),
     printing: opt.PrintOptions = opt.PrintOptions(),

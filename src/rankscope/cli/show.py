@@ -59,12 +59,13 @@ def say_where(what: str, path: Path | None) -> None:
     console().print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
-def say_written(what: str, folder: Path | None) -> None:
-    """Say where tables and the report were written, if they were."""
-    if folder is not None:
+def say_report(report: Path, printing: PrintOptions, also: str = "") -> None:
+    """Say where the report is, and what lies beside it, unless hints are left out."""
+    if not printing.quiet:
         say("")
-        say_where(what, folder)
-        say_where("Report", folder / "report.html")
+        if also:
+            say_where(also, report.parent)
+        say_where("Report", report)
 
 
 def show_run(
@@ -92,9 +93,8 @@ def show_run(
         return machine({"manifest": manifest, **(more or {}), "table": run.table.to_dicts()})
     console().print(curves_table(run.views(metric), threshold))
     say(*random_weights_lines(run.manifest), *fallback_lines(run), "", *sentences)
-    if report and not printing.quiet:
-        say("")
-        say_where("Report", report)
+    if report:
+        say_report(report, printing)
 
 
 def machine(value: Any) -> None:

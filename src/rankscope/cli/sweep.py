@@ -4,8 +4,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line
 from rankscope.cli.output import require_report
@@ -34,9 +32,7 @@ class WorkerOptions:
 
 
 def sweep(
-    spec: Annotated[
-        Path, typer.Argument(metavar="SPEC", help="A TOML file: which cells, and what is measured of each.")
-    ],
+    spec: Annotated[Path, opt.argument("SPEC", "spec")],
     workers: WorkerOptions = WorkerOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:

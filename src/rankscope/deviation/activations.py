@@ -88,8 +88,7 @@ def _gate(z: Tensor) -> Tensor:
 
 
 def _gelu_tanh(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of z (1 + tanh u) / 2 = z s(2u), s the sigmoid and u = sqrt(2/pi) (z + 0.044715
-    z^3), by s' = s (1 - s) 2u'."""
+    """Taylor coefficients of z s(2u), s the sigmoid and u = sqrt(2/pi) (z + 0.044715 z^3), by s' = s (1 - s) 2u'."""
     zero = torch.zeros_like(z)
     a, b = constant("sqrt(2/pi)", z), constant("0.044715", z)
     slope = [a * (1 + 3 * b * z.square()), a * 6 * b * z, zero + a * 3 * b]
@@ -157,8 +156,7 @@ def sinh_share(D: Tensor) -> Tensor:
 
 
 def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
-    """(act(Z), act(Z + D) - act(Z)) by the logs L, where Z is zero or in the lower tail, and Z + D in it; D
-    is d as an ordinary tensor."""
+    """(act(Z), act(Z + D) - act(Z)) by the logs L, Z zero or in the lower tail, Z + D in it; D is d as a tensor."""
     at_zero = Z == 0  # act(0) is 0: the difference is the activation itself
     Z = torch.where(at_zero, torch.full_like(Z, TAIL[name]), Z)
     L, Z = _log(name, Z), Z[:, None]

@@ -72,8 +72,7 @@ def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) 
 
 
 def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
-    """The last bracket `T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h as
-    ordinary tensors."""
+    """The last bracket `T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h as tensors."""
     corners = (c, c + down, c + across, c + down + across)
     middle = 2 * c + down + across
     exponent = down.abs() + across.abs() + middle.abs()

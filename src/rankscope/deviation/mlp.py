@@ -151,8 +151,7 @@ def _plain_part(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
-    """The quotient `(act(Z + D) - act(Z)) / D = f_1 + f_2 D + ...` for small D, by as many terms as the
-    largest `reach`, |D| (1 + |Z|), needs."""
+    """The quotient `(act(Z + D) - act(Z)) / D = f_1 + f_2 D + ...` for small D, to the terms that `reach` needs."""
     if name == "relu":
         # Linear but where D crosses zero.
         slope = SERIES[name](Z, 1)[1][:, None].expand_as(D)

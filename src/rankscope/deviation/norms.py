@@ -92,8 +92,7 @@ def _unit(log: Tensor, eps: float) -> Tensor:
 
 
 def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None) -> State:
-    """Tokens c + r over their sd by the formula of the module's docstring, for deviations r that are small
-    beside c; `count` is d, or 1 for scale-only."""
+    """Tokens c + r over their sd by the module's formula, r small beside c; `count` is d, or 1 for scale-only."""
     unit = _unit(c.log, eps)
     step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]

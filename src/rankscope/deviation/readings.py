@@ -146,8 +146,7 @@ def _of_rows(metric: Metric, P: PatternByRows) -> Reading:
 
 
 def _rescaled(reading: Reading, log: LogScales) -> Reading:
-    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range, and
-    noise where it was."""
+    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range."""
     log10 = reading.log10 + log / math.log(10)
     floor = torch.pow(10.0, reading.floor.log10() + log / math.log(10))
     floor = torch.where(reading.below_floor, floor.clamp(min=SMALLEST), floor.clamp(max=LARGEST))

@@ -121,8 +121,7 @@ class ScoreParts:
 
 @dataclass(frozen=True, eq=False)
 class StateHeads:
-    """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
-    `nets/kernels.py`)."""
+    """Queries and keys of a state, and the scores that a kernel makes of them (`ScoreOperations` of `nets`)."""
 
     arch: Architecture
     index: int  # the layer, from 0

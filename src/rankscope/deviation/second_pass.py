@@ -347,5 +347,5 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def form(structure: Any) -> Any:
-    """The same for what can be joined; without an axis of samples there is nothing to join along."""
+    """Equal for structures that can be joined; a tensor without an axis of samples equals no other."""
     return outline(structure, lambda t: (t.shape, t.dtype) if t.ndim else object())

@@ -181,8 +181,7 @@ def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) 
 
 
 def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int) -> Tensor:
-    """ref after the rounds of `balanced` in units of `size`, where all rows see the same `columns` and D is
-    at most of size one."""
+    """ref after the rounds of `balanced` in units of `size`, where all rows see the same and D is at most one."""
     U = D.value * spread(D.log.clamp(min=0.0).exp(), D.value)
     count, E = rows.sum(2), torch.expm1(U * size) / size
     for _ in range(rounds):

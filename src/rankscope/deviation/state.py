@@ -95,8 +95,7 @@ class State:
         return cls(x, rows.mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
-        """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
-        taken after every sub-block."""
+        """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one."""
         mean, R = self.centred()
         x = (self.x + mean).normalised()
         length = torch.linalg.vector_norm(x.value, dim=-1)

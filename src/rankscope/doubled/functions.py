@@ -234,8 +234,7 @@ def tanh(x: Pair) -> Pair:
 
 @elementwise(torch.special.erfc)
 def erfc(x: Pair) -> Pair:
-    """The complementary error function, to full relative precision in its upper tail:
-    `e^(-x^2) y(x)` with y from a table of Taylor series."""
+    """The complementary error function, in its upper tail `e^(-x^2) y(x)` with y from a table of Taylor series."""
     a = pairs.negative(_below_zero(x))
     a = Pair(_near(a.hi).clamp(max=LAST), None if a.lo is None else a.lo.masked_fill(a.hi > LAST, 0.0))
     i = (a.hi * STEPS).round()

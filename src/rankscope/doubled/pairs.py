@@ -76,8 +76,7 @@ def halves(a: Tensor) -> tuple[Tensor, Tensor]:
 
 @no_type_check
 def two_prod(a: Tensor, b: Tensor, halves_of_b: tuple[Tensor, Tensor] | None = None) -> Pair:
-    """a * b exactly (unless its last bits are below 1e-308). The four products are exact, so that it does not
-    matter whether `addcmul` fuses."""
+    """a * b exactly (unless its last bits are below 1e-308): four exact products, so that fusing does not matter."""
     p = a * b
     ah, al = halves(a)
     bh, bl = halves_of_b or halves(b)

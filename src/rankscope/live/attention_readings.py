@@ -22,9 +22,8 @@ UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVE
 
 
 class AttentionReadings:
-    """Reads the metrics of attention and of heads in one call; `readings` takes what is read. `projections` finds what
-    takes the heads' outputs, where the observer does not know it; `mask` is the argument of the model that said which
-    tokens are padding, or None."""
+    """Reads the metrics of attention and of heads in one call into `readings`. `projections` finds what takes the
+    heads' outputs, where the observer does not know it; `mask` is the argument of the model that said the padding."""
 
     def __init__(
         self,
@@ -48,13 +47,16 @@ class AttentionReadings:
 
     def read(self, layer: int, attention: AttentionCall) -> None:
         """Measure attention in this layer, if it is that of the block's tokens to themselves."""
+        batch, token = self.batch.shape
         if attention.unused:
-            self._note_unused(layer, attention)
+            if attention.sizes == (batch, token, token) and layer in self.layers:
+                came = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
+                raise WatchError(f"a block must have one attention of its own tokens; {came}", subject="blocks")
+            self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")
+        elif attention.self_attention is None and layer in self.layers:
+            self.later += 1
         elif attention.self_attention is None:
-            if layer in self.layers:
-                self.later += 1
-            else:
-                self._read(layer, attention)
+            self._read(layer, attention)
         elif self._is_certain(layer, attention):
             if self.plan.measures(layer):
                 self.check_padding(attention.hidden_tokens(), "a mask that hides tokens from all")
@@ -104,14 +106,6 @@ class AttentionReadings:
         else:
             return True
         return False
-
-    def _note_unused(self, layer: int, attention: AttentionCall) -> None:
-        """Note a softmax of scores that came to no values; refuse it beside a self-attention of the block."""
-        batch, token = self.batch.shape
-        if attention.sizes == (batch, token, token) and layer in self.layers:
-            came = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
-            raise WatchError(f"a block must have one attention of its tokens to themselves; {came}", subject="blocks")
-        self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")
 
     def _read(self, layer: int, attention: AttentionCall) -> None:
         """Measure a pattern, unless its shape shows that it is not of the block's tokens."""

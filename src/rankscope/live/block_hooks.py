@@ -81,9 +81,8 @@ def parts_of(block: nn.Module) -> list[nn.Module]:
 
 
 class ListedParts:
-    """Makes blocks of lists of parts that are called one by one. A block begins when the first of its parts is called,
-    whichever that is, and ends when a part of another block is called, or the module that holds the blocks returns; its
-    output is that of its last part."""
+    """Makes blocks of lists of parts that are called one by one. A block begins when any of its parts is called, and
+    ends when a part of another is, or the module that holds the blocks returns; its output is that of its last part."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

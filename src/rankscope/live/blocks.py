@@ -65,8 +65,7 @@ def _kinds(members: Sequence[nn.Module]) -> str:
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(how to name them, what they are) for what could be blocks though it is no stack: the members of a list
-    of which some are made of modules, and modules of one class that stand side by side."""
+    """(how to name them, what they are) of what could be blocks: lists with composite modules, modules of one class."""
     for name, module in model.named_modules():
         children = {f"{name}.{part}".lstrip("."): child for part, child in module.named_children()}
         composite = {part: child for part, child in children.items() if any(True for _ in child.children())}
@@ -144,11 +143,10 @@ def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Modu
     ids = {id(module) for module in submodules(model)}
     for block in members:
         if not isinstance(block, nn.Module) or id(block) not in ids:
-            expected = f"modules inside {type(model).__name__}, or dotted names of such"
-            raise WatchError(f"blocks must be {expected}; received another {type(block).__name__}", subject="blocks")
-        if isinstance(block, nn.ModuleList):
-            sentence = "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'"
+            sentence = f"blocks must be in {type(model).__name__}, or named; received another {type(block).__name__}"
             raise WatchError(sentence, subject="blocks")
+        if isinstance(block, nn.ModuleList):
+            raise WatchError("a ModuleList is never called: name it alone, blocks='encoder.layer'", subject="blocks")
     return members
 
 

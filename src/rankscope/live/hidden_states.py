@@ -1,14 +1,12 @@
 """Finds the hidden states in what a block takes and returns, and follows them from block to block.
 
-Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three axes
-in it is the hidden states, or of four where tokens stand in rows and columns. Of several, it is the one of
-the shape that the block took, and of these the one that the next block takes. Most put the batch first,
-`[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token first.
+Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three axes in it is
+the hidden states, or of four where tokens stand in rows and columns. Of several, it is the one of the shape that the
+block took, and of these the one that the next block takes. Most put the batch first, `[batch, token, width]`.
 
-`plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `recorder.py` and the monitor call
-`hidden_states_in` for every block. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a
-block is left, `took` when the next is entered, `ended` after the last, and `check`: blocks that were named or
-found wrongly, such as branches of a layer, do not take what the one before gave.
+`plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `recorder.py` and the monitor call `hidden_states_in` for
+every block. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a block is left, `took` when the
+next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +40,7 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
 
 
 def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
-    """True if hidden states of four axes would be `[batch, row, column, width]`, as in Swin: its blocks are
-    linear maps and norms of the last axis, where convolutional networks have channels second."""
+    """True if four axes would be `[batch, row, column, width]`, as in Swin; convolutions have channels second."""
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
     kinds = set(map(type, modules))  # a model has few classes: each is asked once
     linear, convolutional = (any(issubclass(kind, of) for kind in kinds) for of in (nn.Linear, channels))
@@ -51,8 +48,8 @@ def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
 
 
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
-    """The floating tensors that could be the hidden states, as they are: of three axes, else of two or, if
-    tokens may be in a `grid`, four. `values` is what a block returned, or its arguments in order."""
+    """The floating tensors that could be the hidden states: of three axes, else, if tokens may be in a `grid`, of four,
+    else of two. `values` is what a block returned, or its arguments in order."""
     tensors = floating_tensors(values)
     for axes in (3, 4, 2) if grid else (3, 2):
         if fitting := [x for x in tensors if x.ndim == axes]:
@@ -61,19 +58,18 @@ def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
 
 
 def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = False) -> list[Tensor]:
-    """What could be the hidden states, as `[batch, token, width]`, detached, in the order of `candidates_in`. A single
-    sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens row by row. `where`
-    says what `values` are, for the error if there is no such tensor."""
+    """What `candidates_in` finds, as `[batch, token, width]`, detached: a single sequence `[token, width]` is a batch
+    of one, `[batch, row, column, width]` has its tokens row by row. `where` says what `values` are, for the error."""
     tensors = floating_tensors(values)
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
     if fitting := [x.detach() for x in candidates_in(values, grid)]:
         axes = fitting[0].ndim
-        turned = layout == "token first" and axes == 3
-        return [
-            x[None] if axes == 2 else x.flatten(1, 2) if axes == 4 else x.transpose(0, 1) if turned else x
-            for x in fitting
-        ]
+        if axes == 2:
+            return [x[None] for x in fitting]
+        if axes == 4:
+            return [x.flatten(1, 2) for x in fitting]
+        return [x.transpose(0, 1) for x in fitting] if layout == "token first" else fitting
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     raise WatchError(sentence, subject="blocks")
@@ -108,8 +104,7 @@ class BlockChain:
         self.unsure: list[int] = []  # layers of which nothing said which tensor is the hidden states
 
     def gave(self, layer: int, states: Sequence[Tensor], taken: torch.Size | None) -> Tensor | None:
-        """Hold what a block returned: its hidden states if one tensor has the shape that was `taken`; None
-        where the next block must say."""
+        """Hold what a block returned; gives its tensor of the shape that was `taken`, or None if several have it."""
         fitting = [x for x in states if x.shape == taken] or list(states)
         self.held = (layer, fitting, [times_changed(x) for x in fitting]) if fitting else None
         return fitting[0] if len(fitting) == 1 else None

@@ -20,8 +20,7 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in eval mode: nothing is dropped, and no random number is drawn. Flags are set
-    one by one, since a model's own `train` method may do more than that."""
+    """Inside, the module is in eval mode. Flags are set one by one, since a model's own `train` may do more."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False

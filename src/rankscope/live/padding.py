@@ -67,12 +67,16 @@ def _signature(module: nn.Module) -> inspect.Signature:
     return known[1]
 
 
-def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
-    """(name, position) of the arguments of a module's `forward` that may say which tokens are padding."""
+def _argument_names(module: nn.Module) -> list[str]:
     try:
-        names = list(inspect.signature(module.forward).parameters)
+        return list(_signature(module).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
+    """(name, position) of the arguments of a module's `forward` that may say which tokens are padding."""
+    names = _argument_names(module)
     known = [*DECODER_MASKS, *TOKEN_MASKS, *PADDING_MASKS]
     if not type(module).__module__.startswith("torch.nn."):  # whose `mask` says which token sees which
         known += AMBIGUOUS_MASKS
@@ -82,9 +86,8 @@ def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
 def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
 ) -> PaddingArgument | None:
-    """The padding of tokens of this shape; None where no argument says anything of it. `calls` are the arguments of the
-    model and of the modules around the blocks, from the outside in, `block` those of the first block. A `decoder`
-    beside an encoder has masks of its own."""
+    """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
+    the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
     if decoder:
         return _of_shape(calls, DECODER_MASKS, shape)
     return (
@@ -159,10 +162,7 @@ def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> PaddingA
 
 def is_decoder(model: nn.Module, stack: str) -> bool:
     """True if this stack is the decoder of a model that is called with masks for encoder and decoder."""
-    try:
-        names = set(_signature(model).parameters)
-    except (TypeError, ValueError):
-        return False
+    names = set(_argument_names(model))
     both = bool(names & set(DECODER_MASKS))
     return both and ("decoder" in stack.split(".") or not names & {"attention_mask", "src_key_padding_mask"})
 

@@ -120,8 +120,7 @@ def _layers(model: nn.Module, blocks: list[nn.Module], layers: Sequence[int] | N
     if layers is None:
         return None
     if isinstance(layers, int):
-        sentence = f"layers must be a list of layers; got {layers!r}: write layers=[{layers!r}]"
-        raise WatchError(sentence, subject="layers")
+        raise WatchError(f"layers must be a list; got {layers!r}: write layers=[{layers!r}]", subject="layers")
     configured = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     last = max(len(blocks), configured if isinstance(configured, int) else 0)
     wrong = [layer for layer in layers if type(layer) is not int or not 0 <= layer <= last]

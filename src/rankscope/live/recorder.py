@@ -140,9 +140,8 @@ class Recorder:
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
 
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
-        """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation). A call
-        inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new."""
-        if not self._depth and torch._C._current_graph_task_id() != -1:
+        """Begin a call of the model, or, `alone`, of a module around the blocks; a call inside a call is part of it."""
+        if not self._depth and torch._C._current_graph_task_id() != -1:  # a backward pass repeats an earlier call
             return
         self._depth += 1
         arguments = arguments_of(model, args, kwargs)

@@ -3,19 +3,16 @@
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
 wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
-CPU, metrics that ask for no more (`from_norms`) are computed from four norms of each state (`StateNorms`):
+CPU, metrics that ask for no more (`from_norms`) are computed for all layers together from four norms of each
+state (`StateNorms`), since for small states calling each metric costs more than computing it:
 
     ||X||_F,  ||X||_{1,inf},  ||res X||_F,  ||res X||_{1,inf}
-
-For small states, calling each metric costs more than computing it: so norms are taken as states come, in a
-buffer that stays in the processor's cache, and the metrics computed from them for all layers together.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +29,6 @@ from rankscope.profiles.readings import Readings, read_tensor
 
 TOGETHER = 2**24  # entries of states that wait on an accelerator, which is done with a layer by the next
 ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # from the finest to the coarsest
-
 PIECE = 2**16  # entries whose norms are taken together: the buffer for them takes a megabyte
 LARGEST_SAMPLE = 2**20  # entries of a sample up to which its norms are taken here
 
@@ -61,15 +57,6 @@ class TokenBatch:
         return self.valid[device]
 
 
-class LayerNorms(NamedTuple):
-    """Norms of the states of several layers, which have one shape and dtype."""
-
-    layers: tuple[int, ...]
-    shape: torch.Size
-    dtype: torch.dtype
-    sizes: list[Tensor]  # Frobenius norms, largest column and largest row sums, [2, layer, batch] of X and res X
-
-
 @dataclass
 class StateNorms:
     """Norms of the hidden states of one call."""
@@ -77,7 +64,8 @@ class StateNorms:
     valid: Tensor  # [batch, token], False at padding
     all_valid: bool  # there is known to be no padding
     unit: float  # the eps of the arithmetic that the model ran in
-    taken: list[LayerNorms] = field(default_factory=list)
+    # Layers with states of one shape and dtype, with these, and with their norms as `_norms` gives them.
+    taken: list[tuple[Sequence[int], torch.Size, torch.dtype, list[Tensor]]] = field(default_factory=list)
     buffer: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -99,11 +87,11 @@ class StateNorms:
         else:
             within = all(1e-140 < size < 1e140 for size in (*length, *deviation))
         if within:
-            self.taken.append(LayerNorms(tuple(layers), shape, dtype, sizes))
+            self.taken.append((layers, shape, dtype, sizes))
         return within
 
     def _norms(self, states: Sequence[Tensor], valid: Tensor) -> list[Tensor]:
-        """The `LayerNorms.sizes` of states, `[2, state, sample]`, taken in one buffer."""
+        """Frobenius norms, largest column and largest row sums of X and res X, `[2, state, sample]`, in one buffer."""
         shape = torch.Size((2, len(states), *states[0].shape))
         if self.buffer is None or len(self.buffer) < shape.numel():
             self.buffer = torch.empty(shape.numel(), dtype=torch.float64)

@@ -151,8 +151,7 @@ class Watch:
         """
         totals = self._recorder.totals
         if not totals.calls:
-            sentence = "the model was not called inside watch: call model(...), not model.forward(...)"
-            raise WatchError(sentence, subject="model")
+            raise WatchError("the model was not called in watch: call model(...), not its forward", subject="model")
         if not totals.samples:
             why = "; ".join(f"{count} left out: {why}" for why, count in totals.calls_left_out.items())
             why = why or "none of its blocks was called; name those that are with blocks="
@@ -198,8 +197,7 @@ class Watch:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
         if any(block in _observed for block in blocks):
-            watched = "the attention of this model is already being watched: leave the other watch first"
-            raise WatchError(watched, subject="attention")
+            raise WatchError("attention of this model is watched already: leave that watch first", subject="attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"

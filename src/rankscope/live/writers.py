@@ -1,10 +1,9 @@
 """Writers that copy each measurement of a `Monitor` to another tool, beside the run folder.
 
-`Monitor(writers=[...])` calls every writer with every `Measurement`, after the run folder has it and on the
-first process only. A writer is any function of a `Measurement`. If it has a method `resume(step)`, the
-monitor calls that when a training goes back to `step`, so that later steps can be dropped; if it has a method
-`close()`, the monitor calls that when it is closed. The writers below open their file or run at the first
-measurement. All but `JSONLines` need a package of their own.
+`Monitor(writers=[...])` calls every writer, any function of a `Measurement`, with every one, after the run folder has
+it and on the first process only. If it has a method `resume(step)`, the monitor calls that when a training goes back to
+`step`, so that later steps can be dropped; if it has a method `close()`, when the monitor is closed. The writers below
+open their file or run at the first measurement. All but `JSONLines` need a package of their own.
 
     from rankscope.live.writers import JSONLines, TensorBoard
     Monitor(model, probe=batch, writers=[JSONLines("mine.jsonl"), TensorBoard("events")])
@@ -12,6 +11,8 @@ measurement. All but `JSONLines` need a package of their own.
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,20 @@ class TensorBoard:
         self._writer = tensorboard.SummaryWriter(str(self.folder), purge_step=step)
 
 
-class WandB:
+class _ToolRun:
+    """The base of writers to a run of another tool; `_finish` ends a run that the writer began itself."""
+
+    _run: Any = None
+    _finish: Callable[[], object] | None = None
+
+    def close(self) -> None:
+        """Finish the run if this writer began it."""
+        if self._finish is not None:
+            self._finish()
+        self._run = self._finish = None
+
+
+class WandB(_ToolRun):
     """Logs to a run of Weights & Biases, over the axis `monitor/step`; alarms are its alerts. A run that this
     writer began is finished with the monitor.
 
@@ -117,19 +131,18 @@ class WandB:
 
     def __init__(self, run: Any = None, **init: Any) -> None:
         self.given_run, self.init = run, init
-        self._run: Any = None
-        self._began_run = False
-        self._defined: set[str] = set()
         _imported("wandb")
 
     def __call__(self, measurement: Measurement) -> None:
         """Log the numbers of one measurement, and send an alert for each alarm."""
         wandb = _imported("wandb")
         if self._run is None:
-            run = wandb.run if self.given_run is None else self.given_run
-            self._began_run = run is None
-            self._run = wandb.init(**self.init) if run is None else run
+            self._run = wandb.run if self.given_run is None else self.given_run
+            if self._run is None:
+                self._run = wandb.init(**self.init)
+                self._finish = self._run.finish
             self._run.define_metric(WANDB_STEP, hidden=True)
+            self._defined: set[str] = set()
         numbers = scalars(measurement)
         for name in numbers.keys() - self._defined:
             self._run.define_metric(name, step_metric=WANDB_STEP)
@@ -138,14 +151,8 @@ class WandB:
         for alarm in measurement.alarms:
             self._run.alert(title=alarm.rule, text=alarm.sentence, level=wandb.AlertLevel.WARN)
 
-    def close(self) -> None:
-        """Finish the run if this writer began it."""
-        if self._began_run and self._run is not None:
-            self._run.finish()
-        self._run, self._began_run, self._defined = None, False, set()
 
-
-class MLflow:
+class MLflow(_ToolRun):
     """Logs to a run of MLflow; alarms are its tags, such as `alarm/tokens collapse/layer_03/step_000100`. A
     run that this writer began is ended with the monitor.
 
@@ -160,46 +167,37 @@ class MLflow:
         self, run_id: str | None = None, *, experiment: str = "Default", name: str | None = None, uri: str | None = None
     ) -> None:
         self.given_id, self.experiment, self.name, self.uri = run_id, experiment, name, uri
-        self._client: Any = None
-        self._id = ""
-        self._began_run = False
         _imported("mlflow")
 
     def __call__(self, measurement: Measurement) -> None:
         """Log the numbers of one measurement, and set a tag for each alarm."""
-        if self._client is None:
+        if self._run is None:
             self._open()
         metric = _imported("mlflow.entities").Metric
         now = int(time.time() * 1000)
         numbers = [metric(name, value, now, measurement.step) for name, value in scalars(measurement).items()]
         for start in range(0, len(numbers), MLFLOW_BATCH):
-            self._client.log_batch(self._id, metrics=numbers[start : start + MLFLOW_BATCH])
+            self._client.log_batch(self._run, metrics=numbers[start : start + MLFLOW_BATCH])
         for alarm in measurement.alarms:
             where = [] if alarm.layer is None else [f"layer_{alarm.layer:02}"]
             where += [] if alarm.head is None else [f"head_{alarm.head:02}"]
             tag = "/".join(["alarm", alarm.rule, *where, f"step_{measurement.step:06}"])
-            self._client.set_tag(self._id, tag, alarm.sentence)
-
-    def close(self) -> None:
-        """End the run if this writer began it."""
-        if self._began_run and self._client is not None:
-            self._client.set_terminated(self._id)
-        self._client, self._began_run = None, False
+            self._client.set_tag(self._run, tag, alarm.sentence)
 
     def _open(self) -> None:
         mlflow = _imported("mlflow")
-        self._client = mlflow.MlflowClient(self.uri)
+        self._client: Any = mlflow.MlflowClient(self.uri)
         active = mlflow.active_run()
         if self.given_id is not None or active is not None:
-            self._id = active.info.run_id if self.given_id is None else self.given_id
+            self._run = active.info.run_id if self.given_id is None else self.given_id
             return
         known = self._client.get_experiment_by_name(self.experiment)
         experiment = self._client.create_experiment(self.experiment) if known is None else known.experiment_id
-        self._id = str(self._client.create_run(experiment, run_name=self.name).info.run_id)
-        self._began_run = True
+        self._run = str(self._client.create_run(experiment, run_name=self.name).info.run_id)
+        self._finish = partial(self._client.set_terminated, self._run)
 
 
-class Trackio:
+class Trackio(_ToolRun):
     """Logs to a run of Trackio; alarms are its alerts. A run that this writer began is finished with the monitor.
 
     Args:
@@ -209,25 +207,18 @@ class Trackio:
 
     def __init__(self, project: str = "rankscope", **init: Any) -> None:
         self.project, self.init = project, init
-        self._run: Any = None
-        self._began_run = False
         _imported("trackio")
 
     def __call__(self, measurement: Measurement) -> None:
         """Log the numbers of one measurement, and send an alert for each alarm."""
         if self._run is None:
-            run = _imported("trackio.context_vars").current_run.get()
-            self._began_run = run is None
-            self._run = _imported("trackio").init(self.project, **self.init) if run is None else run
+            self._run = _imported("trackio.context_vars").current_run.get()
+        if self._run is None:
+            self._run = _imported("trackio").init(self.project, **self.init)
+            self._finish = _imported("trackio").finish
         self._run.log(scalars(measurement), step=measurement.step)
         for alarm in measurement.alarms:
             self._run.alert(title=alarm.rule, text=alarm.sentence, step=measurement.step)
-
-    def close(self) -> None:
-        """Finish the run if this writer began it."""
-        if self._began_run and self._run is not None:
-            _imported("trackio").finish()
-        self._run, self._began_run = None, False
 
 
 def scalars(measurement: Measurement) -> dict[str, float]:

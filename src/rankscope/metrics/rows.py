@@ -270,8 +270,7 @@ class _Survey:
         return best
 
     def _farthest(self, row: Tensor, B: Tensor, coarse: Tensor, sums: Tensor, candidates: Tensor, best: float) -> float:
-        """The largest distance of a row from some candidates, where it may be larger than `best`: sums of the
-        smaller weights in float32 say which may."""
+        """The largest distance of a row from candidates where it may exceed `best`: sums in float32 say which may."""
         if best > 0.01:
             near, first, last = row.float(), int(candidates[0]), int(candidates[-1]) + 1
             many = 2 * len(candidates) > last - first  # all between: no copies

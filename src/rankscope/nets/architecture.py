@@ -83,8 +83,7 @@ class Architecture(ArchitectureFields):
         return f"Architecture({', '.join(written)})"
 
     def departures(self) -> list[str]:
-        """List in a few words what tells a variant from the full network: parts that are missing or weighted,
-        and a mask that is not complete."""
+        """List in a few words what tells a variant from the full network: parts missing or weighted, and its mask."""
         skips = {"attention skip": self.attention_skip}
         if self.mlp != "none" and not self.parallel:
             skips["MLP skip"] = self.mlp_skip

@@ -54,8 +54,7 @@ class ScoreOperations(Protocol):
 
     @property
     def split_heads(self) -> tuple[Any, Any, Any, Any]:
-        """Queries, then keys: of the common token `[batch, head, head_width]`, and what tokens add to it
-        `[batch, head, token, head_width]`."""
+        """Queries and keys: of the common token `[batch, head, head_width]`, and what tokens add to each."""
 
     def products(self) -> Any:
         """`q_i . k_j / divisor + b_ij`, with the cap and gain of the architecture."""

@@ -141,8 +141,7 @@ class LayerSource(Generic[Item]):
         return layer
 
     def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "LayerSource[Item]":
-        """Return a source of these layers, each changed after it is read; `how` names the change, and the
-        same name gives the same source."""
+        """Return a source of these layers, each changed after it is read; the same `how` gives the same source."""
         source = self._moved.get(how)
         if source is None:
             source = self._moved[how] = LayerSource(lambda index: move(self(index)), like)

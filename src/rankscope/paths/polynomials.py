@@ -118,8 +118,7 @@ def _most(Y: Coefficients) -> int:
 
 
 def _pieces(Y: Coefficients, start: int | None) -> Iterator[tuple[slice, int | None]]:
-    """(coefficients, where `start` is among them): few enough at a time; a piece lies on one side of
-    `start`, the first that begins at a bias."""
+    """(coefficients, where `start` is among them), few enough at a time; a piece lies on one side of `start`."""
     per_piece = _most(Y)
     halves = [(0, len(Y))] if start is None else [(0, start), (start, len(Y))]
     for low, high in halves:

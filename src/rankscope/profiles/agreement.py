@@ -39,8 +39,7 @@ Errors = Float[Tensor, "..."]
 
 
 def checked(readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep) -> Readings:
-    """Readings with their digits, marked where the second pass does not agree; `plain` are its readings by
-    plain rules, where it has them."""
+    """Readings with their digits, marked where the second pass does not agree; `plain` are its plain readings."""
     patterns = any(metric.of == "attention" for metric, _ in readings)
     states = _states(comparison.state_distance, step.state, second)
     inputs = {"tokens": states, "attention": _patterns(step, second) if patterns else None}
@@ -52,8 +51,7 @@ def checked(readings: Readings, plain: Readings | None, step: DeviationStep, sec
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
-    """Readings of doubled precision, with the digits that float64's have of them; marked where neither
-    float64 nor a second doubled pass agrees."""
+    """Readings of doubled precision with float64's digits; marked where a second doubled pass differs too."""
     doubled = confirmation.doubled.state
     states = comparison.state_distance(doubled, confirmation.single.state)
     if bool((states > AGREED).any()):

@@ -96,8 +96,7 @@ class Curves(SavedTable):
     def rows(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
     ) -> pl.DataFrame:
-        """One metric of one variant in one arithmetic, and of one value of each factor; each must be named
-        where there are several."""
+        """One metric of one variant, arithmetic and value of each factor; each is named where there are several."""
         known = self.factors
         for name in factors:
             if name not in known:

@@ -106,8 +106,7 @@ def one_pass(
 
 
 def run_side_by_side(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
-    """The result of each pass; they take turns layer by layer: networks whose layers are read from the same
-    files read each once for all."""
+    """The result of each pass; they take turns, so that layers in files which they share are read once for all."""
     results: dict[int, Result] = {}
     with torch.no_grad():
         while len(results) < len(passes):

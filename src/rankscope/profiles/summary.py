@@ -66,8 +66,7 @@ class Summary(Curves):
     def curve(
         self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None
     ) -> Float[Tensor, " layer"]:
-        """A statistic by layer, the median if none is named; of attention and heads its mean over heads, NaN
-        at layer 0."""
+        """A statistic by layer, the median if left out; of attention and heads its mean over heads, NaN at layer 0."""
         if column not in SCHEMA or column in ROW:
             raise MetricError(one_of("column", column, [name for name in SCHEMA if name not in ROW]), subject="column")
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)

@@ -104,8 +104,7 @@ def sentence(curve: CurveView) -> str:
 
 
 def listing(curves: Sequence[CurveView], threshold: float = UNIFORM) -> str:
-    """Which networks keep their tokens apart, which make them the same, and by which layer: those first that
-    keep them apart longest."""
+    """Which networks keep tokens apart, which make them the same, and by which layer; the longest apart come first."""
     if not is_share(curves[0].metric):
         return _largest(curves)
     depths = {curve.depth for curve in curves}

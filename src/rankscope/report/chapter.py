@@ -17,7 +17,7 @@ from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths.views import carried, length_views
 from rankscope.report.causes import verdict
-from rankscope.report.content import Plot, Section, Views
+from rankscope.report.content import SENTENCES, Plot, Section, Views
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import sections_of
 from rankscope.report.studies import agreement
@@ -28,22 +28,7 @@ from rankscope.runs import Manifest
 from rankscope.theory.views import bounds_sentence
 
 BUDGET = 12_000_000  # Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone
-LEFT_OUT = {
-    "cloud": "the tokens layer by layer",
-    "spectrum": "the singular values",
-    "heads": "the map of the heads",
-    "arithmetics": "the arithmetics side by side",
-    "manifest": "the manifest",
-    "small": "the figures of further metrics",
-    "picture": "the pictures",
-    "bounds": "the figure of the bounds",
-    "lengths": "the figure of the paths",
-    "factors": "the figure of the factors",
-    "training": "the figures of the training",
-    "sweep": "the figure of the sweep",
-    "curves": "the figure of the residual",
-}
-"""Kinds of parts in the order in which they go, and what each is called."""
+LEFT_OUT = SENTENCES["left_out"]  # Kinds of parts in the order in which they go, and what each is called
 MANIFEST = 200_000  # Characters of a manifest that are shown at most
 
 

@@ -1,11 +1,21 @@
 """What a page is made of: figures, tables and sentences on how to read them, in sections."""
 
+import tomllib
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from rankscope.figures import Chart
 
 Views = list[tuple[str, Chart]]  # Charts by the label under which a reader chooses them
+SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
+    files("rankscope").joinpath("data", "report.toml").read_text(encoding="utf-8")
+)
+
+
+def sentence(section: str, name: str, **values: object) -> str:
+    """A sentence of `data/report.toml`, filled with what the run says."""
+    return SENTENCES[section][name].format(**values)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rankscope.paths.figures import heads_chart, lengths_chart
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
 from rankscope.profiles.views import CurveView
-from rankscope.report.content import Plot, Section, Views
+from rankscope.report.content import Plot, Section, Views, sentence
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.report.sweep import sweep_sections
@@ -19,10 +19,7 @@ from rankscope.report.training import training_sections
 from rankscope.theory.figures import bounds_chart, proved_shares
 from rankscope.theory.views import RANK
 
-FLOORS = (
-    "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
-    "resolve: there it is rounding noise."
-)
+FLOORS = sentence("curves", "floors")
 
 
 def sections_of(run: ReportedRun) -> list[Section]:
@@ -39,29 +36,16 @@ def sections_of(run: ReportedRun) -> list[Section]:
 
 def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
     lead, *further = measured.metrics
-    statistic = (
-        f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine tenths."
-        if isinstance(measured, Summary)
-        else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
-    )
-    proved = " Open arrows are bounds: what is proved of that variant." if run.certificates else ""
-    plots = [
-        Plot(
-            "curves", _both(measured, lead, run),
-            f"{symbol_of(lead)} after each layer; layer 0 is the input. {statistic} {FLOORS}{proved} "
-            "Where the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
-            "exponential fall is a straight line.",
-        )
-    ]  # fmt: skip
+    summary = isinstance(measured, Summary)
+    statistic = sentence("curves", "of_excerpts" if summary else "of_samples", excerpts=run.excerpts)
+    proved = sentence("curves", "proved") if run.certificates else ""
+    filled = {"symbol": symbol_of(lead), "statistic": statistic, "floors": FLOORS, "proved": proved}
+    plots = [Plot("curves", _both(measured, lead, run), sentence("curves", "caption", **filled))]
     plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
     tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
         tables.append(spread_table(measured, lead))
-    return Section(
-        "residual", "How uniform the tokens become", plots=plots, tables=tables,
-        lead="The residual is what is left of the tokens when the one token nearest to all of them is "
-        "taken away. At 1 they share nothing, at 0 they are the same.",
-    )  # fmt: skip
+    return Section("residual", "How uniform the tokens become", sentence("curves", "lead"), plots, tables)
 
 
 def _both(measured: Profile | Summary, metric: str, run: ReportedRun | None) -> Views:
@@ -100,30 +84,20 @@ def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveVie
 
 
 def _arithmetics(measured: Profile | Summary) -> list[Section]:
-    plots = [
-        Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))],
-             f"{variant}. Left: digits that {symbol_of(curves[0].metric)} has lost. Right: the ratio of its "
-             "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
-        for k, (variant, curves) in enumerate(compared_arithmetics(measured).items())
-    ]  # fmt: skip
+    plots = []
+    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
+        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
+        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
     return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)] if plots else []
 
 
 def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
     shown = table.filter(pl.col("shown").is_finite(), pl.col("shown") > 0)["shown"].to_numpy()
-    part = (
-        f" The plane shows {_percent(shown.min())} to {_percent(shown.max())} of a layer's variance."
-        if len(shown)
-        else ""
-    )
+    part = ""
+    if len(shown):
+        part = sentence("cloud", "plane", least=_percent(shown.min()), most=_percent(shown.max()))
     views = [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
-    caption = (
-        "Each mark is a token, coloured by its place in the text from dark to light; point at it to read it. "
-        "The two axes are the leading principal directions of all layers of all variants together, the same "
-        "in every panel, in units of a token's length. As it is, a cloud that becomes uniform falls into the "
-        "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
-        f"{part}{_few(table, VARIANTS)}{_apart(run)}"
-    )
+    caption = f"{sentence('cloud', 'caption')}{part}{_few(table, VARIANTS)}{_apart(run)}"
     return Section("cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)])
 
 
@@ -137,10 +111,7 @@ def _apart(run: ReportedRun) -> str:
     over = f"{' and' if norm else ', the verdict'} is of all {every} excerpts" if every > 1 else ""
     if not norm + over:
         return ""
-    return (
-        f" “Apart by” is not the verdict's number: it is {symbol_of('relative_mu')} of this excerpt alone"
-        f"{norm}{over}. Both are 0 when tokens are the same."
-    )
+    return sentence("cloud", "apart", symbol=symbol_of("relative_mu"), norm=norm, over=over)
 
 
 def _percent(share: float) -> str:
@@ -169,42 +140,21 @@ def _few(table: pl.DataFrame, most: int) -> str:
 def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
     samples = table["sample"].n_unique()
     over = f", geometric means over {samples} excerpts" if samples > 1 else ""
-    caption = (
-        f"Singular values of the residual as shares of the tokens' norm, a line a layer{over}. Lines that "
-        "fall as a whole: tokens draw together in every direction. Lines that grow steep: they still differ, "
-        "but along few directions."
-    )
-    plot = Plot("spectrum", [("", spectrum_chart(table))], caption)
+    plot = Plot("spectrum", [("", spectrum_chart(table))], sentence("spectrum", "caption", over=over))
     return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
 
 
 def _paths(run: ReportedRun, table: pl.DataFrame) -> Section:
-    closure = run.closure
-    adds = "" if closure is None else f" All of them add up to the output within {closure:.0e} of it."
-    lead = (
-        "A path goes through one head, or past all of them, in every layer; its length is the number of "
-        "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
-        "frozen as measured."
-    )
-    caption = (
-        "Left: share of the output, mean over samples; shares add up to 100%. One may be "
-        "negative, and another then above 100%: what some paths write, others take back. Right: the "
-        f"relative residual of each length's sum, a mark for each sample.{adds}"
-    )
-    plot = Plot("lengths", [("", lengths_chart(table))], caption)
-    return Section("paths", "Which paths carry the output", lead, plots=[plot])
+    adds = "" if run.closure is None else sentence("paths", "closure", closure=run.closure)
+    plot = Plot("lengths", [("", lengths_chart(table))], f"{sentence('paths', 'caption')}{adds}")
+    return Section("paths", "Which paths carry the output", sentence("paths", "lead"), [plot])
 
 
 def _heads(_: ReportedRun, table: pl.DataFrame) -> Section:
     names = ("contraction", "averaging", "share", "residual_share")
     views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
-    caption = (
-        "Contraction: how much a head's output varies from token to token, as a share of how much its input "
-        "does; averaging: the same without its weights. Share and residual share: what passes through "
-        "the head of the output, and of what tells tokens apart in it; blue adds, orange takes away. Point "
-        "at a head for all of them."
-    )
-    return Section("heads", "What each head does", plots=[Plot("heads", views, caption)])
+    plot = Plot("heads", views, sentence("heads", "caption"))
+    return Section("heads", "What each head does", plots=[plot])
 
 
 def _bounds(run: ReportedRun) -> list[Section]:
@@ -213,16 +163,12 @@ def _bounds(run: ReportedRun) -> list[Section]:
     plots, tables, notes = [], [], []
     for k, (variant, certificates) in enumerate(run.certificates.items()):
         if (certificates.table["quantity"] != RANK).any():
-            plots.append(Plot(
-                f"bounds-{k}", [("", bounds_chart(certificates.table))],
-                f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
-                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
-                "far as its hypotheses hold. One excerpt is shown; the table is of all.",
-            ))  # fmt: skip
+            caption = sentence("bounds", "caption", variant=variant)
+            plots.append(Plot(f"bounds-{k}", [("", bounds_chart(certificates.table))], caption))
         tables += [certificate_table(certificates, variant), failing_table(certificates, variant)]
         if len(certificates.broken()):
-            notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
-    lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
+            notes.append(sentence("bounds", "contradicted", variant=variant))
+    lead = sentence("bounds", "lead")
     return [Section("bounds", "What is proved", lead, plots, [table for table in tables if table.rows], notes)]
 
 

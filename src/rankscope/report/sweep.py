@@ -12,7 +12,7 @@ from rankscope.engine.views import SweepView, metrics_of, view_of
 from rankscope.extras import listed
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
-from rankscope.report.content import Plot, Section, Table
+from rankscope.report.content import Plot, Section, Table, sentence
 from rankscope.runs import Run
 
 ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
@@ -88,21 +88,14 @@ def _curves(swept: Swept) -> Plot:
     ]
     further = [rest for rest in swept.views.values() if rest is not view]
     views += [(rest.metric.replace("_", " "), sweep_curves_chart(rest, *usual)) for rest in further]
-    return Plot(
-        "sweep", views,
-        f"{symbol_of(view.metric)} after each layer; layer 0 is the input. Lines: the median of all cells "
-        "that share these levels; bands: their range. A line ends where the shallowest of its cells does.",
-    )  # fmt: skip
+    return Plot("sweep", views, sentence("sweep", "curves", symbol=symbol_of(view.metric)))
 
 
 def _levels(swept: Swept) -> Plot:
     cells = len(swept.first.cells)
     few = f" Drawn are {CELLS} of {cells} cells." if cells > CELLS else ""
-    return Plot(
-        "factors", [(name.replace("_", " "), sweep_levels_chart(view)) for name, view in swept.views.items()],
-        "A point is a cell, a bar the median of a level. The share beside a factor's name is how much of the "
-        f"differences between cells it accounts for alone, with cells put in order.{few}",
-    )  # fmt: skip
+    views = [(name.replace("_", " "), sweep_levels_chart(view)) for name, view in swept.views.items()]
+    return Plot("factors", views, sentence("sweep", "factors", few=few))
 
 
 def _ends(view: SweepView) -> Table:

@@ -7,7 +7,7 @@ calls `training_sections`.
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.report.content import Plot, Section, Table
+from rankscope.report.content import Plot, Section, Table, sentence
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
@@ -22,9 +22,9 @@ def training_sentences(training: TrainingRun) -> str:
     alarms, last = training.alarms.height, training.steps[-1]
     sentences = [f"{counted(alarms, 'alarm')} up to step {last:,}." if alarms else f"No alarms up to step {last:,}."]
     if alarms:
-        step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
-        when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
-        sentences.append(f"The first{when}: {sentence}")
+        step, alarm = training.alarms["step"][0], str(training.alarms["sentence"][0])
+        when = "" if alarm.startswith(f"Step {step}") else f", at step {step:,}"
+        sentences.append(f"The first{when}: {alarm}")
     if "loss" in training.scalars:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
@@ -39,38 +39,23 @@ def training_sections(training: TrainingRun) -> list[Section]:
     count = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {STEPS} of {count:,} measurements, and those with alarms." if count > STEPS else ""
-    marks = " Alarms are marked ▼ on the axis of steps, and by a ring at their layer." if len(training.alarms) else ""
+    few = sentence("training", "few", drawn=STEPS, count=count) if count > STEPS else ""
+    marks = sentence("training", "marks") if len(training.alarms) else ""
     plots = []
     if shown := (read or learning)[:MAPS]:
-        plots.append(Plot(
-            "training", [(title_of(name), layer_map(training, name)) for name in shown],
-            "A column is a measurement, a row a layer; layer 0 is the input. The colour is the mean over "
-            f"samples{_heads(training, shown)}, on a logarithmic scale where values span over two decades: "
-            f"there zero lies at the lower end.{few}"
-            f"{marks}",
-        ))  # fmt: skip
-        plots.append(Plot(
-            "training-curves", [(title_of(name), layer_curves(training, [name])) for name in shown],
-            f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the "
-            "darkest at the input to the lightest at the output.",
-        ))  # fmt: skip
+        caption = sentence("training", "maps", heads=_heads(training, shown), few=few, marks=marks)
+        plots.append(Plot("training", [(title_of(name), layer_map(training, name)) for name in shown], caption))
+        curves = [(title_of(name), layer_curves(training, [name])) for name in shown]
+        caption = sentence("training", "curves", lines=_lines(training, shown, LINES))
+        plots.append(Plot("training-curves", curves, caption))
     if training.scalars:
-        plots.append(Plot(
-            "training-run", [("", run_curves(training, training.scalars[:PANELS]))],
-            "Numbers of the whole run, each the mean since the measurement before.",
-        ))  # fmt: skip
+        scalars = run_curves(training, training.scalars[:PANELS])
+        plots.append(Plot("training-run", [("", scalars)], sentence("training", "scalars")))
     if learning:
-        plots.append(Plot(
-            "training-gradients", [("", layer_curves(training, learning[:PANELS]))],
-            f"What learning does to {_lines(training, learning, FEW)}. Gradients: their size. Updates: the "
-            "size of a step of the optimiser as a share of the size of the weights that it changes.",
-        ))  # fmt: skip
+        caption = sentence("training", "gradients", lines=_lines(training, learning, FEW))
+        plots.append(Plot("training-gradients", [("", layer_curves(training, learning[:PANELS]))], caption))
     if len(training.paths):
-        plots.append(Plot(
-            "training-paths", [("", path_shares(training))],
-            "Shares of the output that paths of each length carry, over the training.",
-        ))  # fmt: skip
+        plots.append(Plot("training-paths", [("", path_shares(training))], sentence("training", "shares")))
     first, last = training.steps[0], training.steps[-1]
     monitored = "; ".join(map(title_of, [*training.metrics, *training.scalars]))
     lead = f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {monitored}."

@@ -81,10 +81,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     for name, config in configs.items():
         if getattr(config, "is_prompt_learning", False):
             kind = getattr(config.peft_type, "value", config.peft_type)
-            message = (
-                f"load merges adapters that change matrices; adapter {name!r} is of type {kind}, which adds tokens"
-            )
-            raise SourceError(f"{message}: watch measures it as it is", subject="adapter")
+            message = f"load merges adapters that change matrices; adapter {name!r} is of type {kind}, which adds"
+            raise SourceError(f"{message} tokens: watch measures it as it is", subject="adapter")
     return model.get_base_model()  # type: ignore[operator]
 
 

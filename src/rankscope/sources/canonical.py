@@ -164,7 +164,8 @@ def from_shelf(
     """
     check_dtype(dtype)
     check_device(device, dtype)
-    bytes_needed = checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES
+    counts = [sum(weight.numel() for weight in part.parameters()) for part in (checkpoint.core, *checkpoint.blocks)]
+    bytes_needed = counts[0] * dtype.itemsize + max(counts[1:]) * FLOAT64_BYTES
     bytes_free = free_memory(torch.device(device))
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:

@@ -1,7 +1,9 @@
 """`fresh`: a network of a usual size, or of your own, with random weights, nothing downloaded."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +15,8 @@ from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Encoded, Inputs, Transformer
 from rankscope.sources.random_embedding import split, word_tokens
 
-_BERT = Architecture(layers=12, width=768, heads=12)
-
-PRESETS: dict[str, Architecture] = {
-    "bert-tiny": _BERT.replace(layers=2, width=128, heads=2),
-    "bert-mini": _BERT.replace(layers=4, width=256, heads=4),
-    "bert-base": _BERT,
-    "bert-large": _BERT.replace(layers=24, width=1024, heads=16),
-    "albert-base": _BERT.replace(shared=True, activation="gelu_tanh"),
-    "xlnet-base": _BERT.replace(positions="relative", biases=("mlp", "norm")),
-    "gpt2": Architecture(
-        layers=12, width=768, heads=12, mask="causal", activation="gelu_tanh",
-        norm_place="pre", norm_eps=1e-5, final_norm=True,
-    ),
-    "llama-1b": Architecture(
-        layers=16, width=2048, heads=32, key_heads=8, mask="causal", positions="rotary", rotary_base=500000.0,
-        mlp="gated", mlp_width=8192, activation="silu", norm="rms", norm_place="pre", norm_eps=1e-5,
-        final_norm=True, biases=(),
-    ),
-    "pythia-160m": Architecture(
-        layers=12, width=768, heads=12, mask="causal", positions="rotary", rotary_share=0.25, parallel=True,
-        norm_place="pre", norm_eps=1e-5, final_norm=True,
-    ),
-    "t5-base": Architecture(
-        layers=12, width=768, heads=12, divisor=1.0, positions="bias", activation="relu", mlp_width=3072,
-        norm="rms", norm_place="pre", norm_eps=1e-6, final_norm=True, biases=(),
-    ),
-    "vit-base": _BERT.replace(norm_place="pre", norm_eps=1e-12, final_norm=True),
-}  # fmt: skip
+_FIELDS = json.loads(files("rankscope").joinpath("data/presets.json").read_text(encoding="utf-8"))
+PRESETS: dict[str, Architecture] = {name: Architecture.from_dict(fields) for name, fields in _FIELDS.items()}
 """The usual sizes. Absolute positions belong to the embedding, and so come with the tokens."""
 
 

@@ -1,6 +1,6 @@
-"""What `measure`, `certify` and `decompose` are given, as a network and its tokens.
+"""What `measure`, `certify` and `decompose` are given, as a network and its tokens: each calls `inputs_of` first.
 
-Each of them calls `inputs_of` first: a Hugging Face model in memory becomes a `Transformer` (`network_of`),
+A Hugging Face model in memory becomes a `Transformer` (`network_of`),
 texts and token ids become tokens of layer 0 (`net.encode`), and anything else is refused in a sentence.
 """
 
@@ -29,11 +29,7 @@ class NetworkInputs(NamedTuple):
 
 
 def network_of(caller: str, model: NetworkLike) -> Transformer:
-    """The network itself, or the one that `load` makes of a Hugging Face model in memory.
-
-    Raises:
-        SourceError: if `model` is neither, or no family maps it.
-    """
+    """The network itself, or the one that `load` makes of a Hugging Face model; anything else is a `SourceError`."""
     if isinstance(model, Transformer):
         return model
     if isinstance(model, nn.Module):
@@ -48,19 +44,8 @@ def network_of(caller: str, model: NetworkLike) -> Transformer:
 def inputs_of(
     caller: str, model: NetworkLike, X: InputsLike, padding: Tensor | None = None, attention_mask: Tensor | None = None
 ) -> NetworkInputs:
-    """The network and the tokens that a public function was given.
-
-    Args:
-        caller: The function, for error messages.
-        model: A network, or a model of transformers in memory.
-        X: Tokens `[batch, token, width]`, what `net.encode` gave, texts, or token ids `[batch, token]`.
-        padding: `[batch, token]`, True at padded tokens.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-
-    Raises:
-        TokensError: if X is none of these, or padding comes with texts.
-        SourceError: if the model is no network and cannot be loaded as one.
-    """
+    """The network and the tokens that a public function, `caller`, was given; its padding, True at padded tokens,
+    may come as an `attention_mask` instead, 1 at tokens. Raises `TokensError` for tokens or padding that do not fit."""
     net = network_of(caller, model)
     texts = isinstance(X, str) or (isinstance(X, list | tuple) and X and all(isinstance(x, str) for x in X))
     if texts or isinstance(X, Encoded):

@@ -160,9 +160,8 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
         weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
         message = f"the canonical network must agree with the original within {TOLERANCE:g}; {name} ({family.name})"
-        raise ParityError(
-            f"{message} is off by {parity.states:.1e} in its states{weights}: {UNMAPPED}", subject="states"
-        )
+        message += f" is off by {parity.states:.1e} in its states{weights}"
+        raise ParityError(f"{message}: {UNMAPPED}", subject="states")
     table = getattr(embedding, "positions", None)
     most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
     lengths_named = [] if family.continuous_inputs else named_lengths(config_of(core))
@@ -265,9 +264,8 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
         if not angles_agree or not torch.equal(visible_to_original, visible[mask]):
             what = "sees other tokens" if angles_agree else "turns positions by other angles"
             message = f"the canonical network must be the original at every length its config names; at {n} tokens"
-            raise ParityError(
-                f"{message} layer {layer + 1} of {name} ({family.name}) {what}: {UNMAPPED}", subject="masks"
-            )
+            message += f" layer {layer + 1} of {name} ({family.name}) {what}"
+            raise ParityError(f"{message}: {UNMAPPED}", subject="masks")
     return True
 
 

@@ -100,16 +100,6 @@ class StreamedCheckpoint:
         """Those that the files lack, which transformers has drawn."""
         self.words = self._fill_around()
 
-    @property
-    def numbers(self) -> int:
-        """The number of parameters of the network, its table of words included."""
-        return sum(weight.numel() for weight in self.core.parameters())
-
-    @property
-    def largest(self) -> int:
-        """The number of parameters of the largest block."""
-        return max(sum(weight.numel() for weight in block.parameters()) for block in self.blocks)
-
     @cached_property
     def _mapping(self) -> list[Any]:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -145,18 +135,15 @@ class StreamedCheckpoint:
         keys = [key for name in names for key in self._sources[name]]
         # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
         with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
-            self._refuse_changed()
+            changed = [path for path, stamp in self._stamps.items() if _stamp(path) != stamp]
+            if changed:
+                message = f"the files of {self.name} must stay as they are; {changed[0]} is gone or changed"
+                raise FileError(f"{message}: load it again", subject="files")
             paths = {self.files[key] for key in keys}
             files = {path: opened.enter_context(safe_open(path, "pt")) for path in paths}
             tensors = {key: files[self.files[key]].get_slice(key) for key in keys}
             how = LoadStateDictConfig(dtype=torch.float64, weight_mapping=self._mapping)
             convert_and_load_state_dict_in_model(self.model, tensors, how)
-
-    def _refuse_changed(self) -> None:
-        for path, stamp in self._stamps.items():
-            if _stamp(path) != stamp:
-                message = f"the files of {self.name} must stay as they are; {path} is gone or changed: load it again"
-                raise FileError(message, subject="files")
 
     def _fill_around(self) -> nn.Embedding | None:
         """Fill all that is in no block; the table of words, if there is one, in its own dtype."""

@@ -28,9 +28,8 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
     papers = list(dict.fromkeys(study.paper for study in STUDIES))
     if paper == "all":
         if figure is not None:
-            raise StudyError(
-                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}", subject="figure"
-            )
+            sentence = f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}"
+            raise StudyError(sentence, subject="figure")
         return list(STUDIES)
     if paper not in papers:
         raise StudyError(one_of("paper", paper, [*papers, "all"]), subject="paper")
@@ -78,11 +77,8 @@ def write_page(setup: Setup) -> Path:
     """`REPRODUCTION.md` of every study that has been done below the folder: in the order of the papers, then
     those of one's own."""
     below = home(setup)
-    lines = [
-        "# Reproduction", "",
-        "Figures of both papers, published against ours. Written by `rankscope reproduce"
-        f"{' --full' if setup.full else ''}`.",
-    ]  # fmt: skip
+    command = "rankscope reproduce --full" if setup.full else "rankscope reproduce"
+    lines = ["# Reproduction", "", f"Figures of both papers, published against ours. Written by `{command}`."]
     known = {below / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
     unlisted = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
     for path in (*known, *unlisted):
@@ -105,8 +101,7 @@ def _section(outcome: dict[str, Any]) -> list[str]:
     lines += [f"![{outcome['title']}]({folder}/{name}.png)" for name in outcome["figures"]]
     if outcome["comparisons"]:
         lines += ["", "| | published | ours | |", "|---|---|---|---|"]
-        for comparison in outcome["comparisons"]:
-            lines.append(_row(Comparison(**comparison)))
+        lines += [_row(Comparison(**comparison)) for comparison in outcome["comparisons"]]
     return lines + [f"\n{note}" for note in outcome["notes"]]
 
 

@@ -32,8 +32,7 @@ class Setup:
     device: str = "cpu"
     models: tuple[str, ...] = ()  # Hub ids or directories in place of the trained models at hand
     say: Callable[[str], None] = lambda _: None  # Called with what is being done
-    progress: Callable[[int, int], None] = lambda done, total: None
-    """Called with how many pieces of the study are done, and of how many, where it counts them."""
+    progress: Callable[[int, int], None] = lambda done, total: None  # Called with how many pieces are done, of how many
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -75,6 +74,11 @@ def published(paper: str) -> dict[str, Any]:
     return numbers
 
 
+def mean_by_layer(table: pl.DataFrame, column: str = "value") -> list[float]:
+    """The mean over samples and seeds, by layer; of log10, that is a geometric mean."""
+    return table.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
+
+
 @cache
 def _sentences() -> dict[str, Any]:
     return tomllib.loads(_data("studies.toml"))
@@ -110,8 +114,8 @@ class StudyTexts:
     def compare(self, claim: str, agrees: bool | None, /, **values: object) -> Comparison:
         """A claim of the paper with ours beside it."""
         entry = _sentences()[self.paper][self.figure][claim]
-        cells = (entry.get(name, "").format(**values) for name in ("what", "published", "ours", "because"))
-        what, published, ours, because = cells
+        cells = ("what", "published", "ours", "because")
+        what, published, ours, because = (entry.get(cell, "").format(**values) for cell in cells)
         return Comparison(what, published, ours, agrees, because)
 
 
@@ -134,8 +138,7 @@ class StudyResult:
     tables: dict[str, pl.DataFrame]
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)  # What it was run on, and what could not be had
-    page_tables: list[PageTable] = field(default_factory=list)
-    """Tables for its page, where it has more to show than comparisons."""
+    page_tables: list[PageTable] = field(default_factory=list)  # For its page, where comparisons are not all
     summary: str = ""  # What came of it, in a sentence or two, where that is more than how many comparisons agree
 
 

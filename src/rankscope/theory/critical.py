@@ -9,16 +9,11 @@ second about tokens that are all but equal. They agree where tokens start close 
 The weight varied is `attention_skip` alone: it is the skip that the paper takes out, and the one that
 serial and parallel blocks both have. The MLP's skip stays as it is.
 
-Without norms and MLP, and rows of P that sum to one, `res X' = lambda res X + res(attention)`. Where
-`||res(attention)||_F <= c ||res X||_F` in every layer, `lambda - c <= mu' / mu <= lambda + c`, so
-
-    lambda < 1 - c: tokens collapse;    lambda > 1 + c: they do not.
-
-Measured at the critical weight, c is that run's own: the crossing lies within 1 -+ c (`bracket`), but at
-another weight c is another. A c for every weight and input comes from the weights alone (`guaranteed`):
-for u orthogonal to 1 the entries of P u lie between the least and the largest of u, hence
-`||res(P u)|| <= sqrt(n / 2) ||u||` and `c = max over layers of sqrt(n / 2) sum_h ||W_h||_2`. Of uniform
-attention P is known, and `c = ||res P0||_2 ||sum_h W_h||_2`.
+Without norms and MLP, where `||res(attention)||_F <= c ||res X||_F` in every layer, tokens collapse below lambda =
+1 - c and not above 1 + c, since `lambda - c <= mu' / mu <= lambda + c`. Measured at the critical weight, c is that
+run's own (`bracket`). A c for every weight and input comes from the weights alone (`guaranteed`): for u orthogonal to
+1 the entries of P u lie between the least and the largest of u, hence `||res(P u)|| <= sqrt(n / 2) ||u||` and `c =
+max over layers of sqrt(n / 2) sum_h ||W_h||_2`. Uniform attention has `c = ||res P0||_2 ||sum_h W_h||_2`.
 """
 
 import math
@@ -41,7 +36,7 @@ from rankscope.profiles import measure
 from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
-from rankscope.theory.weight_norms import value_matrix
+from rankscope.theory.weight_norms import value_parts
 
 METRICS = ("mu", "relative_mu")
 DEEP = 24  # Layers to measure a rate on, where the network has fewer
@@ -109,10 +104,10 @@ def critical_skip(
     >>> round(found.weight, 1), round(found.theory, 1)
     (1.0, 1.0)
     """
-    _check(net, metric, low, high, tolerance)
+    _check(net, X, metric, low, high, tolerance)
     net = net.to(torch.float64)
     net = net.variant(layers=max(net.arch.layers, DEEP) if depth is None else depth)
-    X = _checked(X, net)
+    X = X.to(dtype=torch.float64, device=net.device)
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
@@ -136,7 +131,7 @@ class _Crossing:
     points: list[tuple[float, float]]
 
 
-def _check(net: Transformer, metric: str, low: float, high: float, tolerance: float) -> None:
+def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, tolerance: float) -> None:
     if metric not in METRICS:
         raise MetricError(one_of("metric", metric, METRICS), subject="metric")
     if not (math.isfinite(high) and 0 <= low < high):
@@ -151,6 +146,9 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(message, subject="architecture")
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        got = X.dtype if isinstance(X, Tensor) else type(X).__name__
+        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
 
 
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
@@ -159,13 +157,6 @@ def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, 
     if math.isnan(rate):
         raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
     return rate
-
-
-def _checked(X: Tensor, net: Transformer) -> Tensor:
-    if not isinstance(X, Tensor) or not X.is_floating_point():
-        got = X.dtype if isinstance(X, Tensor) else type(X).__name__
-        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
-    return X.to(dtype=torch.float64, device=net.device)
 
 
 def _crossing(rate: Rate, low: float, high: float, tolerance: float, layers: int) -> _Crossing:
@@ -239,7 +230,7 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
     real = {int(n) for n in valid_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
-        W = [value_matrix(arch, layer, head) for head in active_heads(arch, index)]
+        W = [torch.matmul(*value_parts(arch, layer, head)) for head in active_heads(arch, index)]
         if not W:
             continue
         if arch.kernel == "uniform":

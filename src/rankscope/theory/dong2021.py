@@ -1,44 +1,27 @@
 """Upper bounds of Dong et al. 2021: pure attention loses rank doubly exponentially, MLPs and skips slow it.
 
-**Pure attention** (Thm 2.2, Thm 2.3). One layer of H heads without skips, MLPs and norms, in the measure
-`||A|| = sqrt(||A||_1 ||A||_inf)`:
+In the measure `||A|| = sqrt(||A||_1 ||A||_inf)`, which has no triangle inequality, so that column and row sums are
+bounded apart. Proofs step by step: docs/theory.md.
 
-    ||res(SA(X))|| <= (4 gamma beta H / sqrt d_qk) ||res(X)||^3,
-    ||res(SAN(X))|| <= (4 gamma beta H / sqrt d_qk)^((3^L - 1)/2) ||res(X)||^(3^L).
+**Pure attention** (Thm 2.2, Thm 2.3): L layers of H heads without skips, MLPs and norms, with R the deviation of X,
 
-**beta.** The measure has no triangle inequality, so column and row sums are bounded apart:
-`beta = sqrt(max_h ||W_QK,h||_1 ||W_h||_1 * max_h ||W_QK,h||_1 ||W_h||_inf)`.
+    ||res(SAN(X))|| <= (4 gamma beta H / sqrt d_qk)^((3^L - 1)/2) ||res(X)||^(3^L),
+    beta = sqrt(max_h ||W_QK,h||_1 ||W_h||_1 * max_h ||W_QK,h||_1 ||W_h||_inf),
+    gamma = max(1, (e^o - 1) / (2 o)),   o = max |E_ij - E_ij'|,   E = R W_QK R^T / sqrt d_qk.
 
-**gamma.** With `E = R W_QK R^T / sqrt d_qk` and p the attention of the centre,
+gamma is measured from the entries that attention is made of, and 1 as long as o <= 1.2564, the root of e^x = 1 + 2x.
+With gamma = 1 beyond that the bound is FALSE for large n (`hand_built.py`). About the mean instead of the
+minimising centre the base has one more factor `2 (1 - 1/n)`.
 
-    |P_ij - p_j| <= p_j sum_k p_k expm1(|E_ij - E_ik|),   expm1(x) <= 2 gamma x for x <= o,
-    gamma = max(1, (e^o - 1) / (2 o)),   o = max |E_ij - E_ij'|:
+**MLPs** (Cor 3.2) with skip weight m multiply the base by lambda, the root of the product of
 
-always valid, measured from the entries that attention is made of, and 1 as long as o <= 1.2564, the root of
-e^x = 1 + 2x. With gamma = 1 beyond that the bound is FALSE for large n (`hand_built.py`). Derivation:
-docs/theory.md. About the mean instead of the minimising centre the base has one more factor `2 (1 - 1/n)`.
-
-**MLPs** (Cor 3.2) multiply the base by a Lipschitz constant. For `Y = 1 y^T + R`, an MLP with skip weight m
-acts on every token alone, and its output deviates from that of y by at most, in column sums and in row sums,
-
-    (|m| + Lip(act) ||W_1||_1 ||W_2||_1) ||R||_1   and   (|m| + Lip(act) ||W_1||_inf ||W_2||_inf) ||R||_inf,
-
-so `lambda = sqrt` of the product of the two factors does for the composite measure, and
-
-    ||res|| <= (4 gamma beta H lambda / sqrt d_qk)^((3^L - 1)/2) ||res X||^(3^L).
+    |m| + Lip(act) ||W_1||_1 ||W_2||_1   and   |m| + Lip(act) ||W_1||_inf ||W_2||_inf.
 
 A gated MLP, a product of two functions of the token, has no Lipschitz constant.
 
-**Skips** (after section 3). With a skip of weight w, `res(w X + SA(X))` is at most
-`|w| r + c r^3`, r = ||res X||,
+**Skips** (after section 3) of weight w: `||res(w X + SA(X))|| <= |w| r + c r^3`, r = ||res X||, layer by layer, with
 
     c = 4 gamma beta H / sqrt d_qk,   beta = max_h ||W_QK,h||_1 max(||W_h||_1, ||W_h||_inf).
-
-(Column and row sums of the sum of two matrices are bounded apart; the larger of the two betas does for both.)
-Iterated layer by layer this is, for |w| <= 1, never above the closed form that follows from
-`a + b <= 2 max(a, b)`:
-
-    max over l <= L of (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l).
 
 An upper bound only: the skip keeps tokens apart, and lower bounds are in `lower_bounds.py`.
 """
@@ -86,18 +69,14 @@ def cubed(bases: list[float], start: float) -> list[float]:
     logs = np.full(len(largest), start)
     with np.errstate(over="ignore", invalid="ignore"):
         for layer in range(len(largest)):
-            logs[layer:] = np.where(
-                (largest[layer:] == -np.inf) | (logs[layer:] == -np.inf), -np.inf, _up(largest[layer:], logs[layer:])
-            )
+            base, r = largest[layer:], logs[layer:]
+            # Rounded up: what is lost here is cubed by every layer to come.
+            up = base + 3 * r + 4 * EPS * (np.abs(base) + np.abs(3 * r))
+            logs[layer:] = np.where((base == -np.inf) | (r == -np.inf), -np.inf, up)
             finite = logs > -np.inf
             logs = np.where(finite, np.clip(logs, LOWEST, None), logs)
             logs = np.where(logs > -LOWEST, np.inf, logs)
     return [float(log_bound) for log_bound in logs]
-
-
-def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """`base + 3 r`, rounded up: what is lost here is cubed by every layer to come."""
-    return base + 3 * r + 4 * EPS * (np.abs(base) + np.abs(3 * r))
 
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:

@@ -1,18 +1,14 @@
 """Upper bounds by measured factors: pure attention from loose to exact, and any block after Dobrushin.
 
-**Pure attention.** A head multiplies the deviation R by `M_h = P_h - 1 q^T` for any row q, since rows of P
-sum to one: `res(SA(X)) <- sum_h M_h R W_h`. In column sums and row sums apart,
+**Pure attention.** A head multiplies the deviation R by `M_h = P_h - 1 q^T` for any row q, since rows of P sum to one:
 
     ||res(SA(X))|| <= f ||R||,   f = sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf)).
 
-- **oscillation**: `|P_ij - p_j| <= p_j (e^{osc_i} - 1)`, osc_i the range of row i of E. From scores alone,
-  without a condition on their size.
+- **oscillation**: `|P_ij - p_j| <= p_j (e^{osc_i} - 1)`, osc_i the range of row i of E, however large scores are.
 - **attention**: M_h as measured, q the mean row.
-- **exact**: `||sum_h M_h R W_h|| / ||R||` as measured. The product is the residual itself, computed another
-  way: it closes the ladder, and its slack is rounding.
+- **exact**: `||sum_h M_h R W_h|| / ||R||` as measured: the residual computed another way, whose slack is rounding.
 
-Bounds at layer l are products of the first l factors (times kappa, where |P - 1 p^T| is about p and the
-residual about the mean).
+Bounds at layer l are products of l factors (times kappa, where |P - 1 p^T| is about p and the residual about the mean).
 
 **Any block** (Dobrushin 1956; LayerNorm, MLP). `D(X)` is the largest distance between two tokens. Averages
 with weights `P_i` and `P_j` differ by at most `tau(P) D`, tau half the largest L1 distance of two rows, in
@@ -22,8 +18,7 @@ any norm. So, with whatever mask and positions,
     D(norm X) <= (max|gain| / min sd) D(X),                 sd over these tokens,
     D(MLP X) <= Lip(act) ||W_1||_2 ||W_2||_2 D(X)           (gated: with the largest gate and value of these).
 
-The product over the parts of a block bounds D at every layer of every architecture whose attention averages.
-Bounds of weights by their norms make it loose: for trained transformers it is vacuous, and called so.
+The product over the parts of a block bounds D wherever attention averages. For trained transformers it is vacuous.
 """
 
 import math

@@ -1,11 +1,8 @@
 """What was measured on one sample, once, for all theorems: sizes by layer, and what every layer did.
 
-All sizes are natural logs, read in deviation arithmetic, so that a theorem can be compared with a residual of
-1e-4000. Where a kernel has no rule there, the pass runs in float64, and what only deviation arithmetic can
-say is left out (NaN): theorems that need it ask for a kernel that has a rule.
-
-Tokens of one sample without its padding: nothing here knows of padding or batches. Every number may be off by
-rounding: `rounding.py` has several passes' facts, which rounded otherwise.
+All sizes are natural logs, read in deviation arithmetic, so that a theorem can be compared with a residual of 1e-4000;
+where a kernel has no rule there the pass runs in float64, and what only deviation arithmetic can say is NaN. Tokens
+are those of one sample without its padding. Every number may be off by rounding: `rounding.py` has several passes'.
 """
 
 from dataclasses import dataclass
@@ -41,10 +38,6 @@ class TokenSizes:
     state: State  # The tokens themselves
     float64_difference: float = 0.0
     """How far float64's deviation is from this one, as a share of it, where float64 can see."""
-
-    def of(self, quantity: str) -> float:
-        """One of these sizes, by its name."""
-        return float(getattr(self, quantity))
 
 
 @dataclass(frozen=True)

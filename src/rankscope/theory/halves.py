@@ -23,10 +23,8 @@ before it is marked. What it leaves counts above rounding, and is plain where no
 
 
 def half_facts(arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms) -> HalfFacts:
-    """The facts of one half of a block (a skip and its branches).
-
-    `averaging` is the log of the factor by which attention shrinks distances, `mlp` the MLP's constants.
-    """
+    """The facts of one half of a block (a skip and its branches); `averaging` is the log of the factor by which
+    attention shrinks distances, `mlp` the MLP's constants."""
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     alignment, square = 0.0, float(R.value.square().sum())
     if square > 0:

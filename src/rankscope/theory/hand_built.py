@@ -47,6 +47,13 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.shapes import Float
 
 
+def _one_head(arch: Architecture, query: Tensor, key: Tensor, value: Tensor, more: dict[str, Tensor]) -> Transformer:
+    """One layer of one head, whose output projection is the identity."""
+    weights = {f"{part}.weight": W[:, None] for part, W in (("query", query), ("key", key), ("value", value))}
+    weights |= {"output.weight": torch.eye(len(value), dtype=torch.float64)[None], **more}
+    return Transformer.from_weights(arch, {f"layers.0.attention.{name}": W for name, W in weights.items()})
+
+
 def counterexample(d: int) -> tuple[Transformer, Float[Tensor, "1 token width"]]:
     """(network, tokens): one layer of one head and `2 d + 1` tokens of width `d + 1`, every |E_ij| <= a."""
     width, p_0 = d + 1, 0.8
@@ -61,16 +68,7 @@ def counterexample(d: int) -> tuple[Transformer, Float[Tensor, "1 token width"]]
     shown = 60.0
     bias = torch.full((width,), shown + math.log((1 - p_0) / d), dtype=torch.float64)
     bias[0] = shown + math.log(p_0)
-    net = Transformer.from_weights(
-        arch,
-        {
-            "layers.0.attention.query.weight": (a * torch.diag(active))[:, None],
-            "layers.0.attention.query.bias": bias[None],
-            "layers.0.attention.key.weight": eye[:, None],
-            "layers.0.attention.value.weight": eye[:, None],
-            "layers.0.attention.output.weight": eye[None],
-        },
-    )
+    net = _one_head(arch, a * torch.diag(active), eye, eye, {"query.bias": bias[None]})
     return net, torch.cat([eye, torch.zeros(d, width, dtype=torch.float64)])[None]
 
 
@@ -152,15 +150,7 @@ def equilibrium_network(tokens: int, w: float, layers: int = 1) -> Transformer:
     )  # fmt: skip
     eye = torch.eye(tokens, dtype=torch.float64)
     values = eye + w * torch.diag(torch.ones(tokens - 1, dtype=torch.float64), 1)
-    return Transformer.from_weights(
-        arch,
-        {
-            "layers.0.attention.query.weight": torch.zeros_like(eye)[:, None],
-            "layers.0.attention.key.weight": torch.zeros_like(eye)[:, None],
-            "layers.0.attention.value.weight": values[:, None],
-            "layers.0.attention.output.weight": eye[None],
-        },
-    )
+    return _one_head(arch, torch.zeros_like(eye), torch.zeros_like(eye), values, {})
 
 
 def spectral_radius(X: Tokens, w: float) -> float:

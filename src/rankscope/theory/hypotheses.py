@@ -5,7 +5,11 @@ and says how much room it has before the answer would be another (`rounding.py`)
 """
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
@@ -32,26 +36,14 @@ class Hypothesis:
         return f"{self.says}: {self.number:.6g}, must be {self.limit}"
 
 
-def equal(says: str, number: int | float, limit: int | float) -> Hypothesis:
-    """The hypothesis that a number equals its limit exactly."""
-    return Hypothesis(says, float(number), f"= {limit:g}", bool(number == limit))
+def compared(sign: str, says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
+    """The hypothesis that a number stands to its limit as the sign says; one that was `measured` may be off."""
+    room = (limit - number if sign == "<=" else number - limit) if measured else math.inf
+    return Hypothesis(says, float(number), f"{sign} {limit:g}", bool(SIGNS[sign](number, limit)), float(room))
 
 
-def at_most(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
-    """The hypothesis that a number is at most its limit."""
-    room = limit - number if measured else math.inf
-    return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit, float(room))
-
-
-def above(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
-    """The hypothesis that a number is above its limit."""
-    room = number - limit if measured else math.inf
-    return Hypothesis(says, float(number), f"> {limit:g}", number > limit, float(room))
-
-
-def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
-    """The hypothesis that a number is at least its limit."""
-    return Hypothesis(says, float(number), f">= {limit:g}", number >= limit)
+SIGNS: dict[str, Callable[[Any, Any], Any]] = {"=": operator.eq, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+equal, at_most, above, at_least = (partial(compared, sign) for sign in SIGNS)
 
 
 # Conditions on the architecture that several theorems share.

@@ -6,9 +6,8 @@ the branch, in Frobenius norms:
     ||w R + F|| >= (|w| - c) ||R||,    c = ||F|| / ||R||            (elementary: the triangle inequality)
     ||w R + F|| >= |w + a| ||R||,      a = <F, R> / ||R||^2         (aligned: Cauchy and Schwarz)
 
-c and a are measured. The second is never below the first, since |a| <= c, and needs no small branch: a branch
-that turns tokens without shrinking them costs nothing. A norm after the sum U multiplies by its measured
-`n = ||res(norm U)|| / ||res(U)||`. Attention and MLP halves multiply.
+c and a are measured. The second is never below the first, since |a| <= c. A norm after the sum U multiplies by its
+measured `n = ||res(norm U)|| / ||res(U)||`. Attention and MLP halves multiply.
 
 **Untouched directions**, from the weights alone (after Dong et al. 2021, section 3). With skips and no norm
 after them, every branch writes into the row space of its output matrices. Let Q project onto what is
@@ -18,10 +17,8 @@ heads attend,
     X_L Q = (prod w) X_0 Q,    mu(X_L) >= prod|w| ||res(X_0) Q||_F.
 
 Any matrix Q of norm one will do, less what branches do write to it: what they added, F, is measured, and
-`mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that outputs which all but miss a direction or that
-rounding has turned a little, take off what they are worth. The paper's remark that skips admit infinitely
-many parameterisations which never collapse, at arbitrarily small beta, is the case where Q keeps all of
-res(X_0) (`hand_built.py`).
+`mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`. Where Q keeps all of res(X_0), tokens never collapse, at
+arbitrarily small beta: the paper's remark (`hand_built.py`).
 
 **lambda-skip**, a lower bound for `Y' = norm(w Y + Z)` (as Joseph et al. 2025). Tokens y_i of one length,
 here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times Y's in the Frobenius norm.
@@ -39,15 +36,11 @@ centred already, and centring Z makes neither s nor c larger. For |w| well above
 `1 - (2 s + c) / |w|`: collapse is at most exponential, at a rate that the weight sets. s and c are measured.
 The statement and its constants are this project's.
 
-**Norms are neutral to rank**, but for one or two. A norm multiplies rows by positive numbers, `D X`, which
-keeps the rank of X. The affine rank (of X - 1 mean^T) is the rank or one less, for X as for D X, so a norm
-that only scales moves it by at most one. LayerNorm centres each token first, `X C`, which takes at most one
-more away. A gain that is zero somewhere takes one each; biases move all tokens alike. For every norm in
-a block
+**Norms are neutral to rank**, but for one or two. A norm multiplies rows by positive numbers, `D X`, which keeps the
+rank of X, and the affine rank (of X - 1 mean^T) is the rank or one less, for X as for D X. LayerNorm centres each
+token first, which takes at most one more away; a gain that is zero takes one; biases move all tokens alike:
 
     affine rank after >= affine rank before - 1   (scale, rms),   - 2   (layer),   - zero gains.
-
-A norm cannot make tokens that span many directions uniform, however it is scaled; nor can it put many back.
 """
 
 import math

@@ -26,10 +26,6 @@ from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 def log_values(facts: Facts) -> list[float]:
     """The natural log of B at every layer."""
-    return facts.norms.of_all("values", facts.net, lambda: _log_values(facts))
-
-
-def _log_values(facts: Facts) -> list[float]:
     arch = facts.arch
     logs_by_layer: list[float] = []
     heads = [active_heads(arch, index) for index in range(facts.depth)]
@@ -88,7 +84,7 @@ def masked(facts: Facts) -> Evaluation:
     spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
     start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.token_count) - math.log(2)
     bounds = []
-    for layer, B in enumerate(log_values(facts), 1):
+    for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
         if not radius:  # no centre, or one token alone
             bounds.append(math.inf if radius is None else -math.inf)
             continue

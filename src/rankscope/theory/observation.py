@@ -36,20 +36,16 @@ from rankscope.theory.facts import Centre, Facts, LayerFacts, TokenSizes
 from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
-from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
+from rankscope.theory.weight_norms import HeadNorms, LayerNorms, WeightNorms
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
 
 
 def observe(
-    net: Transformer,
-    X: Float[Tensor, "token width"],
-    centre: Centre = "mean",
-    norms: WeightNorms | None = None,
-    seed: int | None = None,
+    net: Transformer, X: Tensor, centre: Centre = "mean", norms: WeightNorms | None = None, seed: int | None = None
 ) -> Facts:
-    """Run the network on one sample's tokens and collect what the theorems need to know.
+    """Run the network on one sample's tokens `[token, width]` and collect what the theorems need to know.
 
     `norms` caches norms of weights, for a network and its variants. With a `seed` every rule's result is
     perturbed in its last digits (`deviation/perturbation.py`); without, a float64 pass runs beside it where
@@ -106,12 +102,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
 
 
 def _layer(
-    net: Transformer,
-    index: int,
-    record: BlockRecord,
-    settings: PassSettings,
-    norms: tuple[HeadNorms, MLPNorms],
-    centre: Centre,
+    net: Transformer, index: int, record: BlockRecord, settings: PassSettings, norms: LayerNorms, centre: Centre
 ) -> LayerFacts:
     arch, layer = net.arch, net.weights.layers[index]
     active, before = list(active_heads(arch, index)), record.halves[0].before

@@ -1,15 +1,9 @@
 """Bounds that rounding cannot have made: hypotheses decided outward, upper bounds moved up, lower ones down.
 
-Several passes, all but the first perturbed in their last digits (`deviation/perturbation.py`), give every
-measured number several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`,
-it started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they
-differ by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured
-number that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are
+Several passes, all but the first perturbed in their last digits (`deviation/perturbation.py`), give every measured
+number several times, and a theorem is evaluated on each: how the outcomes are compared, moved outward, refused and
+marked is told in docs/theory.md ("Proofs that survive rounding") and set by the constants below. Norms of weights are
 rounded up where they are taken (`weight_norms.py`).
-
-The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
-which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only
-where zero is exact: equal tokens, weights that are zero, attention that cannot differ.
 """
 
 import math
@@ -61,14 +55,14 @@ def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[boo
         if refusal is not None and all(hypothesis.met for hypothesis in hypotheses):
             hypotheses.append(refusal)
         values = [
-            facts.sizes[layer].of(theorem.quantity) if evaluation.measured is None else evaluation.measured[layer - 1]
-            for facts, evaluation in zip(copies, evaluations, strict=True)
+            getattr(facts.sizes[layer], theorem.quantity) if measured is None else measured[layer - 1]
+            for facts, measured in zip(copies, (evaluation.measured for evaluation in evaluations), strict=True)
         ]
         noise = marked[layer] or not _alike(values, copies[0].centre)
-        noise = noise or (values[0] == -math.inf and theorem.quantity != "affine_rank"
-                          and not _exactly_zero(copies[0], layer))  # fmt: skip
         if theorem.quantity == "affine_rank":
             noise = noise or not all(half.clear for facts in copies for half in facts.layers[layer - 1].halves)
+        else:
+            noise = noise or (values[0] == -math.inf and not _exactly_zero(copies[0], layer))
         rows.append(LayerBound(bound, hypotheses, values[0], noise))
     return rows
 

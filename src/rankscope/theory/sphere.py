@@ -1,9 +1,7 @@
 """Tokens on a sphere: attention, orthogonal values, a norm that only scales (Wu et al. 2024, Thm 2, Cor 1).
 
-`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out).
-No token may be zero: a norm leaves it there, and a first token that is zero under a causal mask never joins
-the others.
-Let y_i be the directions, `m = min cos(y_i, y_j)`.
+`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out). No token may
+be zero: a norm leaves it there. Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
 reaches i in r steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
@@ -22,8 +20,7 @@ and the bound runs from the first such layer; before it `mu <= length sqrt N`.
 
     mu <= length sqrt((N - 1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r).
 
-It needs a centre only, no full rank, no sign of cosines, and its constant is explicit from layer 0.
-Lengths at layer 0 may differ; directions are followed from layer 1 on in the first two.
+It needs a centre only, and its constant is explicit from layer 0; the other two follow directions from layer 1 on.
 """
 
 import math

@@ -112,12 +112,6 @@ def value_parts(arch: Architecture, layer: Layer, head: int) -> tuple[Tensor, Te
     return w.value.weight[:, head // group].double(), w.output.weight[head].double()
 
 
-def value_matrix(arch: Architecture, layer: Layer, head: int) -> Float[Tensor, "width width"]:
-    """The product `W_h = W_V,h W_O,h` of one head."""
-    value, output = value_parts(arch, layer, head)
-    return value @ output
-
-
 @dataclass(frozen=True)
 class MLPNorms:
     """Lipschitz constants of an MLP in column sums, row sums and the 2-norm."""
@@ -146,6 +140,8 @@ class MLPNorms:
         spectral = spectral_norm(up) * spectral_norm(down)
         return cls(*(upward(slope * size, g, zero) for size in (*sums, spectral)))
 
+
+LayerNorms = tuple[HeadNorms, MLPNorms]  # The norms of one layer's weights
 
 Result = TypeVar("Result")
 CACHE_SIZE = 4096  # Results that are cached, the latest, some hundred bytes each
@@ -187,7 +183,7 @@ class WeightNorms:
     def __init__(self) -> None:
         self._read: dict[tuple[int, int], tuple[weakref.ref[Any], bytes]] = {}
 
-    def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
+    def of(self, net: Transformer, index: int) -> LayerNorms:
         """The norms of layer `index` (0-based): of its heads and its MLP."""
         arch, layers = net.arch, net.weights.layers
         key = ("norms", self._key(net, index), arch.activation, arch.kernel == "uniform")

@@ -5,6 +5,7 @@ import torch
 
 from rankscope.metrics import relative_residual
 from rankscope.studies.dong2021 import fig2
+from rankscope.studies.study import mean_by_layer
 from tests.studies.dong2021.test_networks import subject
 
 
@@ -19,6 +20,6 @@ def test_figure_2_measures_every_curve_in_both_readings(family: str) -> None:
     by_hand = torch.stack([relative_residual(state) for state in states], 1)  # [excerpt, layer]
     singles = curves.sort("excerpt", "layer")["value"].to_list()
     assert singles == pytest.approx(by_hand.flatten().tolist(), rel=1e-4)
-    assert fig2._by_layer(curves) == pytest.approx(by_hand.mean(0).tolist(), rel=1e-4)
+    assert mean_by_layer(curves) == pytest.approx(by_hand.mean(0).tolist(), rel=1e-4)
     san = table.filter(mode="defined", curve="san", arithmetic="deviation").sort("layer")
     assert san["log10"][-1] < -6 < min(curves["log10"].to_list())

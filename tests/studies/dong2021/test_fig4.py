@@ -78,7 +78,7 @@ def test_the_study_writes_figure_tables_and_comparisons_and_can_be_run_again(tmp
         task.name: small(task, layers=6, epochs=1, checkpoint_every=1, seeds=2 if task.name == "sort" else 1)
         for task in tasks
     }
-    run = partial(fig4.effectiveness, plans=plans, repeats=1)
+    run = partial(fig4._run, plans=plans, repeats=1)
     study = chosen("dong2021", "fig4")[0]
     lines: list[str] = []
     outcome = reproduce(study, Setup(tmp_path, say=lines.append), run)

@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 
 from rankscope.errors import StudyError
 from rankscope.lab.trial import TrialSizes
-from rankscope.studies.remedies.trainings import costs, gathered, trained
+from rankscope.studies.remedies.trainings import QUICK, TrainingPlan, costs, gathered, trained
 from rankscope.studies.study import Setup
 from tests.raising import raises
 
@@ -17,10 +17,8 @@ REMEDIES = ["none", "deepnorm"]
 
 
 def table(folder: Path, workers: int = 1, minutes: float = 60.0) -> pl.DataFrame:
-    return trained(
-        Setup(folder), REMEDIES, (0, 1), settings=["pre"], depths=[1, 2], sizes=SIZES, workers=workers,
-        minutes=minutes,
-    )  # fmt: skip
+    plan = TrainingPlan(("pre",), (1, 2), SIZES, seeds=(0, 1))
+    return trained(Setup(folder), REMEDIES, plan, workers=workers, minutes=minutes)
 
 
 def test_a_table_goes_on_where_it_was_left_off(tmp_path: Path) -> None:
@@ -28,7 +26,7 @@ def test_a_table_goes_on_where_it_was_left_off(tmp_path: Path) -> None:
     assert len(late) == 4 and late["refused"].str.starts_with("not run").all()
     whole = table(tmp_path / "one")
     assert whole.group_by("remedy", "depth", maintain_order=True).len().height == 4
-    assert whole.filter(remedy="deepnorm")["refused"].str.contains("norm_place must be 'post'").all()
+    assert whole.filter(remedy="deepnorm")["refused"].str.contains("norm_place 'post'").all()
     parts = sorted((tmp_path / "one" / "parts").iterdir())
     times = [part.stat().st_mtime_ns for part in parts]
     parts[1].unlink()
@@ -47,7 +45,7 @@ def test_a_table_is_the_same_in_several_processes(tmp_path: Path) -> None:
 
 def test_one_remedy_twice_is_refused(tmp_path: Path) -> None:
     with raises(StudyError, subject="remedies"):
-        trained(Setup(tmp_path), ["none", "none"], [0])
+        trained(Setup(tmp_path), ["none", "none"], QUICK)
 
 
 def test_a_remedy_is_priced_against_none_where_it_goes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ def test_smaller_divisors_slow_the_collapse() -> None:
     net = untrained(Architecture(layers=4, width=64, heads=2), "small")
     X = net.encode(bundled_excerpts(128)[:1], 24).X
     ends = [
-        networks.last(networks.collapse(net, X, "SAN", "complete", divisor=divisor), "relative_mu")
+        networks.last(networks.collapse(net.variant(divisor=divisor), X, "SAN", "complete"), "relative_mu")
         for divisor in fig3.DIVISORS.values()
     ]
     assert ends == sorted(ends, reverse=True)

@@ -1,14 +1,13 @@
 """What heads give and add: products, checks that parts add up, and the search for the output projection.
 
-With the pattern P_h, the values V_h and the rows W_h of the output projection that belong to head h, a head's
-output is `P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. The observers of this folder call the
-functions. Where an observer knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: it
-is the first Linear or Conv1D in the block that is called, after attention, on exactly these side by side.
+With the pattern P_h, the values V_h and the rows W_h of the output projection that belong to head h, a head's output is
+`P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. The observers of this folder call the functions. Where
+one knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: the first Linear or Conv1D in the
+block that is called, after attention, on exactly these side by side.
 
 Order of events: `Watch` enters `attached`; the recorder calls `reset` when a call of the model begins;
-`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands
-what each head adds to `on_contributions`; around a projection with further weights (LoRA), a hook calls
-`wrapper_called`; `block_left` checks that the projection was found.
+`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands what each
+head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks that the projection was found.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,11 +3,10 @@
     P = softmax(Q K' scale + mask)            `F.scaled_dot_product_attention`, without dropout
     P = softmax(score_mod(Q K' scale))        flex attention, over the keys that mask_mod lets a query see
 
-That P V is what the call gave is checked every time. `torch_functions.py` makes a `ScaledDotProduct` for each
-call that it intercepts. Flex attention compiles itself, so a torch function mode does not see into it: while
-a model is watched (`flex_attention_reported`), names that hold the function, in files of the packages that
-the blocks are written in or in the blocks themselves, hold one that calls it and reports its arguments and
-its output; afterwards they hold what they held.
+That P V is what the call gave is checked every time. `torch_functions.py` makes a `ScaledDotProduct` for each call that
+it intercepts. Flex attention compiles itself, so a torch function mode does not see into it: while a model is watched
+(`flex_attention_reported`), names that hold the function, plain, compiled or replaced, in torch's own file, in files of
+the packages that the blocks are written in or in the blocks, hold one that calls it and reports its call.
 """
 
 import math
@@ -27,8 +26,8 @@ from rankscope.live.modules import submodules
 
 OnFlexAttention = Callable[["FlexAttention"], None]
 _callbacks: list[OnFlexAttention] = []
-# Names whose function is replaced now: their holder, the name, the function, and for how many watches.
-_replaced: dict[tuple[int, str], tuple[Any, str, Any, int]] = {}
+# Names that hold another function now: their holder, the name, and the function that they held.
+_replaced: dict[tuple[int, str], tuple[Any, str, Any]] = {}
 
 
 class ScaledDotProduct:
@@ -147,23 +146,21 @@ class FlexAttention(ScaledDotProduct):
 @contextmanager
 def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttention) -> Iterator[None]:
     """Inside, every call of flex attention in the files and modules of the blocks is handed to `callback`."""
-    keys = [_replace(*holder) for holder in _holders(blocks)]
+    for holder, name, function in _holders(blocks):
+        if (id(holder), name) not in _replaced:
+            _replaced[id(holder), name] = (holder, name, function)
+            setattr(holder, name, _reporting(function))
     _callbacks.append(callback)
     try:
         yield
     finally:
         _callbacks.remove(callback)
-        for key in keys:
-            holder, name, function, watches = _replaced.pop(key)
-            if watches > 1:
-                _replaced[key] = (holder, name, function, watches - 1)
-            else:
-                setattr(holder, name, function)
+        while _replaced and not _callbacks:  # the last watch
+            setattr(*_replaced.popitem()[1])
 
 
 def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
-    """(holder, name, function) wherever a name holds flex attention, plain, compiled or replaced: in torch's own file,
-    in files of the packages that the blocks' classes are written in, in the blocks. Empty if nobody imported it."""
+    """(holder, name, function) wherever a name that blocks may use holds flex attention; empty if none does."""
     torch_file = sys.modules.get("torch.nn.attention.flex_attention")
     if torch_file is None:
         return []
@@ -187,16 +184,6 @@ def _original(function: Any) -> Any:
     if "_reports" in attributes:
         return _original(attributes["_reports"])
     return attributes.get("_torchdynamo_orig_callable", function)
-
-
-def _replace(holder: Any, name: str, function: Any) -> tuple[int, str]:
-    """Let a name hold the function that reports, and count the watches that need it; gives the key."""
-    key = (id(holder), name)
-    _, _, original, watches = _replaced.get(key, (holder, name, function, 0))
-    _replaced[key] = (holder, name, original, watches + 1)
-    if not watches:
-        setattr(holder, name, _reporting(function))
-    return key
 
 
 def _reporting(function: Any) -> Any:

@@ -57,8 +57,7 @@ def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> At
 
 
 def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The pattern `[batch, head, query, key]`, the values taken and the output, both `[batch, token, width]`,
-    of the same call without gradients and dropout."""
+    """Pattern, values taken `[batch, token, width]` and output of the same call without gradients and dropout."""
     call = inspect.signature(module.forward).bind(*args, **kwargs)
     call.apply_defaults()
     arguments = {**call.arguments, "need_weights": True, "average_attn_weights": False}
@@ -86,8 +85,7 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 
 @contextmanager
 def without_nested_tensors(modules: Sequence[nn.Module]) -> Iterator[bool]:
-    """Inside, torch's encoders among these modules make no nested tensors, which their layers take only on the fused
-    path that hooks switch off; gives True if some would have."""
+    """Inside, torch's encoders make no nested tensors, which hooked layers do not take; True if some would have."""
     encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:

@@ -8,9 +8,9 @@ its neighbours; `attention/__init__.py` lists them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -113,11 +113,9 @@ class SelfReportingBlocks:
     @contextmanager
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
         """Inside, `on_attention` is one of the listeners of every block."""
-        lists: list[list[OnAttention]] = [block.attention_listeners for block in blocks]
-        for listeners in lists:
-            listeners.append(on_attention)
-        try:
+        with ExitStack() as stack:
+            for block in blocks:
+                listeners: Any = block.attention_listeners
+                listeners.append(on_attention)
+                stack.callback(listeners.remove, on_attention)
             yield
-        finally:
-            for listeners in lists:
-                listeners.remove(on_attention)

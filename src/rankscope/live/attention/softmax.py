@@ -222,9 +222,8 @@ def _einsum_product(equation: Any, pattern_first: bool, values: Tensor, result: 
 
 
 def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
-    """True if the axes of the values that should be samples and tokens are others in memory: channels, heads. Strides
-    tell, where the values are a view of rows `[batch * token, width]`; elsewhere True if there are as many channels as
-    tokens, which may then stand in the place of tokens."""
+    """True if the axes of the values that should be samples and tokens are others (channels, heads), as strides of a
+    view of rows `[batch * token, width]` tell; elsewhere True if there are as many channels as tokens, to be safe."""
     rows = values._base if values._is_view() else None
     samples, token, _ = sizes
     unsure = values.shape[-1] == token

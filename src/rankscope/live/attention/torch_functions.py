@@ -1,14 +1,12 @@
 """Attention that a module computes itself, seen in the functions of torch that it calls.
 
-While a block runs, a torch function mode sees every call of torch in it, and returns its result unchanged. It
-reports calls of `F.scaled_dot_product_attention` and of flex attention (`kernels.py`), and a softmax that is
-written out (`softmax.py`). Which tokens attend to which is found by following the block's
-hidden states from call to call: attention whose queries and keys both come from them is self-attention; keys
-from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap` are not seen.
+While a block runs, a torch function mode sees every call of torch in it, and returns its result unchanged. It reports
+calls of `F.scaled_dot_product_attention` and of flex attention (`kernels.py`), and a softmax that is written out
+(`softmax.py`). It follows the block's hidden states from call to call: attention whose queries and keys both come from
+them is self-attention. Calls inside scripted or compiled code or `vmap` are not seen.
 
-Order of events: the recorder calls `block_entered`, which switches the mode on; torch calls
-`__torch_function__` for every function; `block_left` reports softmaxes that came to no values, and switches
-the mode off with the last block; `call_ended` does so after an interruption.
+Order of events: the recorder calls `block_entered`, which switches the mode on; torch calls `__torch_function__` for
+every function; `block_left` reports softmaxes that came to no values; the last, or `call_ended`, switches it off.
 """
 
 from collections.abc import Iterator

@@ -22,8 +22,7 @@ from rankscope.live.attention.observer import AttentionCall, OnAttention, Watche
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-_callbacks: dict[nn.Module, OnAttention] = {}
-"""The modules whose attention is watched, in all watches, and whom to report it to."""
+_callbacks: dict[nn.Module, OnAttention] = {}  # whom to report the attention of watched modules to, in all watches
 
 
 class TransformersInterface:
@@ -133,9 +132,8 @@ def _eager_pattern(
 def additive_mask(
     mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
 ) -> Tensor | None:
-    """The mask that eager attention adds to scores `like` this tensor, from the one that a kernel was called with: a
-    matrix or None for sdpa, padding `[batch, token]` or None for flash, a `BlockMask` for flex. `sizes` are (batch,
-    queries, keys); without a matrix, `causal` and `window` say which tokens a token sees."""
+    """The mask that eager attention adds to scores `like` this tensor, from that of sdpa (a matrix or None), flash
+    (padding or None) or flex. `sizes` are batch, queries and keys; `causal` and `window` count without a matrix."""
     batch, rows, columns = sizes
     if isinstance(mask, Tensor) and mask.ndim == 4:
         if mask.is_floating_point():
@@ -148,8 +146,8 @@ def additive_mask(
     else:
         back = torch.arange(rows, device=like.device)[:, None] - torch.arange(columns, device=like.device)
         visible = (back >= 0) | (rows == 1) if causal else torch.ones_like(back, dtype=torch.bool)
-        # For sdpa a window is in its matrix alone.
-        visible = visible if window is None else visible & (back.abs() < window)
+        if window is not None:  # for sdpa a window is in its matrix alone
+            visible = visible & (back.abs() < window)
         visible = visible[None, None]
         if isinstance(mask, Tensor):
             visible = visible & mask.bool()[:, None, None, :]

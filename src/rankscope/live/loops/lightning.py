@@ -6,9 +6,8 @@
 - Steps are `trainer.global_step`: one for each step of the optimiser, however many batches it accumulates.
   Lightning counts the steps of several optimisers together; here they are divided by their number. A
   `training_step` that makes several steps of one optimiser counts by that stride.
-- The loss is what `training_step` returns, the mean over accumulated batches; the learning rate is that of
-  the first parameter group of the first optimiser, as the step was made with it. Gradients are those of the
-  first optimiser.
+- The loss is what `training_step` returns, the mean over accumulated batches; the learning rate is that of the first
+  parameter group of the first optimiser, as the step was made with it. Gradients are those of the first optimiser.
 - The probe is given to the `LightningModule` itself, or to a part of it (`part="model"`), under the
   precision of the strategy: autocast if training uses it.
 - `trainer.fit(..., ckpt_path=...)` continues in the same folder; what was written of later steps is removed.
@@ -45,8 +44,7 @@ class LightningMonitor(Callback):
     Args:
         part: The name of the submodule that is measured and called with the probe; by default the
             `LightningModule` itself.
-        **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the
-            trainer's first.
+        **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the trainer's first.
 
     Raises:
         MonitorError: `part` is no text, or `Monitor` has no such option.
@@ -57,8 +55,7 @@ class LightningMonitor(Callback):
 
     def __init__(self, *, part: str = "", **options: Any) -> None:
         if not isinstance(part, str):
-            expected = "part must be the name of a submodule, such as 'model'"
-            raise MonitorError(f"{expected}; received a {type(part).__name__}", subject="part")
+            raise MonitorError(f"part must be the name of a submodule; got a {type(part).__name__}", subject="part")
         check_options("LightningMonitor", options)
         self.part, self.options = part, options
         self.monitor: Monitor | None = None
@@ -106,10 +103,12 @@ class LightningMonitor(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, *_: Any) -> None:
-        """Close the monitor when the training has ended or, as `on_exception`, has raised."""
+        """Close the monitor when the training has ended."""
         self.close()
 
-    on_exception = on_train_end
+    def on_exception(self, *_: Any) -> None:
+        """Close the monitor when the training has raised."""
+        self.close()
 
     def close(self) -> None:
         """Close the monitor, if there is one."""

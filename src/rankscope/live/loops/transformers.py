@@ -34,8 +34,7 @@ class MonitorCallback(TrainerCallback):
     """A `Monitor` for as long as `Trainer.train` runs; `monitor` is None before.
 
     Args:
-        **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the
-            trainer's.
+        **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the trainer's.
 
     Raises:
         MonitorError: `Monitor` has no such option.

@@ -35,14 +35,13 @@ class AlarmSource(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong in one measurement: where, and a description in numbers, which follows "since step 30:"
-    in the alarm. Faults of one `kind` make one alarm; an `immediate` one needs no patience."""
+    """Something wrong in one measurement."""
 
     layer: int | None
     head: int | None
-    description: str
-    kind: str = ""
-    immediate: bool = False
+    description: str  # in numbers; follows "since step 30:" in the alarm
+    kind: str = ""  # faults of one kind make one alarm
+    immediate: bool = False  # needs no patience
 
     @property
     def place(self) -> str:

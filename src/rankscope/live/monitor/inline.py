@@ -4,10 +4,9 @@
 measured, the loop calls the model, and after the step `Monitor` takes `values()` or, if the step is not
 measured, calls `record` again, which drops them.
 
-- `OperatorMeasurement` reads metrics of tokens. A hook after each block calls a custom operator
-  (`rankscope::passed`) that hands the tokens over and returns nothing. In compiled code that is one node of
-  the graph, without a graph break. Whether the step is recorded is decided inside the operator when it runs,
-  so there is no second graph.
+- `OperatorMeasurement` reads metrics of tokens. A hook after each block calls a custom operator (`rankscope::passed`)
+  that hands the tokens over and returns nothing. In compiled code that is one node of the graph, without a graph break.
+  Whether the step is recorded is decided inside the operator when it runs, so there is no second graph.
 - `WatchMeasurement` enters a `Watch` for the steps that are recorded. Metrics of attention and heads need
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
@@ -15,7 +14,6 @@ Calls in eval mode, such as an evaluation between two steps, are not read, nor a
 activation checkpointing repeats inside the backward pass.
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -54,12 +52,11 @@ def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
 
 @dataclass
 class TrainingCall:
-    """One call of the model in a training step: arguments that may say what is padding, the layer read last,
-    and what is read of hidden states (None before the first block)."""
+    """One call of the model in a training step."""
 
-    arguments: dict[str, Any]
-    layer: int = 0
-    states: StateReadings | None = None
+    arguments: dict[str, Any]  # that may say what is padding
+    layer: int = 0  # read last
+    states: StateReadings | None = None  # None before the first block
 
 
 class OperatorMeasurement:
@@ -74,16 +71,17 @@ class OperatorMeasurement:
         self.seen = torch.zeros(1)  # operators write to it, so that the compiler neither removes nor moves them
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # if not, layers are numbered by calls
         _by_id[id(self)] = self
-        self._stack = ExitStack()
+        self._hooks: list[Any] = []
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
         self.masks = mask_arguments_of(outer)
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
         if self.masks or not self.called_once:
-            self._keep(outer.register_forward_pre_hook(on_call, with_kwargs=True))
-        self._keep(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
+            self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
+        self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
-            self._keep(block.register_forward_hook(partial(self._on_output, k + 1 if self.called_once else -1)))
+            on_output = partial(self._on_output, k + 1 if self.called_once else -1)
+            self._hooks.append(block.register_forward_hook(on_output))
 
     @property
     def has_recorded(self) -> bool:
@@ -107,7 +105,8 @@ class OperatorMeasurement:
         """Remove the hooks from the model."""
         self.recording = False
         _by_id.pop(id(self), None)
-        self._stack.close()
+        for hook in self._hooks:
+            hook.remove()
 
     def begin_call(self, arguments: dict[str, Any]) -> None:
         """Begin to read a call of the model, with these arguments that may say what is padding."""
@@ -141,9 +140,6 @@ class OperatorMeasurement:
         if call is not None and call.states is not None:
             for layer, readings in call.states.all_readings():
                 self.recorded.add_readings(layer, readings)
-
-    def _keep(self, hook: Any) -> None:
-        self._stack.callback(hook.remove)
 
     def _ignores(self, module: nn.Module) -> bool:
         # A graph must not depend on whether a step is recorded; on the mode it depends anyway.

@@ -201,8 +201,7 @@ class Monitor:
         Args:
             step: The number of the step; by default one more than the last.
             loss: The loss of the step: a number, or a tensor of one.
-            **scalars: Further numbers of the step, such as `lr`. All are averaged from measurement to
-                measurement.
+            **scalars: Further numbers of the step, such as `lr`. All are averaged from measurement to measurement.
 
         Raises:
             MonitorError: The step is not later than the last one; the run folder holds an earlier part of the
@@ -239,7 +238,8 @@ class Monitor:
     def resume(self, step: int) -> None:
         """Continue after `step`, the number of steps that the model has made; what was written of later steps
         is removed. At step 0 the probe is measured again."""
-        self._resume(step)
+        _check_step(step)
+        self.load_state_dict({"step": step, "scalars": {}})
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold for the run to continue without gap or repetition."""
@@ -247,8 +247,23 @@ class Monitor:
         return {"step": self.steps, "scalars": scalars, "alarms": self.rules.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint: `resume` at its step, with the numbers and alarms of `state_dict()`."""
-        self._resume(int(state["step"]), state.get("alarms"))
+        """Continue from a checkpoint: `resume` at its step, with the numbers and alarms of `state_dict()`. Rules
+        that have no state there are as they were after the measurements that the run folder has."""
+        step, rule_states = int(state["step"]), state.get("alarms")
+        _check_step(step)
+        if self._run_writer is not None:
+            self._run_writer.cut(step or -1)  # step 0 is measured again
+            self._call_writers("resume", step or -1)
+        if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
+            self.rules.load_state_dict(rule_states)
+        else:
+            table = None if self._run_writer is None else read(self.run).table("training")
+            self.rules.replay(distributed.from_writer(table))
+        self.schedule = Schedule(step)
+        self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
+        if step == 0:
+            self._begin()
+        self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
 
     def close(self) -> None:
@@ -285,25 +300,6 @@ class Monitor:
         self.should_stop |= self.rules.act(alarms, warn=self._run_writer is not None)
         self._prepare_recording()
         return measurement
-
-    def _resume(self, step: int, rule_states: Mapping[str, Any] | None = None) -> None:
-        """Continue after a step, with the rules in the states of a checkpoint or, if there are none that fit,
-        as they were after the measurements that the run folder has."""
-        _check_step(step)
-        if self._run_writer is not None:
-            kept = step or -1  # step 0 is measured again
-            self._run_writer.cut(kept)
-            self._call_writers("resume", kept)
-        if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
-            self.rules.load_state_dict(rule_states)
-        else:
-            table = None if self._run_writer is None else read(self.run).table("training")
-            self.rules.replay(distributed.from_writer(table))
-        self.schedule = Schedule(step)
-        self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
-        if step == 0:
-            self._begin()
-        self._prepare_recording()
 
     def _begin(self) -> None:
         """Measure a probe before the first step; training batches come with it."""

@@ -12,8 +12,8 @@ to the tokens alone: no gradient of a weight is computed, accumulated or reduced
 one (an optimiser, DDP, a hook) notices. `inline.py` measures the same number of training batches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
+from rankscope.live.modules import hooked
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -52,26 +53,21 @@ class TokenGradients:
         self.shape: torch.Size | None = None
         # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
         self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
-        self._stack = ExitStack()
 
-    def __enter__(self) -> "TokenGradients":
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Inside, the blocks are hooked."""
         if has_listed_parts(self.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
-        for block in self.blocks:
-            self._stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
-            self._stack.callback(block.register_forward_hook(self._on_output).remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        with ExitStack() as stack, hooked(self.blocks, self._on_output):
+            for block in self.blocks:
+                stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
+            yield
 
     def values(self, loss: Tensor) -> MetricValues:
         """`grad_tokens` of every layer that is measured and whose tokens are known."""
-        edges = {
-            layer: candidates[0][1]
-            for layer, candidates in sorted(self.edges.items())
-            if len(candidates) == 1 and self.plan.measures(layer)
-        }
+        certain = {layer: edges[0][1] for layer, edges in sorted(self.edges.items()) if len(edges) == 1}
+        edges = {layer: edge for layer, edge in certain.items() if self.plan.measures(layer)}
         self.edges = {}
         values = MetricValues()
         gradients = torch.autograd.grad(loss, list(edges.values()), allow_unused=True) if edges else ()
@@ -95,8 +91,7 @@ class TokenGradients:
         self.edges[self.layer] = self._edges(floating_tensors(output))
 
     def _edges(self, states: Sequence[Tensor]) -> list[tuple[Tensor, GradientEdge]]:
-        """The tensors of the tokens' shape with their edges in the graph, which stay where they are when a
-        later block writes into the tensor."""
+        """The tensors of the tokens' shape, and their edges in the graph, which stay if a block writes into it."""
         return [(x, get_gradient_edge(x)) for x in states if x.shape == self.shape and x.requires_grad]
 
 
@@ -109,8 +104,7 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        expected = "loss must be a function of what the model returns that gives a tensor of one number"
-        raise MonitorError(f"{expected}, to be differentiated; it returned {came}{cut}", subject="loss")
+        raise MonitorError(f"loss must give a tensor of one number, with a gradient; got {came}{cut}", subject="loss")
     return value
 
 
@@ -126,16 +120,12 @@ class Probe:
     @classmethod
     def of(cls, batch: object, loss: LossFunction | None = None) -> "Probe":
         """A probe from a tensor, a dictionary of the model's arguments, or a tuple or list of them."""
-        if isinstance(batch, Tensor):
-            probe = cls((_copied(batch),), {}, loss)
-        elif isinstance(batch, Mapping):
-            probe = cls((), {str(name): _copied(value) for name, value in batch.items()}, loss)
-        elif isinstance(batch, tuple | list):
-            probe = cls(tuple(map(_copied, batch)), {}, loss)
-        else:
-            expected = "a probe must be a tensor, a dictionary of the model's arguments, or a tuple of them"
+        if not isinstance(batch, Tensor | Mapping | tuple | list):
             received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
-            raise MonitorError(f"{expected}; {received}", subject="probe")
+            raise MonitorError(f"a probe must be a tensor, a dictionary or a tuple; {received}", subject="probe")
+        args = [batch] if isinstance(batch, Tensor) else [] if isinstance(batch, Mapping) else batch
+        kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+        probe = cls(tuple(map(_copied, args)), kwargs, loss)
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
             raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
@@ -147,8 +137,7 @@ class Probe:
         return not self.notes and (self.loss is not None or labelled)
 
     def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        """Call the model with the probe, and return what was read of it; the training does not notice. If a
-        rank cannot compute gradients, for want of memory for example, all leave them out from then on."""
+        """What was read of a call with the probe; if a rank cannot compute gradients, all leave them out afterwards."""
         if self.has_loss:
             values, failure = MetricValues(), None
             try:
@@ -169,7 +158,7 @@ class Probe:
         kwargs = {name: _moved(value, device) for name, value in self.kwargs.items()}
         gradient_values = MetricValues()
         with preserved_training_state(model), torch.set_grad_enabled(gradients is not None):
-            with Watch(model, plan) as watch, gradients or nullcontext():
+            with Watch(model, plan) as watch, gradients.attached() if gradients else nullcontext():
                 output = model(*args, **kwargs)
             if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradient_values = gradients.values(loss)

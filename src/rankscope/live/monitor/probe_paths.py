@@ -42,16 +42,15 @@ BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
 
 
 class ProbePaths:
-    """Measures paths and certificates of a probe, at steps that are multiples of `paths_every`. `budget` is the
-    multiplications that one measurement may take: of a larger probe the first samples are used, one at least. A model
-    or probe that `load` cannot take over is refused, on every rank alike."""
+    """Measures paths and certificates of a probe every `paths_every` steps: of as many of its first samples as take no
+    more multiplications than `budget`, one at least. What `load` cannot take over is refused, on every rank alike."""
 
     def __init__(
         self, model: nn.Module, probe: Probe | None, every: int, paths_every: int, budget: float = BUDGET
     ) -> None:
         if type(paths_every) is not int or paths_every < 1 or paths_every % every:
-            expected = f"a number of steps, a multiple of every={every}"
-            raise MonitorError(f"paths_every must be {expected}; got {paths_every!r}", subject="paths_every")
+            sentence = f"paths_every must be a multiple of every={every}; got {paths_every!r}"
+            raise MonitorError(sentence, subject="paths_every")
         if probe is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
         if distributed.is_sharded(model):
@@ -69,8 +68,7 @@ class ProbePaths:
         except RankscopeError as error:
             failure = str(error)
         for reason in filter(None, distributed.gathered(failure)):
-            sentence = f"paths are read of models and batches that load can take over; {reason}"
-            raise MonitorError(sentence, subject="paths_every")
+            raise MonitorError(f"paths need a model and batch that load can take over; {reason}", subject="paths_every")
         for name, argument in self.batch.items():
             if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
                 self.batch[name] = argument[: self.samples]
@@ -110,10 +108,8 @@ class ProbePaths:
             first = f"the first {affordable} of the probe's {samples} samples"
             self.notes.append(f"paths and certificates are of {first}: more take longer than a minute")
         if sample > self.budget:
-            take = f"take some {sample / self.budget:.0f} minutes of one core at each measurement"
-            self.notes.append(
-                f"paths and certificates of a sample of {tokens} tokens {take}: shorter samples are quicker"
-            )
+            take = f"{tokens} tokens take some {sample / self.budget:.0f} minutes of one core at each measurement"
+            self.notes.append(f"paths and certificates of a sample of {take}: shorter samples are quicker")
         return affordable
 
 

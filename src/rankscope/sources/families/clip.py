@@ -5,20 +5,16 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import Family, architecture_from, image_embedding, norm_weights, projections
+from rankscope.sources.families.family import Family, architecture_from, image_embedding, layout, norm_weights
 
 
 class Tower(Family):
     """What the four have in common: pre-norm blocks."""
 
     stack = "encoder.layers"
-    parts: ClassVar = {
-        **projections("self_attn", "q_proj k_proj v_proj out_proj"),
-        "attention_norm": "layer_norm1",
-        "mlp.up": "mlp.fc1",
-        "mlp.down": "mlp.fc2",
-        "mlp_norm": "layer_norm2",
-    }
+    parts: ClassVar = layout(
+        "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2"
+    )
     mask: ClassVar[str] = "complete"
 
     def architecture(self, config: Any) -> Architecture:

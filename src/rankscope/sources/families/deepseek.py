@@ -45,10 +45,9 @@ class DeepSeek(Mixtral):
         way = "sigmoids of scores, in groups" if config.model_type == "deepseek_v3" else config.topk_method
         if way != "greedy" or config.mlp_bias:
             what = "experts with biases" if way == "greedy" else f"experts chosen by {way}"
-            message = (
-                f"{config.model_type} is mapped without experts, or with experts chosen by a softmax, without biases"
-            )
-            raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
+            expected = "without experts, or with experts chosen by a softmax, without biases"
+            message = f"{config.model_type} is mapped {expected}; this config has {what}: watch measures it as it is"
+            raise SourceError(message, subject="experts")
         width = config.moe_intermediate_size
         return Experts(
             number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,

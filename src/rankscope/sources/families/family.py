@@ -42,6 +42,11 @@ ACTIVATIONS = {
     "swish": "silu", "tanh": "tanh", "linear": "identity",
 }  # fmt: skip
 """Hugging Face's names of the nonlinearities that `Architecture` knows."""
+USUAL = {
+    "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
+    "mlp_width": "intermediate_size", "activation": "hidden_act",
+}  # fmt: skip
+"""What most configs call the fields of `Architecture` that say its sizes."""
 
 
 class Family(ABC):
@@ -190,19 +195,24 @@ def config_of(model: Any) -> Any:
 
 
 def architecture_from(config: Any, **fields: Any) -> Architecture:
-    """An `Architecture` with the sizes that most configs name alike; `fields` adds or replaces the others."""
-    if "mlp_width" not in fields:
-        fields["mlp_width"] = config.intermediate_size
-    if "activation" not in fields:
-        fields["activation"] = activation(config.hidden_act)
-    fields.setdefault("layers", config.num_hidden_layers)
-    return Architecture(width=config.hidden_size, heads=config.num_attention_heads, **fields)
+    """An `Architecture` with the sizes that most configs name alike; `fields` adds to them or replaces them.
+    The activation is Hugging Face's."""
+    fields |= {name: getattr(config, theirs) for name, theirs in USUAL.items() if name not in fields}
+    return Architecture(**{**fields, "activation": activation(fields["activation"])})
 
 
 def projections(path: str, names: str, kind: str = "attention") -> ModulePaths:
     """Paths of query, key, value and output projection, whose `names` are in this order, in one module."""
     parts = (f"{kind}.{part}" for part in ("query", "key", "value", "output"))
     return {part: f"{path}.{name}" for part, name in zip(parts, names.split(), strict=True)}
+
+
+def layout(attention: str, names: str, norms: str, mlp: str) -> ModulePaths:
+    """Paths of all parts of a usual block: `projections`, `norms` of attention and MLP, (gate,) up and down."""
+    (attention_norm, mlp_norm), maps = norms.split(), mlp.split()
+    paths = {**projections(attention, names), "attention_norm": attention_norm}
+    paths |= zip(("mlp.gate", "mlp.up", "mlp.down")[-len(maps) :], maps, strict=True)
+    return {**paths, "mlp_norm": mlp_norm}
 
 
 def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:

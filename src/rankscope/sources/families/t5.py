@@ -5,15 +5,7 @@ import copy
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    Family,
-    Tensors,
-    activation,
-    architecture_from,
-    projections,
-    read_block,
-    require,
-)
+from rankscope.sources.families.family import Family, Tensors, architecture_from, projections, read_block, require
 
 PLAIN = {"mlp.up": "layer.1.DenseReluDense.wi"}
 GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseReluDense.wi_1"}
@@ -41,7 +33,7 @@ class T5(Family):
             bias_buckets=config.relative_attention_num_buckets,
             bias_reach=config.relative_attention_max_distance,
             mlp="gated" if config.is_gated_act else "plain", mlp_width=config.d_ff,
-            activation=activation(config.dense_act_fn), norm="rms", norm_place="pre",
+            activation=config.dense_act_fn, norm="rms", norm_place="pre",
             norm_eps=config.layer_norm_epsilon, final_norm=True,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors, activation, architecture_from, require
+from rankscope.sources.families.family import Family, Tensors, architecture_from, require
 
 
 class XLNet(Family):
@@ -25,7 +25,7 @@ class XLNet(Family):
         require(config, attn_type="bi", bi_data=False, clamp_len=-1, same_length=False)
         return architecture_from(
             config, head_width=config.d_head, mlp_width=config.d_inner, positions="relative",
-            activation=activation(config.ff_activation), norm_eps=config.layer_norm_eps,
+            activation=config.ff_activation, norm_eps=config.layer_norm_eps,
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:

@@ -16,14 +16,6 @@ it grows with r, and the circle is unstable. A small relative change of r become
 
 times as large in one step: 3 where attention is nearly uniform (the cube of Dong et al. 2021, Thm 2.2), and
 nearly 1 where it is sharp.
-
-A pair that is fed back to its network ends in one of these ways (`ending`):
-
-- fell together: their distance comes below a twentieth of the diameter;
-- ran away: a token is ten times as far out as the circle is, and not near the other;
-- drifted off: the same, but both went together, between half and twice the diameter apart;
-- on the circle: all along within half a radius of where they should be;
-- apart: none of these.
 """
 
 import math
@@ -42,6 +34,7 @@ RADIUS, ANGLES, HEADS = 0.3, 1000, 2
 OWN = ("into.weight", "into.bias", "out.weight", "out.bias")  # The tensors around the layer
 Tensors = dict[str, Tensor]  # By name, the seed as first axis
 Pairs = Float[Tensor, "seed pair 2 2"]
+BySeed = Float[Tensor, " seed"]
 TOGETHER = 0.05  # The share of the diameter below which tokens have fallen together
 ENDS = ("fell together", "ran away", "drifted off", "apart", "on the circle")
 PairPath = Float[Tensor, "step 2 2"]  # Of both tokens, up to where one has run away
@@ -164,9 +157,8 @@ def trained(network: CircleNetwork, width: int, seeds: int, rounds: int, device:
     """
     arch = network.architecture(width)
     dtype = torch.float32 if network.as_published else torch.float64
-    tensors = {
-        name: tensor.to(device, dtype).requires_grad_() for name, tensor in initial(network, width, seeds).items()
-    }
+    start = initial(network, width, seeds)
+    tensors = {name: tensor.to(device, dtype).requires_grad_() for name, tensor in start.items()}
     if network.as_published:
         pairs, spacing, rate = circle(apart=0.499)[:500], 1, 1e-5
         starts = [slice(first, first + 30) for first in range(0, 499, 30)]
@@ -190,7 +182,7 @@ def trained(network: CircleNetwork, width: int, seeds: int, rounds: int, device:
 
 
 @torch.no_grad()
-def error(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
+def error(arch: Architecture, tensors: Tensors) -> BySeed:
     """Root mean square distance from the next pair, in steps along the circle: to stay in place has 1."""
     pairs = circle().to(tensors["out.bias"].device)
     predicted, _ = step(arch, tensors, pairs[:-1].expand(len(tensors["out.bias"]), -1, 2, 2))
@@ -213,9 +205,7 @@ def followed(arch: Architecture, tensors: Tensors, steps: int) -> Float[Tensor, 
     return torch.stack(path)
 
 
-def multipliers(
-    arch: Architecture, tensors: Tensors, angles: int = 20
-) -> tuple[Float[Tensor, " seed"], Float[Tensor, " seed"]]:
+def multipliers(arch: Architecture, tensors: Tensors, angles: int = 20) -> tuple[BySeed, BySeed]:
     """(radial, shift): how many times as large a small error is after one step, on average round the circle.
 
     radial: of the tokens' distance, relative. shift: of a shift common to both, in its worst direction.
@@ -226,15 +216,13 @@ def multipliers(
     after, _ = step(arch, tensors, pairs * (1 + nudge[..., :1, None]) + nudge[..., None, 1:])
     apart = (after[:, :, 0] - after[:, :, 1]).norm(dim=-1).log()
     (radial,) = torch.autograd.grad(apart.sum(), nudge, retain_graph=True)
-    rows = [
-        torch.autograd.grad(after.mean(2)[..., axis].sum(), nudge, retain_graph=True)[0][..., 1:] for axis in (0, 1)
-    ]
-    worst = torch.linalg.matrix_norm(torch.stack(rows, -2), 2)
+    shifts = [torch.autograd.grad(after.mean(2)[..., axis].sum(), nudge, retain_graph=True)[0] for axis in (0, 1)]
+    worst = torch.linalg.matrix_norm(torch.stack([shift[..., 1:] for shift in shifts], -2), 2)
     return radial[..., 0].mean(1), worst.mean(1)
 
 
 @torch.no_grad()
-def sharpness(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
+def sharpness(arch: Architecture, tensors: Tensors) -> BySeed:
     """The larger of a token's two attention weights, on average over the circle: from 1/2 to 1."""
     pairs = circle(100).to(tensors["out.bias"].device)
     _, P = step(arch, tensors, pairs.expand(len(tensors["out.bias"]), -1, 2, 2))
@@ -252,7 +240,8 @@ def distance(path: PairPath) -> Float[Tensor, " step"]:
 
 
 def ending(path: PairPath, steps: int) -> str:
-    """Where a pair goes that was followed for so many steps, or until it ran away."""
+    """Where a pair goes that was followed for so many steps, or until it ran away (ten times as far out as the circle
+    is; it drifted off if both went together). On the circle: all along within half a radius of where it should be."""
     apart = distance(path)
     if bool((apart < TOGETHER).any()):
         return "fell together"

@@ -13,6 +13,7 @@ Each in float32, as published, and in deviation arithmetic on a log axis, where 
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,7 @@ from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_variant, random_subject, trained_subjects
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, mean_by_layer, published
 
 TOKENS = 128
 TOLERANCE = 0.1  # How far the mean over seeds may be from a published curve; the paper's one network has its own seed
@@ -35,10 +36,10 @@ TEXTS = StudyTexts("dong2021", "fig2")
 def _run(setup: Setup) -> StudyResult:
     texts, seeds = (32, 4) if setup.full else (2, 2)
     parts = {
-        f"{family}-{seed}": lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s)
+        f"{family}-{seed}": partial(_random, family, seed, texts, setup.device)
         for family, seed in product(FAMILIES, range(seeds))
     }
-    parts["trained"] = lambda: _trained(setup, texts)
+    parts["trained"] = partial(_trained, setup, texts)
     table = setup.cached_parts(parts, texts=texts, each="excerpt")
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
@@ -48,6 +49,10 @@ def _run(setup: Setup) -> StudyResult:
     reads = "; ".join(f"{network} on {what}" for network, what in by_network)
     notes = TEXTS.notes(seeds=seeds, texts=texts, tokens=TOKENS, reads=reads)
     return StudyResult(figures, {"curves": table}, list(_comparisons(table)), notes)
+
+
+def _random(family: str, seed: int, texts: int, device: str) -> pl.DataFrame:
+    return _curves(random_subject(family, seed, texts, TOKENS, device), seed)
 
 
 def _trained(setup: Setup, texts: int) -> pl.DataFrame:
@@ -80,7 +85,7 @@ def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
     for family in ("bert", "albert"):
         published_curves = published("dong2021")["figure2_init"][family]
         for curve in ("san+skip", "transformer"):
-            ours, theirs = _by_layer(fresh.filter(family=family, curve=curve)), published_curves[curve]
+            ours, theirs = mean_by_layer(fresh.filter(family=family, curve=curve)), published_curves[curve]
             apart = [abs(mine - value) for mine, value in zip(ours, theirs, strict=True)]
             yield TEXTS.compare(
                 "by_layer", max(apart) < TOLERANCE, family=family, curve=curve, theirs=_listed(theirs),
@@ -88,12 +93,12 @@ def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
             )  # fmt: skip
         for curve in ("san", "san+mlp"):
             theirs = published_curves[f"{curve}_at_layer_1"]
-            mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
+            mine = mean_by_layer(fresh.filter(family=family, curve=curve))[1]
             agrees = 0.4 < mine / theirs < 2.5
             why = "the same number to a factor" if agrees else ""
             yield TEXTS.compare("layer_1", agrees, family=family, curve=curve, theirs=theirs, ours=mine, why=why)
     deep = table.filter(trained=False, arithmetic="deviation", mode="defined", curve="san", family="bert")
-    yield TEXTS.compare("pure_attention", None, last=_by_layer(deep, "log10")[-1])
+    yield TEXTS.compare("pure_attention", None, last=mean_by_layer(deep, "log10")[-1])
     yield from _trained_comparisons(table)
 
 
@@ -124,12 +129,6 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _by_layer(part: pl.DataFrame, what: str = "value") -> list[float]:
-    """The mean over excerpts and seeds; of log10, that is a geometric mean."""
-    means = part.group_by("layer").agg(pl.col(what).mean()).sort("layer")
-    return means[what].to_list()
-
-
 def _listed(values: list[float]) -> str:
     return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
 
@@ -152,7 +151,7 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
                 curves = part.filter(arithmetic=arithmetic)
                 for _, single in curves.group_by("seed", "excerpt", maintain_order=True):
                     panel.plot(single["layer"], single[what], color=PALETTE[k], linewidth=0.6, alpha=0.6)
-                panel.plot(_by_layer(curves, what), label=curve, **style)
+                panel.plot(mean_by_layer(curves, what), label=curve, **style)
             theirs = published_curves.get(family, {}).get(curve) if mode == "published" else None
             if theirs is not None:
                 top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[k], markersize=6,
@@ -170,4 +169,4 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
     return figure
 
 
-FIG2 = Study("dong2021", "fig2", "relative residual by layer", _run, seconds=105.0)
+STUDY = Study("dong2021", "fig2", "relative residual by layer", _run, seconds=105.0)

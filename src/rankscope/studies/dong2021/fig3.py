@@ -3,10 +3,7 @@
 Two tokens in the plane, opposite each other on a circle of radius 0.3, run counter-clockwise; a network of
 width d = 32..128 maps the pair at one of 1000 angles to the pair at the next (`circle.py`). Then its
 prediction is fed back to it for 300 steps. The paper: pure attention pulls both tokens to one point, less so
-with larger d; a skip or an MLP prevents or slows it.
-
-Every seed of every network is followed and named by where it goes (`circle.ending`): fell together, ran away,
-drifted off, stayed apart, or on the circle.
+with larger d; a skip or an MLP prevents or slows it. Every seed is named by where it goes (`circle.ending`).
 
 Two rows are beside the paper's three. With weight decay training errs inwards. And the published code itself:
 its "no skip" layer adds its own input and has norms, and at a rate of 1e-5 its training ends early (its
@@ -15,6 +12,7 @@ dropout is left out here).
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -41,6 +39,11 @@ class CircleSizes(NamedTuple):
     widths: tuple[int, ...] = (32, 64, 128)
     steps: int = 300  # Predictions that are fed back
 
+    def training(self, name: str) -> tuple[int, int]:
+        """Seeds and steps of Adam of a network of `circle.NETWORKS`."""
+        published = NETWORKS[name].as_published
+        return (self.published_seeds, self.published_rounds) if published else (self.seeds, self.rounds)
+
 
 QUICK, FULL = CircleSizes(), CircleSizes(seeds=32, rounds=6000, published_seeds=16)
 
@@ -49,15 +52,10 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
     sizes = sizes or (FULL if setup.full else QUICK)
     parts = []
     for (name, network), width in product(NETWORKS.items(), sizes.widths):
-        ours, theirs = (sizes.seeds, sizes.rounds), (sizes.published_seeds, sizes.published_rounds)
-        seeds, rounds = theirs if network.as_published else ours
-        parts.append(
-            setup.cached(
-                f"{name.replace(', ', '-').replace(' ', '-')}-{width}",
-                lambda n=name, w=width, s=seeds, r=rounds: measured(n, w, s, r, sizes.steps, setup.device),
-                seeds=seeds, rounds=rounds, decay=network.decay,
-            )
-        )  # fmt: skip
+        seeds, rounds = sizes.training(name)
+        compute = partial(measured, name, width, sizes, setup.device)
+        file = f"{name.replace(', ', '-').replace(' ', '-')}-{width}"
+        parts.append(setup.cached(file, compute, seeds=seeds, rounds=rounds, decay=network.decay))
     table = pl.concat(parts)
     ends = endings(table, sizes.steps)
     figures = {"circle": _trajectories(table, ends), "distances": _distances(table, ends)}
@@ -65,23 +63,13 @@ def _run(setup: Setup, sizes: CircleSizes | None = None) -> StudyResult:
     return StudyResult(figures, {"trajectories": table, "ends": ends}, list(_comparisons(ends)), notes)
 
 
-def measured(name: str, width: int, seeds: int, rounds: int, steps: int, device: str) -> pl.DataFrame:
-    """Train a network and follow each of its seeds.
-
-    Args:
-        name: Of `circle.NETWORKS`.
-        width: Of its tokens.
-        seeds: Networks that are trained side by side.
-        rounds: Steps of Adam.
-        steps: Predictions that are fed back.
-        device: Where it is trained.
-
-    Returns:
-        Where each seed goes, up to where it runs away, and what was measured of each.
-    """
+def measured(name: str, width: int, sizes: CircleSizes, device: str) -> pl.DataFrame:
+    """Train a network of `circle.NETWORKS`, its seeds side by side, and feed its predictions back to it: where each
+    seed goes, up to where it runs away, and what was measured of it."""
+    seeds, rounds = sizes.training(name)
     arch = NETWORKS[name].architecture(width)
     tensors = circle.trained(NETWORKS[name], width, seeds, rounds, device)
-    paths = circle.followed(arch, tensors, steps).cpu()
+    paths = circle.followed(arch, tensors, sizes.steps).cpu()
     radial, shift = circle.multipliers(arch, tensors)
     errors, sharp = circle.error(arch, tensors), circle.sharpness(arch, tensors)
     tables = []
@@ -104,16 +92,9 @@ def endings(table: pl.DataFrame, steps: int) -> pl.DataFrame:
     for key, part in table.group_by(keys, maintain_order=True):
         path = path_of(part)
         apart = distance(path)
-        rows.append(
-            {
-                **dict(zip(keys, key, strict=True)),
-                "ending": ending(path, steps),
-                "inwards_at_first": bool(apart[1] < 1),
-                "left": left(path, steps),
-                "last_step": len(path) - 1,
-                "last_distance": float(apart[-1]),
-            }
-        )
+        labels = dict(zip(keys, key, strict=True))
+        way = {"ending": ending(path, steps), "inwards_at_first": bool(apart[1] < 1), "left": left(path, steps)}
+        rows.append(labels | way | {"last_step": len(path) - 1, "last_distance": float(apart[-1])})
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -122,9 +103,8 @@ class NetworkEnds:
 
     def __init__(self, ends: pl.DataFrame, name: str) -> None:
         self.rows = ends.filter(network=name)
-        self.by_width = {
-            width: self.rows.filter(width=width) for width in self.rows["width"].unique(maintain_order=True)
-        }
+        widths = self.rows["width"].unique(maintain_order=True)
+        self.by_width = {width: self.rows.filter(width=width) for width in widths}
         self.total = self.rows.height
         self.fell = self.count("fell together")
 
@@ -165,8 +145,7 @@ def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
     yield TEXTS.compare("decay", agrees, ends=decayed, fell=decayed.fell, total=decayed.total, decay=decay)
     yield TEXTS.compare(
         "width", pure.steps == sorted(pure.steps) and radial == sorted(radial, reverse=True), steps=alone,
-        widths=_steps(pure.by_width), sharp=_listed(pure.medians("sharpness")),
-        radial=_listed(radial),
+        widths=_steps(pure.by_width), sharp=_listed(pure.medians("sharpness")), radial=_listed(radial),
     )  # fmt: skip
     for part, network in (("skip", skip), ("MLP", mlp)):
         slower = all(mine > without for mine, without in zip(network.steps, pure.steps, strict=True))
@@ -252,4 +231,4 @@ def _distances(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     return figure
 
 
-FIG3 = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)
+STUDY = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)

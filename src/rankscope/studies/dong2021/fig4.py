@@ -16,7 +16,7 @@ each length, which tells whether long paths say nothing or whether five of them 
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,11 @@ from rankscope.studies.study import Comparison, Setup, Study, StudyResult, Study
 
 COUNTS = (5, 20)
 REPEATS = 5
-TOLERANCE = 0.15
-"""How far the published accuracy may lie outside the range of ours over training seeds: theirs is one trained
-network's, read off a figure."""
+TOLERANCE = 0.15  # How far the published accuracy, one network's, may lie outside the range of ours over seeds
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess
 DROPOUT = 0.1  # BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without
-
-
 LENGTHS = range(7)
-WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
-"""Baselines that see one token alone: its word, or its position."""
+WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}  # They see one token: its word, or its position
 LEGEND = (
     "5 paths (own attention)", "20 paths (own attention)", "all paths (exact; shared attention)",
     "5 paths, published", "20 paths, published", "whole network, published",
@@ -82,7 +77,6 @@ class TaskPlan:
     checkpoint_every: int = 10  # Epochs between checkpoints
     seeds: int = 1  # Networks that are trained; a hull or a memorization takes longer than a sort
     layers: int = 6
-    fields: dict[str, Any] = field(default_factory=dict)  # Fields of the architecture in place of the usual ones
 
     @property
     def batches(self) -> int:
@@ -95,7 +89,7 @@ class TaskPlan:
             steps=self.epochs * self.batches, batch=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
             checkpoint_every=self.checkpoint_every * self.batches, frozen=("gain",),
         )  # fmt: skip
-        arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)
+        arch = self.task.architecture(self.layers, self.width, self.heads)
         start = Initialisation("kaiming", self.embedding_std, self.dropout)
         return Training(self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False)
 
@@ -114,7 +108,7 @@ FULL = {
 }
 
 
-def effectiveness(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS) -> StudyResult:
+def _run(setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS) -> StudyResult:
     """Train each task's networks, evaluate their paths, and hold the accuracies against the published ones;
     plans are those of the setup's size if left out."""
     plans = plans or (FULL if setup.full else QUICK)
@@ -242,10 +236,8 @@ def _figure(summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[st
         _panel(panel, summary, task, said[name])
     axes[0].set_ylabel("accuracy")
     handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
-    order = [label for label in LEGEND if label in handles]
-    figure.legend(
-        [handles[label] for label in order], order, loc="outside lower center", ncols=3, frameon=False, fontsize=9
-    )
+    shown = {label: handles[label] for label in LEGEND if label in handles}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -258,22 +250,16 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) 
         axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
     for at, (attention, paths) in enumerate((("own", "5"), ("own", "20"), ("shared", "all"))):
         places = [length + 0.08 * (at - 1) for length in LENGTHS]
-        axes.errorbar(
-            places, curve(summary, name, attention, paths),
-            yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
-            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4, elinewidth=1, capsize=2,
-            label=LEGEND[at],
-        )  # fmt: skip
+        accuracy = curve(summary, name, attention, paths)
+        deviation = curve(summary, name, attention, paths, "std") if paths != "all" else None
+        line: dict[str, Any] = {"color": PALETTE[at], "marker": MARKERS[at], "markersize": 5, "linewidth": 1.4}
+        axes.errorbar(places, accuracy, yerr=deviation, elinewidth=1, capsize=2, label=LEGEND[at], **line)
         if f"{paths} paths" in said:
-            axes.plot(
-                places, said[f"{paths} paths"], linestyle="none", marker=MARKERS[at], markersize=8,
-                markerfacecolor="none", markeredgecolor=PALETTE[at], markeredgewidth=1.0,
-                label=f"{paths} paths, published",
-            )  # fmt: skip
+            ring: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}
+            ring |= {"marker": MARKERS[at], "markeredgecolor": PALETTE[at], "markeredgewidth": 1.0}
+            axes.plot(places, said[f"{paths} paths"], label=f"{paths} paths, published", **ring)
     axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
     axes.set_title(TITLES[name], loc="left", fontsize=11)
 
 
-FIG4 = Study(
-    "dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", effectiveness, seconds=160.0
-)
+STUDY = Study("dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", _run, seconds=160.0)

@@ -56,8 +56,8 @@ def random_subject(family: str, seed: int, texts: int, tokens: int, device: str 
     """A network of base size as transformers draws it."""
     import transformers
 
-    config = getattr(transformers, f"{FAMILIES[family][0]}Config")(**FAMILIES[family][1])
-    make = getattr(transformers, f"{FAMILIES[family][0]}Model")
+    name, sizes = FAMILIES[family]
+    config, make = getattr(transformers, f"{name}Config")(**sizes), getattr(transformers, f"{name}Model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = load(make(config).eval()).to(device=device)
@@ -100,8 +100,7 @@ def _reactions(net: Transformer, vocabulary: list[str]) -> tuple[Tensor, Tensor]
     words = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
     ids = pad_sequence([torch.tensor([index[word] for word in row]) for row in words], batch_first=True)
     ends = torch.tensor([len(row) for row in words])
-    X, padding = net.encode(ids, ids.shape[1], torch.arange(ids.shape[1]) >= ends[:, None])
-    return X, padding
+    return net.encode(ids, ids.shape[1], torch.arange(ids.shape[1]) >= ends[:, None])
 
 
 def published_variant(subject: Subject, curve: str) -> Transformer:

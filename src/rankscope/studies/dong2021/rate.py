@@ -45,14 +45,12 @@ def _law(name: str, tokens: int) -> pl.DataFrame:
     net = fresh(name)  # certificates are for one excerpt, on the CPU
     san = net.variant("san").variant(layers=12)
     X, _ = net.encode(bundled_excerpts(tokens)[:1], tokens)
-    rows = []
+    tables = []
     for size, scale in (("usual", 1.0), ("small", small_scale(san, X))):
         table = certify(san, scale * X, theorems=BOUNDS).table
-        rows.append(
-            table.select("theorem", "layer", "quantity", "met", "vacuous", "log10_bound", "log10_measured")
-            .with_columns(size=pl.lit(size), scale=pl.lit(scale))
-        )  # fmt: skip
-    return pl.concat(rows)
+        table = table.select("theorem", "layer", "quantity", "met", "vacuous", "log10_bound", "log10_measured")
+        tables.append(table.with_columns(size=pl.lit(size), scale=pl.lit(scale)))
+    return pl.concat(tables)
 
 
 def small_scale(san: Transformer, X: torch.Tensor) -> float:
@@ -127,4 +125,4 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
     return figure
 
 
-RATE = Study("dong2021", "rate", "the law of 3^L, Thm 2.3, and single paths", _run, seconds=15.0)
+STUDY = Study("dong2021", "rate", "the law of 3^L, Thm 2.3, and single paths", _run, seconds=15.0)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import polars as pl
+from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab.trial import NONE
@@ -49,6 +50,11 @@ def network(remedy: str, norm_place: str, depth: int, seed: int) -> Transformer:
     return net if remedy == NONE else net.with_remedy(remedy)
 
 
+def inputs(samples: int = SAMPLES, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
+    """Excerpts that random networks read, and their padding."""
+    return word_tokens(bundled_excerpts(tokens)[:samples], WIDTH, tokens)
+
+
 def measured(remedy: str, norm_place: str, depth: int, seed: int, device: str = "cpu") -> pl.DataFrame:
     """log10 of the relative residual after each layer, the mean over samples, in deviation arithmetic.
     `marked`: two passes that round otherwise differ on it in some sample. `refused` says why a remedy does
@@ -58,7 +64,7 @@ def measured(remedy: str, norm_place: str, depth: int, seed: int, device: str = 
         net = network(remedy, norm_place, depth, seed)
     except ArchitectureError as refused:
         return pl.DataFrame([labels | {"refused": str(refused)}], schema=SCHEMA)
-    X, padding = word_tokens(bundled_excerpts(TOKENS)[:SAMPLES], WIDTH, TOKENS)
+    X, padding = inputs()
     rows: list[dict[str, object]] = []
     for name, variant in VARIANTS.items():
         changed = net.to(device=device).variant(variant)

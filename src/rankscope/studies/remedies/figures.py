@@ -58,10 +58,8 @@ def residuals(known: Curves, remedies: list[str], depth: int) -> Figure:
     axes[0].set_ylabel("relative residual")
     handles = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
     handles = dict(sorted(handles.items(), key=lambda item: item[0] != NONE))
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)),
-        frameon=False, fontsize=9,
-    )  # fmt: skip
+    names, columns = handles.keys(), min(7, len(handles))
+    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
 
 

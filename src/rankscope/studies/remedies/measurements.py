@@ -7,24 +7,14 @@ from typing import Any
 import polars as pl
 
 from rankscope.remedies import REMEDIES
-from rankscope.studies.remedies import on_trained_model
+from rankscope.studies.remedies import at_initialisation, on_trained_model
 from rankscope.studies.remedies import training_results as results
-from rankscope.studies.remedies.at_initialisation import (
-    BARE,
-    PLACES,
-    WHOLE,
-    Curves,
-    DepthReached,
-    curves,
-    depth_reached,
-    depths_text,
-    over_seeds,
-)
+from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Curves, DepthReached
 from rankscope.studies.remedies.theory_notes import laws, note_of, taken_out
 from rankscope.studies.remedies.trainings import SLOWER
 
+# The settings of training, as networks at initialisation have them: where norms stand, and which variant.
 PLACED = {"post": ("post", WHOLE), "pre": ("pre", WHOLE), "no skips": ("pre", BARE)}
-"""The settings of training, as networks at initialisation have them: where norms stand, and which variant."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +28,7 @@ class RemedyMeasurements:
     trained: pl.DataFrame = field(default_factory=lambda: results.completed(None))
     costs: pl.DataFrame = field(default_factory=lambda: results.priced(None))
     slower: pl.DataFrame = field(default_factory=lambda: results.completed(None))
-    """Trainings with a smaller learning rate, which is:"""
-    slower_rate: float = SLOWER.sizes.lr
+    slower_rate: float = SLOWER.sizes.lr  # The smaller learning rate of the trainings in `slower`
 
     @property
     def remedies(self) -> list[str]:
@@ -54,7 +43,7 @@ class RemedyMeasurements:
     @cached_property
     def known(self) -> Curves:
         """All curves of networks at initialisation."""
-        return curves(self.initial)
+        return at_initialisation.curves(self.initial)
 
     @cached_property
     def laws(self) -> pl.DataFrame:
@@ -63,7 +52,7 @@ class RemedyMeasurements:
 
     def at_start(self, remedy: str, setting: str) -> list[DepthReached]:
         """Depth reached at initialisation by the deepest networks, by seed; none where it does not go."""
-        return [depth_reached(curve) for curve in self.curves(remedy, setting)]
+        return [at_initialisation.depth_reached(curve) for curve in self.curves(remedy, setting)]
 
     def curves(self, remedy: str, setting: str) -> list[list[float]]:
         """log10 of the residual by layer, of every seed. Without skips: of pre-norm networks, or of post-norm
@@ -99,10 +88,10 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
         }
         for setting in PLACED:
             reached = tables.at_start(remedy, setting)
-            middle = over_seeds(reached) if reached else None
+            middle = at_initialisation.over_seeds(reached) if reached else None
             row[f"start_{setting}_reached"] = None if middle is None else float(middle.layers)
             row[f"start_{setting}_never_fell"] = None if middle is None else middle.at_limit
-            row[f"start_{setting}_said"] = depths_text(reached) if reached else None
+            row[f"start_{setting}_said"] = at_initialisation.depths_text(reached) if reached else None
         row |= {f"refused_{norm_place}": tables.refused(remedy, norm_place) for norm_place in PLACES}
         order = known.filter(remedy=remedy, law="order").row(0, named=True) if note and ":" not in remedy else {}
         row |= {f"order_{name}": order.get(name) for name in ("predicted", "measured")}

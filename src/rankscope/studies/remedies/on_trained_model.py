@@ -11,7 +11,6 @@ trained with it.
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import polars as pl
 import torch
@@ -42,11 +41,8 @@ def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
         profile = measure(mine, X, padding, [METRIC, ENTROPY])
     except ArchitectureError as refused:
         return pl.DataFrame([{"remedy": remedy, "refused": str(refused)}], schema=SCHEMA)
-    rows: list[dict[str, Any]] = [
-        {"sample": row["sample"], "layer": row["layer"], "quantity": "log10", "value": row["log10"],
-         "marked": row["below_floor"]}
-        for row in profile.table.filter(metric=METRIC).iter_rows(named=True)
-    ]  # fmt: skip
+    residuals = profile.table.filter(metric=METRIC).with_columns(quantity=pl.lit("log10"))
+    rows = residuals.select("sample", "layer", "quantity", value="log10", marked="below_floor").to_dicts()
     by_layer = profile.table.filter(metric=ENTROPY).group_by("sample", "layer", maintain_order=True)
     rows += by_layer.agg(pl.col("value").mean(), pl.lit("entropy").alias("quantity")).to_dicts()
     Y_0, Y = (model.run(X.to(model.dtype), padding).states[-1].double() for model in (net, mine))

@@ -6,7 +6,7 @@ trained where that is asked for (`trainings.py`), and all of it is joined (`meas
 (`figures.py`), written as tables (`tables.py`) and held against published claims (`verdicts.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from rankscope.studies.remedies.at_initialisation import HEADS, INIT, WIDTH, dep
 from rankscope.studies.remedies.figures import figures
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements, rows
 from rankscope.studies.remedies.tables import page_tables
-from rankscope.studies.remedies.trainings import SLOWER, costs, gathered, recipes, trained
+from rankscope.studies.remedies.trainings import FULL, QUICK, SLOWER, costs, gathered, recipes, trained
 from rankscope.studies.remedies.verdicts import comparisons
 from rankscope.studies.study import Setup, Study, StudyResult, StudyTexts
 from rankscope.workers import run_pieces
@@ -48,9 +48,8 @@ class RemedyOptions:
         for name in self.remedies:
             remedy(name)  # refused by its own sentence
         if not self.remedies or len(set(self.remedies)) < len(self.remedies):
-            raise StudyError(
-                f"remedies must be different ones, at least one; got {', '.join(self.remedies)}", subject="remedies"
-            )
+            names = ", ".join(self.remedies)
+            raise StudyError(f"remedies must be different ones, at least one; got {names}", subject="remedies")
         for name, count in (("seeds", self.seeds), ("workers", self.workers)):
             if count < 1:
                 raise StudyError(f"{name} must be at least 1; got {count}", subject=name)
@@ -134,11 +133,8 @@ def gather(setup: Setup, options: RemedyOptions) -> RemedyMeasurements:
         kind: pl.concat([tables[str(job)] for job in jobs if job.kind == kind])
         for kind in dict.fromkeys(job.kind for job in jobs)
     }
-    learned, slower, timed = trainings(setup, options)
-    return RemedyMeasurements(
-        joined["initial"], joined["theorems"], joined["cold"], joined.get("variance"),
-        results.completed(learned), results.priced(timed), results.completed(slower),
-    )  # fmt: skip
+    initial, theorems, cold = (joined[kind] for kind in ("initial", "theorems", "cold"))
+    return RemedyMeasurements(initial, theorems, cold, joined.get("variance"), *trainings(setup, options))
 
 
 def do_jobs(setup: Setup, jobs: Sequence[RemedyJob], workers: int = 1) -> Iterator[tuple[RemedyJob, pl.DataFrame]]:
@@ -151,11 +147,9 @@ def do_jobs(setup: Setup, jobs: Sequence[RemedyJob], workers: int = 1) -> Iterat
     with closing(run_pieces(partial(do_job, silent), jobs, workers)) as done:
         for result in done:
             if result.value is None:
-                raise StudyError(
-                    f"{result.piece} could not be computed: {result.error}; the same command resumes from "
-                    "here, with fewer --workers where memory was short",
-                    subject=result.piece.kind,
-                )
+                advice = "the same command resumes from here, with fewer --workers where memory was short"
+                sentence = f"{result.piece} could not be computed: {result.error}; {advice}"
+                raise StudyError(sentence, subject=result.piece.kind)
             yield result.piece, result.value
 
 
@@ -173,7 +167,10 @@ def do_job(setup: Setup, job: RemedyJob) -> pl.DataFrame:
         compute = partial(at_initialisation.measured, **settings, device=setup.device)
         key = {setting.removeprefix("norm_"): value for setting, value in settings.items()}
         return setup.cached(name, compute, **key, size=(WIDTH, HEADS, at_initialisation.TOKENS))
-    kinds = {"theorems": theory_notes.refusals, "variance": theory_notes.variances}
+    kinds: dict[str, Callable[..., pl.DataFrame]] = {
+        "theorems": theory_notes.refusals,
+        "variance": theory_notes.variances,
+    }
     return setup.cached(name, partial(kinds[kind], **settings), **settings)
 
 
@@ -181,19 +178,19 @@ def _silent(*_: object) -> None:
     """Nobody hears what a worker says."""
 
 
-def trainings(setup: Setup, options: RemedyOptions) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.DataFrame]:
-    """What trainings gave, what those with a smaller learning rate gave, and what steps cost: run where that
+def trainings(setup: Setup, options: RemedyOptions) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """What trainings gave, what steps cost, and what trainings with a smaller learning rate gave: run where that
     is asked for, else what the folder has of an earlier run, on whatever machine."""
     if not options.train:
         earlier = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
-        table, again = (part.filter(pl.col("remedy").is_in(options.trained)) for part in earlier)
+        table, slower = (part.filter(pl.col("remedy").is_in(options.trained)) for part in earlier)
         timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
-        return table, again, pl.concat([results.priced(None), *timed])
-    train = partial(trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers)
-    table, again = train(depths=options.depths), None
-    if setup.full and options.depths is None:
-        again = train(settings=SLOWER.settings, depths=SLOWER.depths, sizes=SLOWER.sizes)
-    return table, again, costs(setup, options.trained)
+        return results.completed(table), pl.concat([results.priced(None), *timed]), results.completed(slower)
+    train = partial(trained, setup, options.trained, workers=options.workers)
+    table = train((FULL if setup.full else QUICK).changed(options.seeds, options.depths, options.steps))
+    again = setup.full and options.depths is None
+    slower = train(SLOWER.changed(options.seeds, None, options.steps)) if again else results.completed(None)
+    return results.completed(table), results.priced(costs(setup, options.trained)), results.completed(slower)
 
 
 def summary(measurements: RemedyMeasurements) -> str:

@@ -16,8 +16,7 @@ from rankscope.studies.remedies.theory_notes import note_of, taken_out
 from rankscope.studies.study import PageTable, StudyTexts
 
 NOTHING = "–"
-BEFORE, AFTER = "To choose by, before training", "To choose by, trained from scratch"
-"""Titles of the tables to choose by."""
+BEFORE, AFTER = "To choose by, before training", "To choose by, trained from scratch"  # Titles of tables
 TEXTS = StudyTexts("remedies", "tables")
 
 
@@ -33,7 +32,7 @@ def page_tables(tables: RemedyMeasurements) -> list[PageTable]:
         *(trained_in(tables.trained, setting) for setting in results.settings(tables.trained)),
         *(trained_in(tables.slower, setting, slower) for setting in results.settings(tables.slower)),
         laws(tables),
-        theory(tables),
+        theory_table(tables),
         refusals(tables),
     ]
 
@@ -75,10 +74,8 @@ def initial(tables: RemedyMeasurements, variant: str) -> PageTable:
         cells = [remedy]
         for norm_place, depth in columns:
             ends = [curve[-1] for curve in tables.known.get((remedy, norm_place, variant, depth), [])]
-            last = tables.initial.filter(
-                remedy=remedy, norm_place=norm_place, variant=variant, depth=depth, layer=depth
-            )
-            mark = "°" if ends and bool(last["marked"].any()) else ""
+            key = {"remedy": remedy, "norm_place": norm_place, "variant": variant, "depth": depth, "layer": depth}
+            mark = "°" if ends and bool(tables.initial.filter(**key)["marked"].any()) else ""
             cells.append(_ends(ends) + mark if ends else NOTHING)
         rows.append(cells)
     if any("°" in cell for cells in rows for cell in cells):
@@ -94,9 +91,8 @@ def put_cold(tables: RemedyMeasurements) -> PageTable:
         residual, *means = (on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES)
         rows.append([remedy, NOTHING if residual is None else power(residual), *(_text(mean, ".3f") for mean in means)])
         note += "".join(f" {NOTHING} {why}." for why in tables.cold.filter(remedy=remedy)["refused"].drop_nulls())
-    return PageTable(
-        "Put cold on the trained model", ["remedy", "residual", *on_trained_model.QUANTITIES[1:]], rows, note
-    )
+    headings = ["remedy", "residual", *on_trained_model.QUANTITIES[1:]]
+    return PageTable("Put cold on the trained model", headings, rows, note)
 
 
 def trained_in(table: pl.DataFrame, setting: str, how: str = "") -> PageTable:
@@ -133,15 +129,15 @@ def laws(tables: RemedyMeasurements) -> PageTable:
     return PageTable("Laws, predicted and measured", headings, rows, TEXTS.sentence("laws"), wordy=True)
 
 
-def theory(tables: RemedyMeasurements) -> PageTable:
+def theory_table(tables: RemedyMeasurements) -> PageTable:
     """Sentences, and the theorems that a remedy takes out."""
     rows = []
     held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
     for remedy in tables.remedies:
-        note, kind = note_of(remedy), REMEDIES.get(remedy.partition(":")[0])
+        theory, kind = note_of(remedy), REMEDIES.get(remedy.partition(":")[0])
         lost, reason = taken_out(tables.theorems, remedy)
         names = f"all {len(held)}" if len(lost) == len(held) else ", ".join(lost)
-        known = NOTHING if note is None else f"{note.sentence} ({note.source})"
+        known = NOTHING if theory is None else f"{theory.sentence} ({theory.source})"
         does = "the network as it is" if kind is None else kind.formula
         rows.append([remedy, does, known, f"{names}: {reason}" if lost else "none"])
     headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]

@@ -23,24 +23,11 @@ import polars as pl
 from rankscope.errors import ArchitectureError
 from rankscope.lab.trial import NONE
 from rankscope.remedies import REMEDIES, TheoryNote
-from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies.remedies.at_initialisation import (
-    BARE,
-    PLACES,
-    THRESHOLD,
-    TOKENS,
-    WHOLE,
-    WIDTH,
-    Curves,
-    curves,
-    network,
-)
+from rankscope.studies.remedies.at_initialisation import BARE, PLACES, THRESHOLD, WHOLE, Curves, curves, inputs, network
 from rankscope.theory import certify
 from rankscope.theory.hypotheses import outside
 
-REFUSALS = {
-    "remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String,
-}  # fmt: skip
+REFUSALS = {"remedy": pl.String, "network": pl.String, "theorem": pl.String, "held": pl.Boolean, "why": pl.String}
 LAWS = {
     "remedy": pl.String, "law": pl.String, "predicted": pl.Float64, "measured": pl.Float64, "low": pl.Float64,
     "high": pl.Float64, "said": pl.String,
@@ -67,7 +54,7 @@ def note_of(remedy: str) -> TheoryNote | None:
 
 def refusals(remedy: str) -> pl.DataFrame:
     """Which theorems hold on small random networks with a remedy, and the reason each refuses with."""
-    X, padding = word_tokens(bundled_excerpts(WORDS)[:1], WIDTH, WORDS)
+    X, padding = inputs(1, WORDS)
     rows: list[dict[str, Any]] = []
     for norm_place in PLACES:
         try:
@@ -100,7 +87,7 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
 def variances(remedy: str, depth: int, seed: int) -> pl.DataFrame:
     """The mean square of the tokens' entries after each layer, of a pre-norm network."""
     net = network(remedy, "pre", depth, seed)
-    X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
+    X, padding = inputs()
     sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
     labels = {"remedy": pl.lit(remedy), "depth": pl.lit(depth), "seed": pl.lit(seed)}
     return pl.DataFrame({"layer": range(depth + 1), "variance": sizes}).with_columns(**labels)
@@ -117,7 +104,10 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
         if note is None or ":" in remedy:  # predictions are for the published numbers
             continue
         rows.append({"remedy": remedy, "law": "order", "predicted": note.order, **_order(initial, remedy, depth)})
-        rows += _identity(initial, remedy, depth) if note.order is None else []
+        with_skips = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
+        if note.order is None and with_skips:
+            changes = [curve[-1] - curve[0] for curve in with_skips]
+            rows.append({"remedy": remedy, "law": "identity", "predicted": 0.0, **_spread(changes)})
         rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
         rows += [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
     return pl.DataFrame(rows, schema=LAWS)
@@ -130,11 +120,8 @@ def order_of(curve: list[float]) -> float | None:
     >>> order_of([0.0, -3.0, -9.0, -27.0, -81.0])
     3.0
     """
-    ratios = [
-        (c - b) / (b - a)
-        for a, b, c in zip(curve, curve[1:], curve[2:], strict=False)
-        if NEAR > b > c and b < a and math.isfinite(c)
-    ]
+    triples = zip(curve, curve[1:], curve[2:], strict=False)
+    ratios = [(c - b) / (b - a) for a, b, c in triples if NEAR > b > c and b < a and math.isfinite(c)]
     return statistics.median(ratios) if len(ratios) > 1 else None
 
 
@@ -144,13 +131,6 @@ def _order(initial: Curves, remedy: str, depth: int) -> dict[str, Any]:
     if not given:
         return {"said": "every token is zero"}
     return _spread(orders) if len(orders) == len(given) else {"said": "no fall to take it from"}
-
-
-def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
-    given = [curve for norm in PLACES for curve in initial.get((remedy, norm, WHOLE, depth), [])]
-    if given:
-        changes = [curve[-1] - curve[0] for curve in given]
-        yield {"remedy": remedy, "law": "identity", "predicted": 0.0, **_spread(changes)}
 
 
 def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[dict[str, Any]]:

@@ -145,10 +145,8 @@ def price(costs: pl.DataFrame, remedy: str) -> SeedSpread | None:
 
 def path_length(table: pl.DataFrame, remedy: str, setting: str, depth: int, seed: int) -> float | None:
     """How many heads a path has on the average, weighed by its share of the output."""
-    rows = table.filter(
-        pl.col("quantity").str.contains(r"^path_share_\d+$"), pl.col("value").is_not_null(),
-        remedy=remedy, setting=setting, depth=depth, seed=seed,
-    )  # fmt: skip
+    known_share = pl.col("quantity").str.contains(r"^path_share_\d+$") & pl.col("value").is_not_null()
+    rows = table.filter(known_share, remedy=remedy, setting=setting, depth=depth, seed=seed)
     if rows.is_empty():
         return None
     return float((rows["quantity"].str.extract(r"(\d+)$").cast(pl.Float64) * rows["value"]).sum())

@@ -39,6 +39,12 @@ class TrainingPlan:
     settings: tuple[str, ...]
     depths: tuple[int, ...]
     sizes: TrialSizes
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def changed(self, seeds: int, depths: tuple[int, ...] | None, steps: int | None) -> "TrainingPlan":
+        """This plan with so many seeds, and with other depths and steps where they are given."""
+        sizes = self.sizes if steps is None else replace(self.sizes, steps=steps)
+        return replace(self, depths=depths or self.depths, sizes=sizes, seeds=tuple(range(seeds)))
 
 
 FULL = TrainingPlan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
@@ -50,41 +56,17 @@ TEXTS = StudyTexts("remedies", "study")
 
 
 def trained(
-    setup: Setup,
-    remedies: Sequence[str] = EVERY,
-    seeds: Sequence[int] = (0, 1, 2),
-    *,
-    settings: Sequence[str] | None = None,
-    depths: Sequence[int] | None = None,
-    steps: int | None = None,
-    sizes: TrialSizes | None = None,
-    workers: int = 1,
-    minutes: float = math.inf,
+    setup: Setup, remedies: Sequence[str], plan: TrainingPlan, *, workers: int = 1, minutes: float = math.inf
 ) -> pl.DataFrame:
-    """Train networks with each remedy: remedy · setting · depth · seed · quantity · value · refused.
-
-    Args:
-        setup: Where tables are cached, on what is trained, and the size of what is left out below.
-        remedies: As `--remedy` has them; "none", and "sigmareparam".
-        seeds: Networks of each remedy, setting and depth.
-        settings: Of `lab.trial.SETTINGS`.
-        depths: Layers of the networks.
-        steps: Of each training.
-        sizes: Of networks and their training.
-        workers: Processes at a time.
-        minutes: What failed, or was not begun within these, has a row that says so; the next call does it.
-    """
-    plan = FULL if setup.full else QUICK
-    chosen = sizes or plan.sizes
-    chosen = chosen if steps is None else replace(chosen, steps=steps)
+    """Train networks with each remedy: remedy · setting · depth · seed · quantity · value · refused. What failed, or
+    was not begun within so many minutes, has a row that says so; the next call does it."""
     trials = [
-        Trial(remedy, setting, depth, tuple(seeds), chosen)
-        for remedy, setting, depth in product(remedies, settings or plan.settings, depths or plan.depths)
+        Trial(remedy, setting, depth, plan.seeds, plan.sizes)
+        for remedy, setting, depth in product(remedies, plan.settings, plan.depths)
     ]
     if len(set(trials)) < len(trials):
-        raise StudyError(
-            f"remedies, settings and depths must be different ones; got {', '.join(remedies)}", subject="remedies"
-        )
+        names = ", ".join(remedies)
+        raise StudyError(f"remedies, settings and depths must be different ones; got {names}", subject="remedies")
     until = time.time() + 60 * minutes
     work = partial(_cached_table, setup.folder, setup.full, setup.device, until)
     done: dict[Trial, pl.DataFrame] = {}
@@ -110,9 +92,8 @@ def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
 def recipes(folder: str | Path) -> list[str]:
     """How networks were trained whose tables a folder has: a sentence for each way that there was."""
     networks: dict[str, int] = {}
-    for part in sorted(Path(folder).glob("parts/*.parquet")):
-        if not part.name.startswith(("trained-", "at=")):
-            continue
+    parts = sorted(Path(folder).glob("parts/*.parquet"))
+    for part in (part for part in parts if part.name.startswith(("trained-", "at="))):
         table, manifest = tables.read_parquet(part)
         if manifest is None or manifest.key is None:
             continue
@@ -142,9 +123,7 @@ def _outcome(table: pl.DataFrame) -> str:
     return f"loss {listed or 'none'}, {int(diverged.sum())} diverged"
 
 
-def costs(
-    setup: Setup, remedies: Sequence[str] = EVERY, depth: int = 12, *, sizes: TrialSizes | None = None
-) -> pl.DataFrame:
+def costs(setup: Setup, remedies: Sequence[str], depth: int = 12, sizes: TrialSizes | None = None) -> pl.DataFrame:
     """Time steps: remedy · setting · depth · seed · quantity · value · refused, as trials have it, with the
     quantities `seconds_per_step` (forward, backward and the optimiser's), `ratio`, `parameters` and
     `parameters_added`. The setting is the first that takes the remedy, `pre` if it does; the ratio is to no

@@ -18,6 +18,7 @@ does to tokens and to a short training, on the same weights and texts as all the
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import polars as pl
@@ -47,11 +48,6 @@ class Verdict(NamedTuple):
     word: str
     because: str = ""
 
-    @property
-    def agrees(self) -> bool | None:
-        """True, False or None, as comparisons have it."""
-        return {AGREES: True, NOT: False, NOTHING: False}.get(self.word)
-
 
 def claims() -> dict[str, tuple[Claim, ...]]:
     """Published claims by remedy, none first."""
@@ -65,8 +61,9 @@ def comparisons(tables: RemedyMeasurements) -> list[Comparison]:
     for remedy, published in claims().items():
         for claim in published if remedy in known else ():
             quantity = (claim.quantity,) if claim.quantity else ()
-            ours, word, because = verdict = TESTS[claim.test](tables, remedy, *quantity, *claim.settings)
-            rows.append(Comparison(f"{remedy}: {claim.what}", claim.published, ours, verdict.agrees, because, word))
+            ours, word, because = TESTS[claim.test](tables, remedy, *quantity, *claim.settings)
+            agrees = {AGREES: True, NOT: False, NOTHING: False}.get(word)
+            rows.append(Comparison(f"{remedy}: {claim.what}", claim.published, ours, agrees, because, word))
     return rows
 
 
@@ -84,11 +81,6 @@ def lower(tables: RemedyMeasurements, remedy: str, quantity: str, *settings: str
                 apart[f"{setting} {depth}"] = both
                 noise[f"{setting} {depth}"] = max(plain.values()) - min(plain.values())
     return weighed(apart, noise, sign, quantity.replace("_", " "), next(filter(None, refusals), None))
-
-
-def higher(tables: RemedyMeasurements, remedy: str, quantity: str, *settings: str) -> Verdict:
-    """Judge whether after training a quantity is higher than without the remedy."""
-    return lower(tables, remedy, quantity, *settings, sign=1)
 
 
 def learns(tables: RemedyMeasurements, remedy: str, *settings: str) -> Verdict:
@@ -177,8 +169,7 @@ def order(tables: RemedyMeasurements, remedy: str) -> Verdict:
 
 
 def slower(tables: RemedyMeasurements, remedy: str) -> Verdict:
-    """Judge whether without skips tokens collapse more slowly than with softmax attention: after 12 layers
-    more is left."""
+    """Judge whether without skips more is left after 12 layers than with softmax attention."""
     mine, plain = (tables.known.get((name, "post", BARE, 12), []) for name in (remedy, NONE))
     if not mine or not plain:
         return Verdict("not measured", UNTOLD)
@@ -189,18 +180,16 @@ def slower(tables: RemedyMeasurements, remedy: str) -> Verdict:
     return Verdict(f"after 12 layers 1e{left:.4g}, softmax 1e{softmax:.4g}; {apart}", _word({_way(pairs, 1)}))
 
 
-TESTS: dict[str, Callable[..., Verdict]] = {
-    "order": order, "slower": slower, "deeper": deeper, "lower": lower, "higher": higher, "learns": learns,
-    "lasting": lasting, "spread_out": spread_out,
+TESTS: dict[str, Callable[..., Verdict]] = {  # By the name that a `Claim` has of its test
+    "order": order, "slower": slower, "deeper": deeper, "lower": lower, "higher": partial(lower, sign=1),
+    "learns": learns, "lasting": lasting, "spread_out": spread_out,
 }  # fmt: skip
-"""By the name that a `Claim` has of its test."""
 
 
 def weighed(
     apart: dict[str, dict[int, float]], noise: dict[str, float], sign: int, what: str, refusal: str | None = None
 ) -> Verdict:
-    """The verdict on differences to no remedy by network and seed: in the claimed direction where they have
-    the sign."""
+    """The verdict on differences to no remedy, by network and seed, that are claimed to have the sign."""
     if not apart:
         return Verdict(NOT_RUN, UNTOLD) if refusal is None else Verdict("it does not go there", UNTOLD, refusal)
     lines, ways, small = [], set[str](), True

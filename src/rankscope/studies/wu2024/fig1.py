@@ -31,8 +31,7 @@ W = 2.0
 C = math.sqrt(1 - 1 / W**2)
 LAYERS = 40  # Shown of each trajectory
 SETTLED = 200  # Layers after which a start is said to have ended: 1500 give the same map
-STARTS = {"first": (60.0, 200.0), "second": (20.0, 330.0), "third": (75.0, 100.0)}
-"""Angles of token 1 and token 2, in degrees."""
+STARTS = {"first": (60.0, 200.0), "second": (20.0, 330.0), "third": (75.0, 100.0)}  # Angles of tokens 1 and 2, degrees
 STRENGTHS = (1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)  # The w of the last panel
 DEGREES = ([0, 90, 180, 270, 360], ["0°", "90°", "180°", "270°", "360°"])
 TEXTS = StudyTexts("wu2024", "fig1")
@@ -48,13 +47,8 @@ def _run(setup: Setup) -> StudyResult:
     shares = setup.cached("shares", lambda: basin_shares(count), w=STRENGTHS, number=count, settled=SETTLED)
     share = _share_apart(basins)
     by_w = ", ".join(f"{w:g}: {share_apart:.1%}" for w, share_apart in shares.iter_rows())
-    comparisons = [
-        _collapse(paths),
-        _slope("A", 1),
-        _slope("B", -1),
-        TEXTS.compare("measure", share > 0, share=share, w=W, by_w=by_w),
-        _boundary(),
-    ]
+    positive_measure = TEXTS.compare("measure", share > 0, share=share, w=W, by_w=by_w)
+    comparisons = [_collapse(paths), _slope("A", 1), _slope("B", -1), positive_measure, _boundary()]
     beyond = _share_apart(basins.filter(pl.col("angle_1").is_between(90, 180)))
     notes = TEXTS.notes(count=count, layers=SETTLED, beyond=beyond)
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
@@ -84,8 +78,7 @@ def trajectories(layers: int = LAYERS) -> pl.DataFrame:
             shrunk = [0.0 if norm else layer * math.log10(largest_gain) for layer in range(layers + 1)]
             columns = {"angle_1": turned[:, 0].numpy(), "angle_2": turned[:, 1].numpy()}
             columns |= {"log10_mu": mu.numpy() - shrunk, "log10_relative_mu": relative.numpy()}
-            labels = {"start": name, "norm": norm, "layer": range(layers + 1)}
-            tables.append(pl.DataFrame({**labels, **columns}))
+            tables.append(pl.DataFrame({"start": name, "norm": norm, "layer": range(layers + 1), **columns}))
     return pl.concat(tables)
 
 
@@ -110,8 +103,7 @@ def basin_map(count: int, w: float) -> pl.DataFrame:
     first, second = (axis.flatten() for axis in grid)
     end = settled(pairs(first, second), w)
     apart, pole = stays_apart(end, w).bool(), end[:, 0, 1].sign().to(torch.int64)
-    columns = {"angle_1": first, "angle_2": second, "apart": apart, "pole": pole}
-    return pl.DataFrame({name: column.numpy() for name, column in columns.items()})
+    return pl.DataFrame({"angle_1": first, "angle_2": second, "apart": apart, "pole": pole})
 
 
 def basin_shares(count: int) -> pl.DataFrame:
@@ -238,11 +230,10 @@ def _map(axes: Axes) -> None:
     for name, at, face in (("A", at_A, "white"), ("B", 360 - at_A, INK), ("token 1", 90.0, INK)):
         axes.plot(at, at, marker="o", markersize=7, color=INK, markerfacecolor=face, zorder=4)
         axes.annotate(name, (at, at), xytext=(8, -12), textcoords="offset points", color=INK)
-    labels = {"xlabel": "token 2 before", "ylabel": "token 2 after one layer"}
-    title(axes, "Token 2, once token 1 rests at (0, 1)", **labels)
+    title(axes, "Token 2, once token 1 rests at (0, 1)", xlabel="token 2 before", ylabel="token 2 after one layer")
     axes.legend(fontsize=9, loc="upper left", frameon=False)
     _in_degrees(axes, both=True)
 
 
 TITLE = "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins"
-FIG1 = Study("wu2024", "fig1", TITLE, _run, seconds=12.0)
+STUDY = Study("wu2024", "fig1", TITLE, _run, seconds=12.0)

@@ -48,7 +48,7 @@ def figure_of(table: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figu
 def collapse_figure(
     table: pl.DataFrame, by_panel: By, by_line: By, width: float, lowest: float = -math.inf, **look: Any
 ) -> tuple[Figure, Axes]:
-    """Draw mu above, mu / ||X||_F below, by layer, dashed with dropout.
+    """Draw mu above, mu / ||X||_F below, by layer, dashed with dropout: the figure, and the panel that has all labels.
 
     Args:
         table: Rows of `networks.collapse`.
@@ -57,9 +57,6 @@ def collapse_figure(
         width: Of a panel.
         lowest: log10 at which vertical axes end at the latest.
         look: Options of all lines.
-
-    Returns:
-        The figure, and the panel that has all labels.
     """
     depth = int(table["layer"].max())  # type: ignore[arg-type]
     figure, axes = panels(len(by_panel[1]), width=width, height=2.9, rows=2)
@@ -118,6 +115,6 @@ def _plateau(table: pl.DataFrame, name: str, depth: int) -> Comparison:
     )  # fmt: skip
 
 
-FIG2 = Study(
+STUDY = Study(
     "wu2024", "fig2", "BERT, five variants under four masks, dropout off and on (Figure 2)", _run, seconds=62.0
 )

@@ -5,6 +5,7 @@ token listens to few others, itself among them where it scores highest, and aver
 are not in its text; these span both readings (1/64, 1 and 64 as d_QK or as the divisor itself).
 """
 
+from functools import partial
 from itertools import pairwise, product
 
 import polars as pl
@@ -18,8 +19,7 @@ from rankscope.studies.wu2024.fig2 import collapse_figure
 from rankscope.studies.wu2024.networks import MASKS, PAPER, StudyInputs, powers
 from rankscope.studies.wu2024.panels import legend_below
 
-DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
-"""sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
+DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}  # sqrt(d_QK): BERT's is 8
 TEXTS = StudyTexts("wu2024", "fig3")
 
 
@@ -30,9 +30,8 @@ def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     for name, net in {**inputs.bert(setup), **models}.items():
         table = networks.of_network(name, curves(setup, name, net, inputs.tokens(net, samples), samples))
         few = inputs.tokens(net, min(samples, 2))
-        weights = setup.cached(
-            networks.file_name(name, "sharpness"), lambda net=net, X=few: sharpness(net, X), excerpts=samples
-        )
+        file = networks.file_name(name, "sharpness")
+        weights = setup.cached(file, partial(sharpness, net, few), excerpts=samples)
         tables.append(table)
         sharp.append(networks.of_network(name, weights))
         figures[networks.file_name(name).lower()] = figure_of(table, name)
@@ -46,11 +45,9 @@ def curves(setup: Setup, name: str, net: Transformer, X: Tensor, samples: int) -
     """Pure attention under every mask with every divisor."""
     tables = []
     for mask, (label, divisor) in product(MASKS, DIVISORS.items()):
-        table = setup.cached(
-            networks.file_name(name, mask, f"{divisor:g}"),
-            lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
-            excerpts=samples,
-        )
+        file = networks.file_name(name, mask, f"{divisor:g}")
+        compute = partial(networks.collapse, net.variant(divisor=divisor), X, "SAN", mask)
+        table = setup.cached(file, compute, excerpts=samples)
         tables.append(table.with_columns(pl.lit(label).alias("divisor")))
     return pl.concat(tables)
 
@@ -71,11 +68,8 @@ def _slower(table: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
     ends = list(by_divisor.values())
     falling = all(later <= earlier + 0.02 for earlier, later in pairwise(ends))
     depth = int(table["layer"].max())  # type: ignore[arg-type]
-    why = ""
-    if not falling:
-        why = TEXTS.sentence("slower", "turns", largest=largest)
-    elif max(ends) - min(ends) < 0.15:
-        why = TEXTS.sentence("slower", "together")
+    together = TEXTS.sentence("slower", "together") if max(ends) - min(ends) < 0.15 else ""
+    why = together if falling else TEXTS.sentence("slower", "turns", largest=largest)
     return TEXTS.compare("slower", falling, name=name, mask=mask, depth=depth, ends=powers(by_divisor), why=why)
 
 
@@ -86,4 +80,4 @@ def figure_of(table: pl.DataFrame, name: str) -> Figure:
     return figure
 
 
-FIG3 = Study("wu2024", "fig3", "pure attention by score divisor (Figures 3 and 7)", _run, seconds=44.0)
+STUDY = Study("wu2024", "fig3", "pure attention by score divisor (Figures 3 and 7)", _run, seconds=44.0)

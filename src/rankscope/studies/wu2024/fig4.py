@@ -9,7 +9,7 @@ import polars as pl
 import torch
 
 from rankscope.figures.matplotlib import Figure, panels
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
+from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, mean_by_layer
 from rankscope.studies.wu2024.networks import PAPER, StudyInputs, note_values, spectra
 from rankscope.studies.wu2024.panels import line_style, powers_of_ten, title
 
@@ -29,30 +29,24 @@ def by_input(values: pl.DataFrame) -> pl.DataFrame:
     """A row of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
     most, least = pl.col("singular_value").max(), pl.col("singular_value").min()
     tolerances = {"full_rank": torch.finfo(torch.float64).eps, "full_rank_float32": torch.finfo(torch.float32).eps}
+    full = {name: least > pl.col("size").first() * eps * most for name, eps in tolerances.items()}
     return values.group_by("network", "layer", "sample", maintain_order=True).agg(
-        *(
-            ((least > pl.col("size").first() * eps * most).cast(pl.Float64)).alias(name)
-            for name, eps in tolerances.items()
-        ),
+        *(is_full.cast(pl.Float64).alias(name) for name, is_full in full.items()),
         least.alias("sigma_min"),
         (least / most).alias("relative_sigma_min"),
         pl.col("mean_abs_cosine").first(),
     )
 
 
-def mean(table: pl.DataFrame, column: str) -> list[float]:
-    """The mean over inputs, by layer."""
-    return table.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
-
-
 def _compared(table: pl.DataFrame, name: str) -> Comparison:
-    rank, single, cosine = (mean(table, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine"))
+    columns = ("full_rank", "full_rank_float32", "mean_abs_cosine")
+    rank, single, cosine = (mean_by_layer(table, column) for column in columns)
     kept, rises, untrained = min(rank) > 0.5, cosine[-1] > cosine[0], name.endswith("untrained")
     why = "untrained" if untrained else "level" if kept and not rises else ""
     return TEXTS.compare(
         "angles", None if untrained else kept and rises, name=name, rank=min(rank), single=min(single),
         first=cosine[0], most=max(cosine), last=cosine[-1], depth=len(cosine) - 1,
-        smallest=min(mean(table, "relative_sigma_min")), lost="" if kept or untrained else "rank is lost: ",
+        smallest=min(mean_by_layer(table, "relative_sigma_min")), lost="" if kept or untrained else "rank is lost: ",
         why=TEXTS.sentence("angles", why) if why else "",
     )  # fmt: skip
 
@@ -64,9 +58,9 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
         layers = range(int(part["layer"].max()) + 1)  # type: ignore[arg-type]
         look = line_style(k) | {"linestyle": "--" if name.endswith("untrained") else "-"}
         logs = part.with_columns(pl.col("sigma_min").log10().alias("log10"))
-        rank.plot(layers, mean(part, "full_rank"), **look)
-        sigma.plot(layers, mean(logs, "log10"), **look)
-        cosine.plot(layers, mean(part, "mean_abs_cosine"), label=name, **look)
+        rank.plot(layers, mean_by_layer(part, "full_rank"), **look)
+        sigma.plot(layers, mean_by_layer(logs, "log10"), **look)
+        cosine.plot(layers, mean_by_layer(part, "mean_abs_cosine"), label=name, **look)
     title(rank, "Inputs of full rank", xlabel="layer", ylabel="share of inputs", ylim=(-0.03, 1.05))
     title(sigma, "Smallest singular value", xlabel="layer", ylabel=r"$\sigma_{\min}(X)$")
     powers_of_ten(sigma)
@@ -75,4 +69,4 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-FIG4 = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0)
+STUDY = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run, seconds=27.0)

@@ -65,10 +65,8 @@ def deep(width: int, depth: int, device: str = "cpu") -> Transformer:
     net = untrained(arch, f"bert, {depth} layers", device=device)
     if width == 768:
         return net
-    larger = {
-        name: tensor * math.sqrt(768 / width) if name.endswith(".weight") else tensor
-        for name, tensor in net.state().items()
-    }
+    gain = math.sqrt(768 / width)
+    larger = {name: tensor * gain if name.endswith(".weight") else tensor for name, tensor in net.state().items()}
     return replace(net, weights=Transformer.from_weights(arch, larger).weights)
 
 
@@ -119,10 +117,9 @@ def _gain(off: pl.DataFrame, depth: int) -> Comparison:
 
 def _underflow(single: pl.DataFrame) -> Comparison:
     zero = single.filter(pl.col("metric") == "mu", pl.col("value") == 0)
-    first = {mask: zero.filter(mask=mask)["layer"].min() for mask in MASKS}
-    words = ", ".join(f"{mask} {layer if layer is not None else 'never'}" for mask, layer in first.items())
-    complete = first["complete"]
-    return TEXTS.compare("underflow", isinstance(complete, int) and complete <= 64, layers=words)
+    first = {mask: min(zero.filter(mask=mask)["layer"], default=None) for mask in MASKS}
+    words = ", ".join(f"{mask} {'never' if layer is None else layer}" for mask, layer in first.items())
+    return TEXTS.compare("underflow", first["complete"] is not None and first["complete"] <= 64, layers=words)
 
 
 def _skips(table: pl.DataFrame, depth: int) -> Comparison:
@@ -132,4 +129,4 @@ def _skips(table: pl.DataFrame, depth: int) -> Comparison:
     return TEXTS.compare("skips", None, depth=depth, off=powers(off), on=powers(on), why=why)
 
 
-FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)
+STUDY = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)

@@ -16,12 +16,9 @@ TEXTS = StudyTexts("wu2024", "fig8")
 
 def _run(setup: Setup, inputs: StudyInputs = PAPER) -> StudyResult:
     samples = 200 if setup.full else 4
-    mean = (
-        spectra(setup, samples, inputs)
-        .group_by("network", "layer", "index", maintain_order=True)
-        .agg(pl.col("singular_value").log10().mean().alias("log10"))
-        .sort("network", "layer", "index", maintain_order=True)
-    )
+    keys = ("network", "layer", "index")
+    by_index = spectra(setup, samples, inputs).group_by(*keys, maintain_order=True)
+    mean = by_index.agg(pl.col("singular_value").log10().mean().alias("log10")).sort(*keys, maintain_order=True)
     names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
     comparisons = [_compared(mean.filter(network=name), name) for name in names]
     notes = TEXTS.notes(samples=samples, **note_values({}))
@@ -36,8 +33,7 @@ def curves(mean: pl.DataFrame) -> np.ndarray:
 
 def first_share(logs: np.ndarray) -> np.ndarray:
     """The share of `||X||_F^2` in the first direction, by layer."""
-    squares = 10 ** (2 * (logs - logs[:, :1]))
-    return 1 / squares.sum(1)
+    return 1 / (10 ** (2 * (logs - logs[:, :1]))).sum(1)
 
 
 def _compared(mean: pl.DataFrame, name: str) -> Comparison:
@@ -69,4 +65,4 @@ def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
     return figure
 
 
-FIG8 = Study("wu2024", "fig8", "all singular values by layer (Figure 8)", _run, seconds=25.0)
+STUDY = Study("wu2024", "fig8", "all singular values by layer (Figure 8)", _run, seconds=25.0)

@@ -38,12 +38,8 @@ def angles(X: Tensor) -> pl.DataFrame:
         matrix, pairs = cosines(tokens)
         values = matrix[pairs].cpu().numpy()
         counts, _ = np.histogram(values, BINS)
-        columns = {
-            "sample": sample,
-            "least": float(values.min()),
-            "negative": float((values < 0).mean()),
-            "mean": float(values.mean()),
-        }
+        least, negative, mean = float(values.min()), float((values < 0).mean()), float(values.mean())
+        columns = {"sample": sample, "least": least, "negative": negative, "mean": mean}
         rows += [{**columns, "cosine": float(low), "pairs": int(k)} for low, k in zip(BINS, counts, strict=False)]
     return pl.DataFrame(rows)
 
@@ -53,9 +49,7 @@ def _compared(table: pl.DataFrame, name: str) -> Comparison:
     holds = float((inputs["least"] >= 0).mean())  # type: ignore[arg-type]
     negative, mean, least = (float(inputs[c].mean()) for c in ("negative", "mean", "least"))  # type: ignore[arg-type]
     why = "Cor 1 applies" if holds == 1 else "Cor 1 does not apply to the inputs with cosines below 0"
-    return TEXTS.compare(
-        "cosines", None, name=name, holds=holds, negative=negative, mean=mean, least=least, why=why
-    )  # fmt: skip
+    return TEXTS.compare("cosines", None, name=name, holds=holds, negative=negative, mean=mean, least=least, why=why)
 
 
 def _figure(tables: dict[str, pl.DataFrame]) -> Figure:
@@ -75,4 +69,4 @@ def _figure(tables: dict[str, pl.DataFrame]) -> Figure:
     return figure
 
 
-FIG9 = Study("wu2024", "fig9", "initial pairwise cosines (Figure 9)", _run, seconds=14.0)
+STUDY = Study("wu2024", "fig9", "initial pairwise cosines (Figure 9)", _run, seconds=14.0)

@@ -36,19 +36,15 @@ TOKENS = 128
 COLLAPSE = ("mu", "relative_mu")
 
 UNTRAINED = "BERT untrained"
-PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}
-"""The paper's four models, as `fresh` names them."""
-
+PUBLISHED_MODELS = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}  # By `fresh` name
 SHARED = StudyTexts("wu2024", "shared")
 
 
 def trained(setup: Setup) -> dict[str, Transformer]:
     """The models asked for, else MiniLM, a BERT of 6 layers, where it is installed."""
     if setup.models:
-        return {
-            called: load(name, device=setup.device)
-            for called, name in zip(short_names(setup.models), setup.models, strict=True)
-        }
+        nets = (load(name, device=setup.device) for name in setup.models)
+        return dict(zip(short_names(setup.models), nets, strict=True))
     try:
         return {"MiniLM": load("minilm", device=setup.device)}
     except SourceError:
@@ -112,14 +108,7 @@ def file_name(*names: str) -> str:
 
 
 def collapse(
-    net: Transformer,
-    X: Tensor,
-    variant: str,
-    mask: str,
-    *,
-    dropout: bool = False,
-    divisor: float | None = None,
-    arithmetic: str = "deviation",
+    net: Transformer, X: Tensor, variant: str, mask: str, *, dropout: bool = False, arithmetic: str = "deviation"
 ) -> pl.DataFrame:
     """mu and mu / ||X||_F by layer of a variant under a mask.
 
@@ -129,10 +118,9 @@ def collapse(
         variant: Of `VARIANTS`.
         mask: Of `MASKS`.
         dropout: Measure a training pass.
-        divisor: Of attention scores; the usual one if left out.
         arithmetic: That `measure` takes.
     """
-    changed = net.variant(VARIANTS[variant]).variant(mask=MASKS[mask], divisor=divisor)
+    changed = net.variant(VARIANTS[variant]).variant(mask=MASKS[mask])
     if dropout:
         table = in_training(changed, X)
     else:
@@ -144,12 +132,10 @@ def collapse(
 
 def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: object) -> pl.DataFrame:
     """Every variant under every mask, with and without dropout."""
-    parts = {
-        file_name(*name, variant, mask, "dropout" if dropout else ""): partial(
-            collapse, net, X, variant, mask, dropout=dropout
-        )
-        for variant, mask, dropout in product(VARIANTS, MASKS, (False, True))
-    }
+    parts = {}
+    for variant, mask, dropout in product(VARIANTS, MASKS, (False, True)):
+        file = file_name(*name, variant, mask, "dropout" if dropout else "")
+        parts[file] = partial(collapse, net, X, variant, mask, dropout=dropout)
     return setup.cached_parts(parts, **settings)
 
 
@@ -214,13 +200,16 @@ def spectrum(net: Transformer, X: Tensor, batch: int = 4) -> pl.DataFrame:
             values = singular_values(step.state).cpu()
             angles = mean_abs_cosine(step.state).cpu()
             samples, count = values.shape
-            columns = {
-                "sample": torch.arange(start, start + samples).repeat_interleave(count),
-                "layer": torch.full((values.numel(),), step.layer),
-                "index": torch.arange(1, count + 1).repeat(samples),
-                "singular_value": values.flatten(),
-                "size": torch.full((values.numel(),), max(X.shape[1:])),
-                "mean_abs_cosine": angles.repeat_interleave(count),
-            }
-            tables.append(pl.DataFrame({name: column.numpy() for name, column in columns.items()}))
+            tables.append(
+                pl.DataFrame(
+                    {
+                        "sample": torch.arange(start, start + samples).repeat_interleave(count),
+                        "layer": torch.full((values.numel(),), step.layer),
+                        "index": torch.arange(1, count + 1).repeat(samples),
+                        "singular_value": values.flatten(),
+                        "size": torch.full((values.numel(),), max(X.shape[1:])),
+                        "mean_abs_cosine": angles.repeat_interleave(count),
+                    }
+                )
+            )
     return pl.concat(tables)

@@ -2,20 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
-from rankscope.figures.matplotlib import (
-    Axes,
-    Figure,
-    FixedLocator,
-    FuncFormatter,
-    Line2D,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from rankscope.figures.matplotlib import Axes, Figure, FixedLocator, Line2D, MaxNLocator, NullFormatter, NullLocator
 from rankscope.figures.powers import DEEP
 from rankscope.figures.style import INK, MARKERS, PALETTE
 from rankscope.shapes import Float
@@ -38,12 +30,10 @@ def line_style(index: int, markersize: float = 5, linewidth: float = 1.4) -> dic
 
 def legend_below(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
     """One legend for all panels, below them: the lines of one, then what dashes mean."""
+    dashes = dashes or {}
     lines, labels = axes.get_legend_handles_labels()
-    lines = [Line2D([], [], linestyle="none"), *lines]
-    labels = [f"{name}:", *labels]
-    for label, dash in (dashes or {}).items():
-        lines.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=dash))
-        labels.append(label)
+    dashed = [Line2D([], [], color=INK, linewidth=1.4, linestyle=dash) for dash in dashes.values()]
+    lines, labels = [Line2D([], [], linestyle="none"), *lines, *dashed], [f"{name}:", *labels, *dashes]
     figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
 
 
@@ -60,7 +50,7 @@ def by_layer(axes: Axes, depth: int) -> None:
     ticks = [0, *(2**k for k in range(10) if 2**k <= 0.75 * depth), depth]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda layer, _: f"{layer:g}"))
+    axes.xaxis.set_major_formatter(lambda layer, _: f"{layer:g}")
     axes.set_xlim(0, depth * 1.04)
     axes.set_xlabel("layer")
 
@@ -90,22 +80,19 @@ def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
         axes.set_ylim(bottom, top)
         if top - bottom < 3:
             axes.yaxis.set_major_locator(FixedLocator(_plain_ticks(bottom, top)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{float(f'{10**k:.3g}'):g}"))
+            axes.yaxis.set_major_formatter(lambda k, _: f"{float(f'{10**k:.3g}'):g}")
             return
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: power_of_ten(k)))
+    axes.yaxis.set_major_formatter(lambda k, _: power_of_ten(k))
 
 
 def _plain_ticks(bottom: float, top: float) -> list[float]:
     """log10 of round numbers in between: the fewest kinds that give three of them."""
     levels: list[float] = []
     for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), range(1, 10)):
-        levels = [
-            k + math.log10(digit)
-            for k in range(math.floor(bottom), math.ceil(top) + 1)
-            for digit in digits
-            if bottom <= k + math.log10(digit) <= top
-        ]
+        decades = range(math.floor(bottom), math.ceil(top) + 1)
+        levels = [k + math.log10(digit) for k, digit in product(decades, digits)]
+        levels = [level for level in levels if bottom <= level <= top]
         if len(levels) >= 3:
             break
     return levels

@@ -65,19 +65,11 @@ def equilibria(n: int) -> pl.DataFrame:
         # The first tokens are e_d: theirs are 1/i (a Jordan block, beyond any solver).
         later = multipliers(X, w)[n - rank + 1 :].flatten()
         equal = 1 / 2 if rank < n else 0.0
-        rows.append(
-            {
-                "tokens": n,
-                "rank": rank,
-                "w": w,
-                "signs": "".join("+" if sign > 0 else "-" for sign in signs),
-                "moved": float((equilibrium_step(X, w) - X).abs().max()),
-                "numerical_rank": int(numerical_rank(X)),
-                "stable_rank": float(stable_rank(X)),
-                "largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0),
-                "unstable_directions": int((later > 1 + NEUTRAL).sum()),
-            }
-        )
+        labels = {"tokens": n, "rank": rank, "w": w, "signs": "".join("+" if sign > 0 else "-" for sign in signs)}
+        moved = {"moved": float((equilibrium_step(X, w) - X).abs().max())}
+        ranks = {"numerical_rank": int(numerical_rank(X)), "stable_rank": float(stable_rank(X))}
+        largest = {"largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0)}
+        rows.append(labels | moved | ranks | largest | {"unstable_directions": int((later > 1 + NEUTRAL).sum())})
     return pl.DataFrame(rows)
 
 
@@ -98,16 +90,17 @@ def random_starts(n: int, count: int, layers: int = LAYERS) -> pl.DataFrame:
         X = equilibrium_step(X, w)
     s = torch.linalg.svdvals(X)
     second = s[:, 1] / s[:, 0]
-    columns = {
-        "tokens": torch.full((count,), n),
-        "start": torch.arange(count),
-        "second_singular_value": second,
-        "third_singular_value": s[:, 2] / s[:, 0] if n > 2 else torch.zeros_like(second),
-        "distance": to_construction(X, w),
-        "moved": (equilibrium_step(X, w) - X).abs().amax((1, 2)),
-        "apart": second > 0.3 / w,
-    }
-    return pl.DataFrame({name: column.numpy() for name, column in columns.items()})
+    return pl.DataFrame(
+        {
+            "tokens": torch.full((count,), n),
+            "start": torch.arange(count),
+            "second_singular_value": second,
+            "third_singular_value": s[:, 2] / s[:, 0] if n > 2 else torch.zeros_like(second),
+            "distance": to_construction(X, w),
+            "moved": (equilibrium_step(X, w) - X).abs().amax((1, 2)),
+            "apart": second > 0.3 / w,
+        }
+    )
 
 
 def to_construction(X: Float[Tensor, "start token token"], w: float) -> Float[Tensor, " start"]:
@@ -173,12 +166,8 @@ def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     figure, (spread, stable, ends) = panels(3, width=4.4, height=3.8)
     sizes = by_size["tokens"].to_list()
     for k, n in enumerate(sizes):
-        best = (
-            table.filter(tokens=n)
-            .group_by("rank")
-            .agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max())
-            .sort("rank")
-        )
+        by_rank = table.filter(tokens=n).group_by("rank")
+        best = by_rank.agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max()).sort("rank")
         spread.plot(best["rank"], best["largest_multiplier"], **line_style(k), label=f"$N$ = {n}")
         stable.plot(best["rank"], best["stable_rank"], **line_style(k))
     spread.axhline(1.0, color=INK, linewidth=1, linestyle="--")
@@ -197,4 +186,4 @@ def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     return figure
 
 
-THM3 = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run, seconds=10.0)
+STUDY = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run, seconds=10.0)

@@ -1,11 +1,11 @@
-"""Gemma 3: Llama's parts in a sandwich of norms, norms on queries and keys, windows in most layers."""
+"""Gemma 2 and 3: Llama's parts in a sandwich of norms, windows in some layers."""
 
 import math
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import Tensors, activation, gains_from_one, require
+from rankscope.sources.families.family import Tensors, gains_from_one, require
 from rankscope.sources.families.llama import Llama
 
 
@@ -32,7 +32,7 @@ class Gemma3(Llama):
         if config.use_bidirectional_attention:
             require(config, use_bidirectional_attention=False)
         return self.gated(
-            config, norm_place="sandwich", activation=activation(config.hidden_activation),
+            config, norm_place="sandwich", activation=config.hidden_activation,
             divisor=math.sqrt(config.query_pre_attn_scalar), **fields,
         )  # fmt: skip
 
@@ -47,3 +47,13 @@ class Gemma3(Llama):
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by about the root of the width."""
         return self.text(model, scale=float(model.embed_tokens.embed_scale))
+
+
+class Gemma2(Gemma3):
+    """Gemma 2. Every other layer has a window."""
+
+    name, types = "gemma2", ("gemma2",)
+
+    def architecture(self, config: Any) -> Architecture:
+        """A sandwich; the cap comes after the divisor."""
+        return self.sandwich(config, score_cap=config.attn_logit_softcapping or 0.0)

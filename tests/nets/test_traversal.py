@@ -1,0 +1,64 @@
+"""A block is its skips, branches and norms in the order that its architecture says."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.fields import NormPlace
+from rankscope.nets.norms import normalise
+from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.plain import Plain
+from rankscope.nets.traversal import traverse
+from tests.raising import raises
+
+BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
+
+
+@pytest.fixture
+def net() -> Transformer:
+    return Transformer.random(Architecture(**BASE), seed=1, init="xavier")
+
+
+@pytest.fixture
+def X() -> Tensor:
+    return torch.randn(2, 5, 8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
+def test_a_skip_weighs_what_it_is_told(X: Tensor, place: NormPlace, weight: float) -> None:
+    """Without MLP: X' = weight X + branch, the branch the same whatever the weight."""
+    arch = Architecture(**{**BASE, "layers": 1}, norm_place=place, mlp="none")
+    net = Transformer.random(arch, init="xavier")
+    branch = net.variant(skip=0.0, norm=place != "post").run(X).states[1]
+    combined = weight * X + branch
+    if place == "post":
+        combined = normalise(combined, arch.norm, net.weights.layers[0].attention_norm, arch.norm_eps)
+    assert torch.allclose(net.variant(skip=weight).run(X).states[1], combined, atol=1e-13)
+
+
+def test_taking_the_mlp_out_takes_its_skip_and_norm(net: Transformer, X: Tensor) -> None:
+    """LN(X + attention(X)) is all that is left of a BERT layer."""
+    layer = net.weights.layers[0]
+    left = net.variant(mlp=False, layers=1)
+    with_mlp = net.variant(layers=1)
+    rules = Plain(left.arch, PassSettings.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool)))
+    block = left.blocks[0]
+    heads = rules.mix(block, rules.pattern(block, X), rules.values(block, X))
+    Y = X + rules.output(block, heads)
+    expected = torch.nn.functional.layer_norm(Y, (8,), layer.attention_norm.gain, layer.attention_norm.bias)
+    assert torch.allclose(left.run(X).output, expected, atol=1e-9)
+    assert not torch.allclose(with_mlp.run(X).output, expected)
+    assert torch.equal(traverse(block, rules, X).state, left.run(X).output)
+
+
+def test_parallel_blocks_have_one_skip(X: Tensor) -> None:
+    net = Transformer.random(Architecture(**BASE, parallel=True, norm_place="pre"), init="xavier")
+    bare = net.variant(skip=0.0, layers=1)
+    assert torch.allclose(net.variant(layers=1).run(X).output, X + bare.run(X).output, atol=1e-13)
+    with raises(ArchitectureError, subject="mlp_skip"):
+        net.variant(mlp_skip=0.5)
