@@ -1,21 +1,31 @@
-"""The families of models that `load` maps onto the canonical network (a row each, kin in one file), which of them
+"""The families of models that `load` maps onto the canonical network (a file each), which of them
 maps a model type, and what is said of one that none does."""
 
 import re
 from difflib import get_close_matches
 
 from rankscope.errors import SourceError, one_of
-from rankscope.sources.families.bart import OPT, Bart, BartDecoder, Whisper, WhisperDecoder
-from rankscope.sources.families.bert import Albert, Bert, DistilBert, ModernBert, Roberta
+from rankscope.sources.families.albert import Albert
+from rankscope.sources.families.bart import Bart, BartDecoder
+from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
 from rankscope.sources.families.deepseek import DeepSeek
+from rankscope.sources.families.dinov2 import DinoV2
+from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.family import Family
 from rankscope.sources.families.gemma import Gemma2, Gemma3
-from rankscope.sources.families.gpt import GPT2, GPTNeoX
-from rankscope.sources.families.llama import Llama, Phi3
-from rankscope.sources.families.mixtral import Mixtral, Qwen3Next
+from rankscope.sources.families.gpt2 import GPT2
+from rankscope.sources.families.gpt_neox import GPTNeoX
+from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.mixtral import Mixtral
+from rankscope.sources.families.modernbert import ModernBert
+from rankscope.sources.families.opt import OPT
+from rankscope.sources.families.phi3 import Phi3
+from rankscope.sources.families.qwen3_next import Qwen3Next
+from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import T5, T5Decoder
-from rankscope.sources.families.vit import DinoV2, ViT
+from rankscope.sources.families.vit import ViT
+from rankscope.sources.families.whisper import Whisper, WhisperDecoder
 from rankscope.sources.families.xlnet import XLNet
 
 FAMILIES: dict[str, Family] = {

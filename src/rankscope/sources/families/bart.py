@@ -1,17 +1,10 @@
-"""BART, OPT and Whisper, whose blocks are laid out alike: encoders, and decoders that may attend to their output."""
+"""BART: an encoder, and a decoder that attends to its output."""
 
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import Embedding, SoundEmbedding, TextEmbedding
-from rankscope.sources.families.family import (
-    Family,
-    architecture_from,
-    convolution,
-    layout,
-    linear_weights,
-    projections,
-)
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.families.family import Family, architecture_from, layout, projections
 
 CROSS = {
     **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
@@ -61,61 +54,3 @@ class BartDecoder(Bart):
 
     name, side, inside = "bart_decoder", "decoder", "decoder"
     parts: ClassVar = {**Bart.parts, **CROSS}
-
-
-class OPT(Bart):
-    """OPT: causal, with learned positions."""
-
-    name, types = "opt", ("opt",)
-    side, inside, final_norm = "", "decoder", "final_layer_norm"
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre- or post-norm, with the eps of torch's LayerNorm."""
-        return architecture_from(
-            config, mlp_width=config.ffn_dim, activation=config.activation_function,
-            mask="causal", norm_place="pre" if config.do_layer_norm_before else "post", norm_eps=1e-5,
-            final_norm=config.do_layer_norm_before and not config._remove_final_layer_norm,
-        )  # fmt: skip
-
-    def output(self, model: Any) -> bool:
-        """A narrow embedding comes with a projection back to it."""
-        return model.project_out is None
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words, widened where they are narrow, and positions."""
-        into = model.project_in
-        return self.text(model, before=None if into is None else linear_weights(into))
-
-
-class Whisper(Bart):
-    """Whisper's encoder of mel spectra."""
-
-    name, types = "whisper", ("whisper",)
-    continuous_inputs, input_name, final_norm = True, "input_features", "layer_norm"
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm, torch's usual eps."""
-        return architecture_from(config, **self.sizes(config), norm_place="pre", norm_eps=1e-5, final_norm=True)
-
-    def embedding(self, model: Any) -> Embedding:
-        """Two convolutions of a mel spectrum, and positions."""
-        positions = model.embed_positions.weight.detach()
-        return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
-
-
-class WhisperDecoder(Whisper):
-    """Whisper's decoder: causal, with cross-attention."""
-
-    name, side, inside = "whisper_decoder", "decoder", "decoder"
-    continuous_inputs = False
-    parts = BartDecoder.parts
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
-
-    def embedding(self, model: Any) -> Embedding:
-        """The sum of words and positions."""
-        return self.text(model)
-
-    def first_position(self, model: Any) -> int:
-        """Positions start at row 0 of the table."""
-        return 0
