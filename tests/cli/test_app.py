@@ -37,7 +37,7 @@ from tests.cli.running import COMMAND, SMALL, inside, printed, process, rankscop
         ("measure bert-tiny --metrics mew", "metric must be one of"),
         ("measure bert-tiny --metrics ,", "--metrics must name at least one"),
         ("measure bert-tiny --variants ,", "--variants must name at least one; got ','"),
-        ("measure bert-tiny --variants sam", "a variant must be 'transformer', or 'san' and parts"),
+        ("measure bert-tiny --variants sam", "a variant must be 'transformer', 'san' and parts"),
         ("measure bert-tiny --arithmetic float8", "arithmetic must be one of"),
         ("measure bert-tiny --mask windw:1", "did you mean 'window'?"),
         ("measure bert-tiny --init zero", "init must be one of"),

@@ -39,7 +39,7 @@ FAMILIES = [
 made of a latent, shifted by one, with a table in the first block, in float32 whatever is asked for."""
 
 
-QUICK = ("llama", "albert", "mixtral", "t5", "xlnet", "vit")
+QUICK = ("llama", "albert", "t5", "xlnet", "vit")
 """Families whose tensors lie in ways that the others' do as well."""
 
 
@@ -106,7 +106,7 @@ def test_what_is_measured_proved_and_taken_apart(llama: Path, variant: str) -> N
         a, b = (measure(net, X, padding, ["mu", "entropy"], arithmetic) for net in (one, other))
         assert a.table.equals(b.table)
         assert a.manifest.networks[0].fingerprint == b.manifest.networks[0].fingerprint
-    c, d = (certify(net, X[:1]) for net in (one, other))
+    c, d = (certify(net, X[:1, :4]) for net in (one, other))
     assert c.table.equals(d.table)
     e, f = (decompose(net, X, padding).by_length() for net in (one, other))
     assert torch.equal(e.embedding, f.embedding) and torch.equal(e.bias, f.bias)

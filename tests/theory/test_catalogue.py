@@ -13,7 +13,7 @@ from tests.builders import normal
 from tests.theory.families import FAMILIES, SAN, SPHERE, Case, net_of
 
 
-@pytest.mark.parametrize("draws", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_random_network_breaks_a_bound(family: str, draws: int) -> None:
     """All theorems on every family; those that it is made for are met, and say something, in a good share of
@@ -57,7 +57,8 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
 
 @pytest.mark.parametrize(
     ("mask", "variant"),
-    [("complete", "san"), ("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere"), ("causal", "sphere")],
+    [("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("complete", "san"), ("causal", "sphere"))],
 )
 def test_a_hundred_tokens(mask: str, variant: str) -> None:
     """Bounds hold among many tokens, where column sums of attention part from its row sums."""
@@ -72,7 +73,7 @@ def test_a_hundred_tokens(mask: str, variant: str) -> None:
                    "sphere": {"norm-rank", "hemisphere", "wu2024-cor1"}}[variant]  # fmt: skip
 
 
-@pytest.mark.parametrize("layers", [10, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [6, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["san", "transformer", "sphere", "san + MLP", "san + skip", "lambda"])
 def test_many_layers(kind: str, layers: int) -> None:
     kinds: dict[str, dict[str, Any]] = {

@@ -79,7 +79,14 @@ def show_run(
 ) -> None:
     """Print a run: a table of one metric's curves, sentences about them, and where the report is; or as JSON.
 
-    With a `threshold`, a column says where tokens are uniform; `more` are further entries of the JSON.
+    Args:
+        run: What was measured.
+        metric: The metric of the table.
+        sentences: Said below the table.
+        report: The path of the report; None if there is none.
+        printing: Whether as JSON, and whether hints are left out.
+        threshold: Below it tokens count as uniform; adds a column.
+        more: In JSON, further entries beside the manifest and the table.
     """
     if printing.as_json:
         manifest = run.manifest.to_dict()

@@ -6,8 +6,10 @@ and says how much room it has before the answer would be another (`rounding.py`)
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
@@ -40,7 +42,7 @@ def compared(sign: str, says: str, number: int | float, limit: int | float, meas
     return Hypothesis(says, float(number), f"{sign} {limit:g}", bool(SIGNS[sign](number, limit)), float(room))
 
 
-SIGNS = {"=": operator.eq, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+SIGNS: dict[str, Callable[[Any, Any], Any]] = {"=": operator.eq, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 equal, at_most, above, at_least = (partial(compared, sign) for sign in SIGNS)
 
 

@@ -64,7 +64,7 @@ class BartDecoder(Bart):
 
 
 class OPT(Bart):
-    """OPT: causal, with learned positions; a decoder alone."""
+    """OPT: causal, with learned positions."""
 
     name, types = "opt", ("opt",)
     side, inside, final_norm = "", "decoder", "final_layer_norm"

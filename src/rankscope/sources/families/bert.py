@@ -86,7 +86,7 @@ class Albert(Family):
 
 
 class ModernBert(Family):
-    """ModernBERT: rotary positions, windows in most layers, gated MLP (Wi: what the activation takes, the other)."""
+    """ModernBERT. Wi is what the activation takes, then the other."""
 
     name, types = "modernbert", ("modernbert",)
     stack, final_norm = "layers", "final_norm"
