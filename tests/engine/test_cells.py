@@ -84,4 +84,5 @@ def test_compare_takes_cells(study: Sweep) -> None:
     assert [line["name"] for line in lines] == [
         "study:1 (depth 1, skip 1)", "study:3 (depth 2, skip 1)", "study:0 (depth 1, skip 0)"
     ]  # fmt: skip
-    assert "cells must be named" in command("compare", str(study.run), "bert-tiny").err
+    unnamed = command("compare", str(study.run), "bert-tiny")
+    assert unnamed.code == 2 and f"{study.run}:0" in unnamed.err

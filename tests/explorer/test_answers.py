@@ -74,8 +74,8 @@ def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
 
 
 def test_too_deep_for_paths_says_so(served: Served) -> None:
-    shape = {"layers": 1, "width": 60, "heads": 2}
-    request = {"setting": {"shape": shape, "layers": 96, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
+    shape = {"layers": 1, "width": 240, "heads": 2}
+    request = {"setting": {"shape": shape, "layers": 24, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
     assert "too many to wait for" in served.parts(request)["paths"]["why"]
 
 

@@ -53,7 +53,7 @@ def test_parameters_are_counted() -> None:
 @pytest.mark.parametrize(
     ("remedy", "setting", "says"),
     [
-        ("deepnorm", "pre", "norm_place 'post'"),
+        ("deepnorm", "pre", "norm_place must be 'post'"),
         ("lnscale", "post", "must be 'pre' or"),
         ("lambda", "no skips", "lambda is a weight of skips"),
         ("sinkhorn", "pre", "no token may read later ones; with sinkhorn this network does"),

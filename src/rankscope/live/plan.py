@@ -62,7 +62,11 @@ def make_plan(
     keep: str | Sequence[str] = (),
     attention: Sequence[AttentionObserver] = OBSERVERS,
 ) -> WatchPlan:
-    """Check the options of a watch (see there), and find the blocks of the model, which is without wrappers."""
+    """Check the options of a watch, and find the model's blocks.
+
+    Args:
+        model: The model, without wrappers; the rest as in `watch`.
+    """
     modules = submodules(model)
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
     if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):

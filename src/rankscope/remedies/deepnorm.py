@@ -32,7 +32,8 @@ class DeepNorm(BuiltInRemedy):
         """Return the architecture with both skips set."""
         if arch.norm_place != "post" or arch.norm == "none":
             got = f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}"
-            raise ArchitectureError(f"{self.name} needs norm_place 'post' and a norm; got {got}", subject="norm_place")
+            sentence = f"{self.name} weighs skips under a norm: norm_place must be 'post', with a norm"
+            raise ArchitectureError(f"{sentence}; got {got}", subject="norm_place")
         weight = ((3 if arch.cross_attention else 2) * arch.layers) ** 0.25
         if arch.attention_skip == weight:
             raise ArchitectureError(f"{self.name} divides weights and goes on once; it is on", subject="remedy")

@@ -68,7 +68,7 @@ class ParameterSlice:
         return id(self.owner), self.name
 
     def choose(self, numbers: Tensor) -> Tensor:
-        """Of numbers of all outputs of the weight, those of the slice."""
+        """The numbers of the slice, among those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
 
