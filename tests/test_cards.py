@@ -9,7 +9,7 @@ import polars as pl
 import torch
 from PIL import Image
 
-from rankscope import Architecture, Profile, certify, decompose, fresh, load, measure
+from rankscope import Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
 from rankscope.figures.matplotlib import panels, rendered
 from rankscope.figures.text import power
@@ -218,8 +218,7 @@ def test_nothing_fills_the_screen() -> None:
 
 
 def test_a_critical_skip_says_both_weights_and_why() -> None:
-    net = fresh(Architecture(layers=1, width=6, heads=1, mlp="none", norm="none"))
-    found = critical_skip(net, *net.encode(["Call me Ishmael"]), tolerance=0.1)
+    found = critical_skip(NET, *ENCODED, high=1.0, tolerance=0.1)
     first, second = repr(found).splitlines()[1:]
     assert first.endswith(found.why) and second.endswith(found.theory_why)
 

@@ -12,7 +12,7 @@ def test_the_training_demo_trains_with_skips_and_without(tmp_path: Path) -> None
     answer = answered("demo", "--train", "--steps", "1", "-o", "out", cwd=tmp_path)
     assert (tmp_path / answer["report"]).is_file()
     for name in ("whole", "no-skips"):
-        assert {row["step"] for row in answer["runs"][name]["training"]} == {0, 1}
+        assert {row["step"] for row in answer["runs"][name]["training"]} == {0}  # the next is due at step 20
 
 
 @pytest.mark.slow

@@ -137,8 +137,7 @@ class MeasurementRows:
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.by_metric: dict[str, list[dict[str, Any]]] = {}
-        columns = ("layer", "head", "metric", "value", "samples", "broken")
-        for row in rows.select(columns).iter_rows(named=True):
+        for row in rows.select("layer", "head", "metric", "value", "samples", "broken").iter_rows(named=True):
             self.by_metric.setdefault(row["metric"], []).append(row)
 
     def run_value(self, metric: str) -> float | None:

@@ -351,11 +351,9 @@ class Monitor:
         shows = f"of training batches a compiled {type(self.model).__name__} shows"
         metric = next((metric.name for metric in self.plan.metrics if metric.of != "tokens"), None)
         if metric is not None:
-            sentence = f"{shows} its tokens alone; {metric} was asked for: give a probe, or metrics of tokens"
-            raise MonitorError(sentence, subject="metrics")
+            raise MonitorError(f"{shows} its tokens alone, not {metric}: give a probe", subject="metrics")
         if has_listed_parts(self.plan.blocks):
-            sentence = f"{shows} blocks that are called; its layers are lists of parts: give a probe"
-            raise MonitorError(sentence, subject="blocks")
+            raise MonitorError(f"{shows} blocks that are called, not lists of parts: give a probe", subject="blocks")
 
 
 def _check_arguments(

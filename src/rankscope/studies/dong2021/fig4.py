@@ -16,7 +16,7 @@ each length, which tells whether long paths say nothing or whether five of them 
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class TaskPlan:
     checkpoint_every: int = 10  # Epochs between checkpoints
     seeds: int = 1  # Networks that are trained; a hull or a memorization takes longer than a sort
     layers: int = 6
+    fields: dict[str, Any] = field(default_factory=dict)  # Fields of the architecture in place of the usual ones
 
     @property
     def batches(self) -> int:
@@ -89,7 +90,7 @@ class TaskPlan:
             steps=self.epochs * self.batches, batch=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
             checkpoint_every=self.checkpoint_every * self.batches, frozen=("gain",),
         )  # fmt: skip
-        arch = self.task.architecture(self.layers, self.width, self.heads)
+        arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)
         start = Initialisation("kaiming", self.embedding_std, self.dropout)
         return Training(self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False)
 
