@@ -3,10 +3,10 @@
     net.with_remedy("attnscale", w=0.5)    by name, with its numbers (`catalogue.py`)
     net.with_remedy(mine)                  an object of your own (`base.py` says what it must have)
 
-The file of a remedy has its formula, citation, the numbers at which it changes nothing, and its rules: plain,
-in deviation arithmetic, and frozen for paths. Rules get what they need through the `rules` that is passed to
-them (`nets/parts.py`), so that this room imports none of the arithmetics. What theory says of it and what was
-published is in `data/remedies.toml`. To add a remedy, write both and add one line to the list in `names.py`."""
+Everything about a remedy is in its file: formula, citation, the numbers at which it changes nothing, what
+theory says, the published claims, and its rules: plain, in deviation arithmetic, and frozen for paths. Rules
+get what they need through the `rules` that is passed to them (`nets/parts.py`), so that this room imports
+none of the arithmetics. To add a remedy, write its file and add one line to the list in `names.py`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,7 @@
 """What a remedy is, and what the built-in ones say of themselves."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -56,18 +53,6 @@ class Claim(NamedTuple):
     test: ClaimTest
     settings: tuple[str, ...] = ()  # The networks that it is tried on: pre, post, no skips
     quantity: str = ""  # What is compared, where the test compares a quantity
-
-
-@cache
-def _notes() -> dict[str, Any]:
-    return tomllib.loads(files("rankscope").joinpath("data/remedies.toml").read_text(encoding="utf-8"))
-
-
-def published(name: str, **weights: Any) -> tuple[TheoryNote, tuple[Claim, ...]]:
-    """Return what `data/remedies.toml` has of a remedy; `weights` are the functions of a `TheoryNote`."""
-    note = dict(_notes()[name])
-    claims = [Claim(**claim | {"settings": tuple(claim.get("settings", ()))}) for claim in note.pop("claims", [])]
-    return TheoryNote(**{"order": None, **note, **weights}), tuple(claims)
 
 
 class BuiltInRemedy:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,23 @@ class DeepNorm(BuiltInRemedy):
     citation: ClassVar[str] = "Wang et al. 2022"
     family: ClassVar[Any] = "branches"
     sets_skip: ClassVar[bool] = True
-    theory, claims = published("deepnorm", branch_weight=lambda depth: (8 * depth) ** -0.5 * (2 * depth) ** -0.25)
+    theory = TheoryNote(
+        3,
+        "The branch has weight (8L)^(-1/2) beside a skip of (2L)^(1/4): updates are bounded at any depth. "
+        "Without skips a common factor.",
+        "Wang et al. 2022",
+        "(8L)^(-1/2) (2L)^(-1/4)",
+        lambda depth: (8 * depth) ** -0.5 * (2 * depth) ** -0.25,
+    )
+    claims = (
+        Claim(
+            "post-norm networks of any depth keep tokens apart",
+            "Wang et al. 2022: 1000 layers train",
+            "deeper",
+            ("post",),
+        ),
+        Claim("deep post-norm networks learn", "Wang et al. 2022: 1000 layers train", "learns", ("post",)),
+    )
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with both skips set."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
@@ -68,7 +68,13 @@ class Differential(BuiltInRemedy):
     citation: ClassVar[str] = "Ye et al. 2024"
     family: ClassVar[Any] = "scores"
     zero: ClassVar[dict[str, float]] = {"peak": 0.0, "drop": 0.0, "spread": 0.0, "norm": 0}
-    theory, claims = published("differential")
+    theory = TheoryNote(
+        3,
+        "Both attentions have rows that sum to one number and differ by r^2: so does what is left; "
+        "the norm of heads gives attention's branch a fixed size.",
+        "Ye et al. 2024; derived here",
+    )
+    claims = (Claim("a lower loss", "Ye et al. 2024", "lower", ("pre",), "loss"),)
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with this part, and the norm on heads, as its last."""
@@ -120,7 +126,15 @@ class Differential2(BuiltInRemedy):
     citation: ClassVar[str] = "Ye et al. 2026"
     family: ClassVar[Any] = "scores"
     zero: ClassVar[dict[str, float]] = {"weight": 0.0}
-    theory, claims = published("differential2", branch_weight=lambda depth: 0.5)
+    theory = TheoryNote(
+        1,
+        "lambda is of the token itself, so rows sum to numbers that differ by r: as with gates the fall "
+        "without skips is exponential, not doubly so. About a half at the start, it halves attention's "
+        "branch.",
+        "derived here",
+        "1/2",
+        lambda depth: 0.5,
+    )
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Draw queries and the sigmoid's matrix as torch starts a linear layer; biases of queries zero."""

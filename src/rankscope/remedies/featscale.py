@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, TheoryNote
 from rankscope.remedies.shaping import AttnScale
 from rankscope.shapes import Float
 
@@ -32,7 +32,12 @@ class FeatScale(BuiltInRemedy):
     citation: ClassVar[str] = "Wang et al. 2022"
     family: ClassVar[Any] = "values"
     zero: ClassVar[dict[str, float]] = {"s": 0.0, "t": 0.0}
-    theory, claims = published("featscale")[0], AttnScale.claims  # Both were published together
+    theory = TheoryNote(
+        3,
+        "It weighs what attention adds by a constant; at its start, s = t = 0, it changes nothing.",
+        "Wang et al. 2022; derived here",
+    )
+    claims = AttnScale.claims  # published together
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
         """Start every channel with the same s and t."""

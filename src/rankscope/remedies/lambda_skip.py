@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,19 @@ class LambdaSkip(BuiltInRemedy):
     family: ClassVar[Any] = "branches"
     zero: ClassVar[dict[str, float]] = {"weight": 1.0}
     sets_skip: ClassVar[bool] = True
-    theory, claims = published("lambda", branch_weight=lambda depth: 0.5)
+    theory = TheoryNote(
+        3,
+        "Beside a skip of weight lambda attention's branch weighs 1/lambda: the fall is slower, and stays "
+        "exponential. Without skips there is nothing to weigh.",
+        "Joseph et al. 2024; derived here",
+        "1/2",
+        lambda depth: 0.5,
+    )
+    claims = (
+        Claim(
+            "a heavier skip keeps tokens apart", "Joseph et al. 2024: collapse is prevented", "deeper", ("post", "pre")
+        ),
+    )
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `attention_skip` set."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,20 @@ class LogN(BuiltInRemedy):
     formula: ClassVar[str] = "scores are multiplied by gamma ln n"
     citation: ClassVar[str] = "Chen et al. 2026"
     family: ClassVar[Any] = "scores"
-    theory, claims = published("logn")
+    theory = TheoryNote(
+        3,
+        "A factor on scores sharpens attention while tokens differ, and is a constant in front of r^3 "
+        "once they do not. In their model tokens contract where gamma < 1 / (1 - rho), rho their cosine.",
+        "Chen et al. 2026 (abstract); order derived here",
+    )
+    claims = (
+        Claim(
+            "a temperature of ln n keeps tokens apart for more layers",
+            "Chen et al. 2026 (abstract): no contraction above a critical gamma",
+            "deeper",
+            ("post", "pre"),
+        ),
+    )
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with its `log_gain` set."""

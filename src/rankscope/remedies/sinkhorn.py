@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, published
+from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,16 @@ class Sinkhorn(BuiltInRemedy):
     citation: ClassVar[str] = "Sander et al. 2022"
     family: ClassVar[Any] = "scores"
     zero: ClassVar[dict[str, float]] = {"rounds": 0}
-    theory, claims = published("sinkhorn")
+    theory = TheoryNote(
+        3,
+        "Dividing columns adds to scores what depends on j alone, which is common to all rows: the law "
+        "is softmax's, doubly exponential.",
+        "Lapenna et al. 2026 (abstract); derived here",
+    )
+    claims = (
+        Claim("without skips it collapses doubly exponentially as well", "Lapenna et al. 2026 (abstract)", "order"),
+        Claim("but more slowly than softmax attention", "Lapenna et al. 2026 (abstract)", "slower"),
+    )
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with the kernel `sinkhorn:rounds`."""
