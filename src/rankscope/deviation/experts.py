@@ -34,7 +34,7 @@ def mixture(
 ) -> tuple[State, Tensor]:
     """(the MLP branch of the mixture, the weight of each expert for each token `[batch, token, expert]`)."""
     assert arch.experts is not None
-    p, Delta, chosen = _chosen(_scores(state, w.router, perturb), state, arch.experts)
+    p, Delta, chosen = _route(_scores(state, w.router, perturb), state, arch.experts)
     weights = (p[:, None] + Delta.explicit()) * chosen
     x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
@@ -64,7 +64,7 @@ def _scores(state: State, linear: Linear, perturb: PerturbScaled) -> Scores:
     return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
 
 
-def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
+def _route(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
     """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not chosen."""
     centred = about_reference_row(scores, state.valid, tokens=False)
     logits = centred.ref[:, :, None] + centred.D.explicit()  # [batch, 1, token, expert]

@@ -28,8 +28,10 @@ LARGE = 0.5  # the |u| above which log(1 + u) is taken as the log of 1 + u
 
 
 def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, Scaled]:
-    """(ref, D) of the scores, of common queries q and keys k `[batch, head, width]` and deviations dq, dk
-    from them `[batch, head, token, width]`."""
+    """Return `log phi(q_i) . phi(k_j)`, `phi = elu + 1`, as `(ref, D)`: ref_j + D_ij up to a constant of each row.
+
+    Common queries q and keys k are `[batch, head, width]`, dq and dk what tokens add, `[batch, head, token, width]`.
+    """
     (Zq, Wq, r), (Zk, Wk, t) = _ratios(q, dq), _ratios(k, dk)
     share = (_log_phi(Zq) + _log_phi(Zk)).softmax(-1)  # [batch, head, 1, width]
     along, across = (part.mapped(lambda v: v @ share.mT) for part in (r, t))  # means, [batch, head, token, 1]
@@ -55,7 +57,10 @@ def whole_log_weights(q: Scaled, k: Scaled) -> Scaled:
 
 
 def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
-    """(z, z + d, phi(z + d) / phi(z) - 1), the last by the four cases of the module's docstring."""
+    """Return z, z + d and `phi(z + d) / phi(z) - 1`, `phi = elu + 1`, by the four cases of the module's docstring.
+
+    Where z or d is beyond float64's range, all are in units of `e^cut`, in which phi is linear or zero.
+    """
     cut = (torch.maximum(z.log, d.log) - STEEPEST).clamp(min=0.0)  # there phi is linear or gone
     Z, step = z.at(cut)[:, :, None], Scaled(d.value, d.log - cut)
     D = step.explicit()

@@ -77,7 +77,10 @@ class ScoreParts:
         return Scores(ref, D.normalised())
 
     def uncapped(self, rows: slice = EVERY) -> Scaled:
-        """Some rows of D, as if there were no cap."""
+        """Return some rows of D, the part of scores that depends on query and key, as if there were no cap.
+
+        Without products (uniform attention) all scores are equal, `ref` is zero, and so is D.
+        """
         if not self.products:
             count = len(range(*rows.indices(self.rows)))
             return Scaled(self.ref.value[:, :, None].expand(-1, -1, count, -1), self.ref.log)

@@ -228,8 +228,12 @@ class SecondPassLayer:
 
 
 def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch"]:
-    """True where rounding decided which tokens are attended to although the output does not show it, since
-    those tokens are equal as far as R can tell: what they differ by may be all that is left."""
+    """Return which samples attend to tokens that rounding chose, although both passes have the same output.
+
+    The outputs agree because the tokens in question are equal as far as R can tell; in later layers what those tokens
+    differ by may be the whole residual. Compared is the plain second pass where it resolves every sample (then the
+    perturbed pass need not be looked at), and the perturbed one elsewhere.
+    """
     hidden = torch.zeros_like(layer.resolved)
     for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
         P: comparison.AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)

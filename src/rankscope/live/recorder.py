@@ -72,18 +72,18 @@ class WatchTotals:
         self.layers_with_attention: set[int] = set()
         self.later_attention = 0  # after the first of a block
         self.other_attention = 0  # not of a block's tokens to themselves
-        self.row_sum_defects: list[Tensor] = []
+        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one
         self.float32_inside = False  # a model in float64 computed attention in float32
-        self.padded_tokens: list[Tensor] = []
+        self.padded_tokens: list[Tensor] = []  # their number, of each call
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
-        self.broken_links: set[int] = set()  # layers that the next block did not take as they were
+        self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
         self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
-        self.modes: set[str] = set()
-        self.dropout = 0.0
+        self.modes: set[str] = set()  # train or eval
+        self.dropout = 0.0  # the largest rate that was active
         self.arithmetic: torch.dtype | None = None
         self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
-        self._readings: list[tuple[int, int, Readings]] = []
-        self._broken: list[tuple[int, Tensor]] = []
+        self._readings: list[tuple[int, int, Readings]] = []  # (layer, first sample, readings)
+        self._broken: list[tuple[int, Tensor]] = []  # (layer, whether its states hold NaN or infinity)
         self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
 
     @property

@@ -181,8 +181,8 @@ def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
 def _original(function: Any) -> Any:
     """The function that a reporting or a compiled one was made from; any other as it is."""
     attributes = vars(function)
-    if "_reports" in attributes:
-        return _original(attributes["_reports"])
+    if "_reported_function" in attributes:
+        return _original(attributes["_reported_function"])
     return attributes.get("_torchdynamo_orig_callable", function)
 
 
@@ -199,5 +199,5 @@ def _reporting(function: Any) -> Any:
                     callback(FlexAttention(output, *args, **named))
         return result
 
-    attend._reports = function  # type: ignore[attr-defined]
+    attend._reported_function = function  # type: ignore[attr-defined]
     return attend

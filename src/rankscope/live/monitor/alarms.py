@@ -200,7 +200,10 @@ class RuleSet:
         return tuple(alarm for rule in self.rules for alarm in rule.on_measurement(rows, step))
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
-        """Call each alarm's function or, with `warn`, issue its warning; True if the training should stop."""
+        """Call the function of each alarm whose rule has one, warn of the others, and return whether to stop training.
+
+        `warn` is False on all processes of a distributed training but the one that writes.
+        """
         actions = {name: getattr(rule, "action", None) for name, rule in zip(self.names, self.rules, strict=True)}
         for alarm in alarms:
             if callable(action := actions.get(alarm.rule)):
