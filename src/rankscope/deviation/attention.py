@@ -252,7 +252,8 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
-    """(s(z), s(z + d) - s(z)) of the sigmoid s, by head; d has one axis more than z, that of tokens.
+    """(s(z), s(z + d) - s(z)) of the sigmoid s that gates heads (the attention kernel of that name has no rule): z of
+    the common token `[batch, head, unit]`, d what tokens add to it `[batch, head, token, unit]`.
 
     With e = expm1(d), s(z + d) - s(z) = s(z) s(-z) e / (1 + s(z) e) for |d| <= 1; above, the plain difference
     is as good, taken on the side of 0 where s is small. Of a head that is shut to every token the log of its

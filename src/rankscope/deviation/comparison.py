@@ -89,7 +89,8 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:
-    """True for samples where a token that was not zero is now too short, beside the longest, for one scale to hold."""
+    """True for samples where a token that was not zero is now zero, or too short, beside the longest, for one scale to
+    hold. Only samples that have no common token now: beside one, a short deviation is no short token."""
 
     def size(state: State) -> Tensor:
         return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)

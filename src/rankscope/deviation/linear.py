@@ -31,6 +31,7 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     """Return `log phi(q_i) . phi(k_j)`, `phi = elu + 1`, as `(ref, D)`: ref_j + D_ij up to a constant of each row.
 
     Common queries q and keys k are `[batch, head, width]`, dq and dk what tokens add, `[batch, head, token, width]`.
+    By the covariance of r_i and t_j (the module's docstring has the formula); of heads beyond FAR as sums of logs.
     """
     (Zq, Wq, r), (Zk, Wk, t) = _ratios(q, dq), _ratios(k, dk)
     share = (_log_phi(Zq) + _log_phi(Zk)).softmax(-1)  # [batch, head, 1, width]

@@ -151,7 +151,9 @@ def _plain_part(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
-    """The quotient `(act(Z + D) - act(Z)) / D = f_1 + f_2 D + ...` for small D, to the terms that `reach` needs."""
+    """The quotient `(act(Z + D) - act(Z)) / D = f_1 + f_2 D + ...` for small D, f_k the Taylor coefficients at Z, to
+    the terms that `reach` needs: the largest |D| (1 + |Z|) of each sample, cut off at LARGE (`_drawn` does not use the
+    result where it is above)."""
     if name == "relu":
         # Linear but where D crosses zero.
         slope = SERIES[name](Z, 1)[1][:, None].expand_as(D)

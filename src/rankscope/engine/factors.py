@@ -40,7 +40,9 @@ DEFAULTS: Cell = {"model": "bert-base", "samples": 4, "tokens": 32}  # Factors o
 
 
 def checked(cell: Mapping[str, Any]) -> Cell:
-    """A cell with its defaults filled in; unknown factors and values of the wrong type are refused."""
+    """A cell with its defaults filled in; unknown factors, and values that are no number, word or truth value, are
+    refused (whether a factor takes its value shows when the cell is measured). Whole numbers of skips and of the
+    temperature become floats: 1 and 1.0 are one cell."""
     for name, value in cell.items():
         if name not in FACTORS:
             raise SweepError(one_of("a factor", name, FACTORS), subject=name)

@@ -21,13 +21,14 @@ NOTHING = 0.005  # share of the differences below which a factor does nothing th
 
 
 def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> fig.Chart:
-    """A panel for each level of one factor, a line for each of another: the median of cells, and their range.
+    """A panel for each level of one factor, a line for each of another: the median of cells, in a band from the least
+    to the largest of them. The more lines, the fainter the bands; the lines stay as they are.
 
     Args:
         view: One metric of a sweep.
         colour: The factor whose levels are lines; None draws one line.
         panel: The factor whose levels are panels; None draws one panel.
-        most: Panels at most.
+        most: Panels at most; of more levels the first, the last and some between are drawn.
     """
     lines, panel_levels = view.levels(colour), view.levels(panel)
     shown = evenly(range(len(panel_levels.labels)), most)

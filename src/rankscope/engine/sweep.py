@@ -95,7 +95,7 @@ def sweep(
     """Measure every cell of a specification, and write each to a run folder as it ends.
 
     Cells that the folder holds already are not computed again, so the same call resumes a run that was
-    interrupted.
+    interrupted. A cell that failed is tried again, unless it would fail again (as a bad combination of factors).
 
     Args:
         spec: A TOML file, a dictionary with the same content, or a `Spec` (`docs/sweeps.md`).

@@ -121,7 +121,8 @@ def _is_offloaded(module: nn.Module) -> bool:
 
 
 def _layers(model: nn.Module, blocks: list[nn.Module], layers: Sequence[int] | None) -> frozenset[int] | None:
-    """The layers to measure; a block called many times makes as many layers as the model's config says."""
+    """The layers to measure, checked; None for all. Layer 0 is what the first block takes, the last is the number of
+    blocks, or the config's number of layers where that is larger: one block may be called many times."""
     if layers is None:
         return None
     if isinstance(layers, int):

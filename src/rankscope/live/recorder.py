@@ -52,13 +52,13 @@ class ModelCall:
 
     def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
         self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
-        self.alone = alone
+        self.alone = alone  # a module around the blocks was called by itself, not by the model
         self.layer = 0  # the layer entered last
         self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
         self.left: list[int] = []  # layers whose block has returned
-        self.chain = BlockChain()
+        self.chain = BlockChain()  # follows the hidden states from block to block
         self.mask: str | None = None  # the argument that said which tokens are padding
-        self.readings: CallReadings | None = None
+        self.readings: CallReadings | None = None  # until the first block is entered
 
 
 class WatchTotals:

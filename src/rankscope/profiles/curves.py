@@ -119,7 +119,7 @@ class Curves(SavedTable):
         corpus it is the median, with bands of nine tenths and of a half of the excerpts."""
         if not len(self.table):
             return []
-        shown = _only("metric", metric or self.metrics[0], self.metrics)
+        shown = _only("metric", metric or next(iter(self.metrics), None), self.metrics)
         columns = ["variant", "arithmetic", *self.factors]
         chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
         names = line_names(chosen, list(self.factors))
@@ -145,7 +145,7 @@ class Curves(SavedTable):
         from rankscope.figures.plot import plot
         from rankscope.profiles.figures import curves_chart
 
-        curves = self.views(_only("metric", metric or self.metrics[0], self.metrics))
+        curves = self.views(_only("metric", metric or next(iter(self.metrics), None), self.metrics))
         return plot(curves_chart(curves, log), ax=ax, figsize=figsize)
 
 

@@ -148,8 +148,9 @@ class LayerStep:
 
     @property
     def row_sum_defect(self) -> Float[Tensor, ""] | None:
-        """The largest |row sum of P - 1|. In deviation arithmetic rows differ by what sums to zero: all have
-        the sum of the one that they share."""
+        """The largest |row sum of P - 1| of tokens, NaN counting as 0; None where nobody saw the rows. In deviation
+        arithmetic it is that of the row that all share: others differ from it by what sums to zero, or, after a part
+        that changes P, by its `row_excess`, which is left out."""
         P: Any = self.step.attention
         if isinstance(self.step, DeviationStep):
             P = P or self.step.rows

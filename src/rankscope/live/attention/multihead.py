@@ -73,7 +73,9 @@ def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[
 
 
 def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor) -> Tensor:
-    """`P_h V_h` of every head, `[batch, token, head, d]`, in float64."""
+    """`P_h V_h` of every head, `[batch, token, head, d]`, in float64, from `pattern` `[batch, head, token, token]` and
+    `value` `[batch, token, width]`, not projected yet. Patterns with keys of the module's own (`bias_k`,
+    `add_zero_attn`) do not come here: by their shape `attention_readings.py` leaves them out."""
     wide = torch.float64
     weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[2]
     V = value.to(wide) @ weight.to(wide).mT

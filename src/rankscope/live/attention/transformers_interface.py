@@ -56,7 +56,8 @@ class TransformersInterface:
 
 
 def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | None:
-    """The innermost Hugging Face model that holds the blocks; None if they are no such model's."""
+    """The innermost Hugging Face model that holds all the blocks; None if none does. Observers ask its class, config
+    and the files it is written in how it attends, and change nothing in it."""
     if "transformers" not in sys.modules:
         return None
     from transformers import PreTrainedModel

@@ -65,7 +65,8 @@ class TokenGradients:
             yield
 
     def values(self, loss: Tensor) -> MetricValues:
-        """`grad_tokens` of every layer that is measured and whose tokens are known."""
+        """`grad_tokens` of every layer that is measured and whose tokens are known: its block returned one tensor of
+        their shape, or the next block took one of several. The graph of the loss is freed."""
         certain = {layer: edges[0][1] for layer, edges in sorted(self.edges.items()) if len(edges) == 1}
         edges = {layer: edge for layer, edge in certain.items() if self.plan.measures(layer)}
         self.edges = {}

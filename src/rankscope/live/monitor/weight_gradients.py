@@ -208,7 +208,9 @@ class WeightGradients:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Copy the weights, and take the gradients: after the closure, if one (Lightning's) computes them."""
+        """Note what `values` reports of the step: the weights before it, by which its update is measured; gradients,
+        after the closure if one (Lightning's) computes them; and the first group's learning rate. As torch calls
+        hooks, `args[0]` is the optimiser; where it calls a closure several times, the last gradients count."""
         if not self.recording:
             return None
         rate = optimizer.param_groups[0]["lr"]
