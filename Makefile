@@ -12,10 +12,11 @@ WEIGHTS := .weights/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 # Signatures say shapes; these rooms' tests hold them to it, at twice the time and more. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
-ROOMS := tests/nets tests/metrics tests/doubled tests/paths
+ROOMS := tests/nets tests/doubled
+ALSO_CHECKED := tests/metrics tests/paths  # in `make slow`
 # Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`
 # adds the room that one works in.
-QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
+QUICK := tests/test_house.py $(ROOMS) $(ALSO_CHECKED) tests/runs tests/profiles
 ALSO :=
 
 .PHONY: demo quick test suite docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
@@ -40,6 +41,7 @@ docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a 
 
 slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow
+	$(PYTEST) $(CHECKED) $(ALSO_CHECKED)
 
 nightly: $(TESTS)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl

@@ -46,6 +46,7 @@ def test_a_peer_gives_ratios(peer: str, package: str) -> None:
     well_formed(peers.rows(peer, small=True))
 
 
+@pytest.mark.slow
 def test_what_memory_rises_by_is_what_is_held() -> None:
     holding = "import torch; from benchmarks import timing; "
     holding += "timing.report_rise(lambda: torch.ones(1), lambda: torch.ones(2**24))"

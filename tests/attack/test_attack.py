@@ -60,6 +60,7 @@ def test_ordinary_networks_are_not_marked() -> None:
             torch.testing.assert_close(*logs, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_norm_free_llama_blocks_are_marked_where_rounding_decides() -> None:
     """16 layers at Xavier's scale: scores grow until their rounding decides who is looked at."""
     arch = Architecture(

@@ -78,8 +78,11 @@ def test_a_layer_is_at_its_floor_when_every_sample_is() -> None:
 
 
 def test_an_empty_batch_has_an_empty_profile() -> None:
+    empty = measure(NET, X[:0])
     with raises(MetricError, subject="table"):
-        measure(NET, X[:0]).curve("mu")
+        empty.curve("mu")
+    with raises(MetricError, subject="table"):
+        empty.plot()
 
 
 def test_a_profile_asked_for_what_it_has_not_says_what_it_has() -> None:
