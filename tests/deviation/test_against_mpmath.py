@@ -62,6 +62,6 @@ def test_random_networks(fields: dict[str, Any], seed: int) -> None:
 
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "scale"])
 def test_pure_attention_far_below_floating_point(norm: Any) -> None:
-    """Six layers without skips: the residual passes 1e-140 and still agrees."""
+    """Six layers without skips: the residual passes 1e-150 and still agrees."""
     arch = Architecture(**{**SMALL, "layers": 6}, norm=norm, mlp="none", attention_skip=0.0, biases=False)
-    assert min(compare(arch, seed) for seed in range(2)) < -140
+    assert min(compare(arch, seed) for seed in range(3)) < -150

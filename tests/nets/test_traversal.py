@@ -1,7 +1,5 @@
 """A block is its skips, branches and norms in the order that its architecture says."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,19 +11,8 @@ from rankscope.nets.norms import normalise
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import traverse
+from tests.nets.conftest import BASE
 from tests.raising import raises
-
-BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
-
-
-@pytest.fixture
-def net() -> Transformer:
-    return Transformer.random(Architecture(**BASE), seed=1, init="xavier")
-
-
-@pytest.fixture
-def X() -> Tensor:
-    return torch.randn(2, 5, 8, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich"])

@@ -6,19 +6,8 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
+from tests.nets.conftest import BASE
 from tests.raising import raises
-
-BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
-
-
-@pytest.fixture
-def net() -> Transformer:
-    return Transformer.random(Architecture(**BASE), seed=1, init="xavier")
-
-
-@pytest.fixture
-def X() -> Tensor:
-    return torch.randn(2, 5, 8, dtype=torch.float64)
 
 
 def test_a_variant_of_nothing_is_the_same_network(net: Transformer, X: Tensor) -> None:

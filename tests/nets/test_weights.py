@@ -1,8 +1,5 @@
 """Variants of a network share its tensors, whichever layers they take."""
 
-from typing import Any
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +7,6 @@ from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
 from tests.strategies import architectures
-
-BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
-
-
-@pytest.fixture
-def net() -> Transformer:
-    return Transformer.random(Architecture(**BASE), seed=1, init="xavier")
-
-
-@pytest.fixture
-def X() -> Tensor:
-    return torch.randn(2, 5, 8, dtype=torch.float64)
 
 
 @given(architectures(), st.integers(0, 9))

@@ -3,27 +3,11 @@
 import torch
 from polars.testing import assert_frame_equal
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure, one_pass
+from rankscope.profiles import measure
 from rankscope.profiles.cloud import cloud, cloud_table
 from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.spectra import SpectrumReader, spectra
-from rankscope.profiles.steps import ResidualShape
-
-NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
-X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-PADDING = torch.zeros(2, 9, dtype=torch.bool)
-PADDING[1, 6:] = True
-
-
-def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
-    reader = ShapeReader(len(X))
-    one_pass(net, X, padding, [reader], batch=1)
-    return reader.result()
-
-
-def residual(state: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    return state[real] - state[real].mean(0)
+from tests.profiles.residual_shapes import NET, PADDING, X, shapes
 
 
 def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:

@@ -9,25 +9,9 @@ from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.profiles import measure, one_pass
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.steps import ResidualShape
+from rankscope.profiles import measure
+from tests.profiles.residual_shapes import NET, PADDING, X, residual, shapes
 from tests.raising import raises
-
-NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
-X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-PADDING = torch.zeros(2, 9, dtype=torch.bool)
-PADDING[1, 6:] = True
-
-
-def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
-    reader = ShapeReader(len(X))
-    one_pass(net, X, padding, [reader], batch=1)
-    return reader.result()
-
-
-def residual(state: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    return state[real] - state[real].mean(0)
 
 
 def test_shape_and_scale_are_the_residual() -> None:
