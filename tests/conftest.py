@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# `pytest --hypothesis-profile=thorough`, as `make nightly` does, draws ten times as many.
-settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+# `pytest --hypothesis-profile=thorough`, as `make nightly` does, draws far more.
+settings.register_profile("dev", deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=200)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")

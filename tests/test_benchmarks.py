@@ -53,6 +53,7 @@ def test_what_memory_rises_by_is_what_is_held() -> None:
     assert 60 < timing.rise_of_memory("-c", holding) < 80  # 64 MB, and what torch takes beside it
 
 
+@pytest.mark.slow
 def test_rates_of_collapse_are_numbers() -> None:
     found = list(rates.rows(small=True))
     assert [label for label, *_ in found] == [label for label, *_ in rates.ROWS[::9]]

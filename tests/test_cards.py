@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import polars as pl
+import pytest
 import torch
 from PIL import Image
 
@@ -87,6 +88,7 @@ def test_a_profile_shows_the_ends_of_its_curves() -> None:
     assert len(repr(profile).splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_large_profile_stays_small() -> None:
     one = measure(NET, *ENCODED, ["relative_residual"], variant="v")
     many = [pl.col("variant").replace({"v": f"variant {k}"}) for k in range(60)]
@@ -173,6 +175,7 @@ def test_a_card_escapes_everything() -> None:
     assert not page.tags & {"script"}
 
 
+@pytest.mark.slow
 def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> None:
     for number in (1, 3):
         figure, axes = panels(number)

@@ -58,6 +58,7 @@ def test_the_sdist_has_what_its_tests_need_and_builds_the_same_wheel(built: tupl
     assert contents(build(tree, tmp_path / "again")[0]) == contents(wheel)
 
 
+@pytest.mark.slow
 def test_the_package_of_the_wheel_runs_elsewhere(built: tuple[Path, Path], tmp_path: Path) -> None:
     with ZipFile(built[0]) as archive:
         archive.extractall(tmp_path / "unpacked")

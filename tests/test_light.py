@@ -103,6 +103,7 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> WithoutExtras:
     return WithoutExtras(*json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_is_said(light: WithoutExtras) -> None:
     assert light.missing == [
         "a figure needs matplotlib and PIL, which are not installed: pip install 'rankscope[plot]'",

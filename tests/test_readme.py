@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in page.parts]
 LONG = {"models.md", "paths.md", "sweeps.md", "report.md", "reference/run-format.md", "do/cluster.md",
-        "do/depth-and-skips.md"}  # fmt: skip
+        "do/depth-and-skips.md", "extending.md", "theory.md"}  # fmt: skip
 """Pages whose Python takes seconds: `make slow` runs these."""
 
 

@@ -114,6 +114,7 @@ def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explor
     assert page.evaluate("document.getElementById('curve').data.at(-1).y.at(-1)") < 1e-12
 
 
+@pytest.mark.slow
 def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: slide(page, "skip", 0.25))
@@ -134,6 +135,7 @@ def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served
     assert page.locator("#pins li").count() == 1
 
 
+@pytest.mark.slow
 def test_remedies_go_on_with_their_numbers_and_come_off_again(page: "Page", explorer: Served) -> None:
     curve = "document.getElementById('curve').data.at(-1).y"
     opened(page, explorer, "#model=random&skip=0&mlp=false&norm=false")
@@ -158,6 +160,7 @@ def test_remedies_go_on_with_their_numbers_and_come_off_again(page: "Page", expl
     assert page.url == link and page.locator("#pins li").count() == 1
 
 
+@pytest.mark.slow
 def test_a_remedy_that_does_not_fit_says_so_and_can_be_taken_out(page: "Page", explorer: Served) -> None:
     opened(page, explorer)  # a pre-norm network
     turned(page, lambda: page.select_option("#remedies", "deepnorm"))
@@ -184,6 +187,7 @@ def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
     assert page.locator("#cloud .hoverlayer img").count() == 0
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#skip=lots")
     assert "the skip weight must be" in page.inner_text("#error").lower()
@@ -211,6 +215,7 @@ OVERLAPS = """[...document.querySelectorAll('.xaxislayer-above, .yaxislayer-abov
 DEEP = "model=random&shape.width=16&shape.heads=2&skip=0&mlp=false&norm=false&layers=12&tokens=8"
 
 
+@pytest.mark.slow
 def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer: Served) -> None:
     opened(page, explorer, f"#{DEEP}&A=model%3Drandom%26shape.width%3D16%26tokens%3D8", whole=True)
     for width in (1366, 360):
@@ -222,6 +227,7 @@ def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer
             until(page, f"{OVERLAPS} === 0")
 
 
+@pytest.mark.slow
 def test_a_pin_says_how_it_differs_from_what_is_shown(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.click("#pinA"))
@@ -233,6 +239,7 @@ def test_a_pin_says_how_it_differs_from_what_is_shown(page: "Page", explorer: Se
     assert "the model's own mask" in (page.get_attribute("#pinA", "title") or "")
 
 
+@pytest.mark.slow
 def test_an_empty_text_is_no_mistake(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     turned(page, lambda: page.fill("#text", "  "))
@@ -241,6 +248,7 @@ def test_an_empty_text_is_no_mistake(page: "Page", explorer: Served) -> None:
     assert "4 tokens" in turned(page, lambda: page.fill("#text", "four words and more"))
 
 
+@pytest.mark.slow
 def test_shares_above_all_of_the_output_are_explained(page: "Page", explorer: Served) -> None:
     shape = "shape.layers=3&shape.width=16&shape.heads=2&shape.init=xavier"
     text = "Call me Ishmael. Some years ago, never mind how long precisely"
@@ -251,6 +259,7 @@ def test_shares_above_all_of_the_output_are_explained(page: "Page", explorer: Se
     assert "the shares of all add up to 100%" in page.inner_text("#paths-said")
 
 
+@pytest.mark.slow
 def test_whatever_a_link_says_the_next_turn_is_answered(page: "Page", explorer: Served) -> None:
     for fragment in ODD:
         page.goto("about:blank")
@@ -260,6 +269,7 @@ def test_whatever_a_link_says_the_next_turn_is_answered(page: "Page", explorer: 
         assert page.is_hidden("#error"), fragment
 
 
+@pytest.mark.slow
 def test_a_link_names_its_model_for_it_may_be_opened_on_another_explorer(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.click("#pinA"))
@@ -267,6 +277,7 @@ def test_a_link_names_its_model_for_it_may_be_opened_on_another_explorer(page: "
     assert "#model=tiny&" in page.url and "A=model%3Dtiny" in page.url
 
 
+@pytest.mark.slow
 def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     turned(page, lambda: page.select_option("#mask", "write"))
@@ -276,6 +287,7 @@ def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explore
     until(page, "document.querySelectorAll('.stale').length === 0")
 
 
+@pytest.mark.slow
 def test_an_answer_that_breaks_off_is_said(browser: "Browser") -> None:
     page = browser.new_page()
     with serving(small_networks()) as explorer:
@@ -287,6 +299,7 @@ def test_an_answer_that_breaks_off_is_said(browser: "Browser") -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     for button in page.locator("button.theory").all():

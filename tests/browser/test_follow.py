@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import bind_port, make_server
@@ -70,6 +72,7 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
     run_writer.close()
 
 
+@pytest.mark.slow
 def test_a_deep_network_says_how_many_of_its_layers_have_a_line(browser: "Browser", tmp_path: Path) -> None:
     folder = written(tmp_path, steps=(0, 10), layers=23)
     with Watched(browser) as watched, served(folder) as url:

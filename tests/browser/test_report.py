@@ -60,7 +60,8 @@ def shared(browser: "Browser", report: Path) -> Iterator[Opened]:
 
 @pytest.fixture
 def opened(shared: Opened, report: Path) -> Iterator[Opened]:
-    """The shared page; after each test nothing may have gone wrong or out."""
+    """The shared page, in front; after each test nothing may have gone wrong or out."""
+    shared.page.bring_to_front()  # a page behind another one is not told that the colour scheme has changed
     yield shared
     checked(shared, report)
 
@@ -222,6 +223,7 @@ def test_a_phone_shows_it_without_scrolling_aside_nor_motion(browser: "Browser",
         assert max(widths) <= 390
 
 
+@pytest.mark.slow
 def test_it_prints_with_all_details_open_and_in_light_colours(browser: "Browser", report: Path) -> None:
     with opening(browser, report, color_scheme="dark") as found:
         page = found.page
@@ -244,6 +246,7 @@ def of_many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run_directory(Profile.join(steps), tmp_path_factory.mktemp("steps"), "a training")
 
 
+@pytest.mark.slow
 def test_many_steps_have_a_scale_and_a_wide_table_shows_that_it_goes_on(
     browser: "Browser", of_many_steps: Path
 ) -> None:
@@ -276,6 +279,7 @@ def test_many_steps_have_a_scale_and_a_wide_table_shows_that_it_goes_on(
         assert edge() > before + 20
 
 
+@pytest.mark.slow
 def test_a_figure_that_cannot_be_printed_takes_no_other_with_it(browser: "Browser", report: Path) -> None:
     with Opened(browser, report) as found:
         found.page.evaluate("""() => { const was = Plotly.react; Plotly.react = (element, ...rest) => {

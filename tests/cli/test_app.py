@@ -186,6 +186,7 @@ def test_paths_take_a_mask_and_a_depth() -> None:
     assert max(row["length"] for row in answer["lengths"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["masks --tokens 512 bigbird:1:1:2:0 --picture", pytest.param("masks --json", marks=pytest.mark.slow)]
 )

@@ -1,5 +1,7 @@
 """`rankscope masks`, `metrics` and `models`."""
 
+import pytest
+
 from rankscope.metrics import METRICS
 from tests.cli.running import answered, printed, rankscope
 
@@ -11,6 +13,7 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
     assert answer["mask"] == "window:2" and answer["radius"] == 3 and answer["strongly_connected"]
 
 
+@pytest.mark.slow
 def test_models_lists_every_family_with_its_parity() -> None:
     from rankscope.sources.families import FAMILIES
 

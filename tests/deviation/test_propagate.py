@@ -105,6 +105,7 @@ DEEP = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mask", "name", "gain", "layers"), DEEP)
 def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float, layers: int) -> None:
     """Collapse to 10^(-10^299) or growth beyond 10^308: every number stays a number."""

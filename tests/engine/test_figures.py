@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from rankscope.engine import Sweep
 from rankscope.errors import FileError
 from rankscope.report import write_report
@@ -11,6 +13,7 @@ from tests.cli.running import printed
 from tests.raising import raises
 
 
+@pytest.mark.slow
 def test_the_figure_and_the_report_are_written(views_study: Sweep, tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         "metrics = ['mu']\n[all]\nmodel = 'bert-tiny'\nsamples = 1\ntokens = 4\n[grid]\nskip = [0.0, 1.0]\n"

@@ -35,6 +35,18 @@ def test_inputs_that_cannot_be_read_fail_in_the_worker(tmp_path: Path) -> None:
         loader.load()
 
 
+def test_any_error_on_the_way_is_that_of_its_cells_alone(tmp_path: Path) -> None:
+    fresh("bert-tiny").variant(layers=1).save(tmp_path / "model")
+    cell: Cell = {"model": str(tmp_path / "model"), "samples": 1, "tokens": 4}
+    (tmp_path / "run").mkdir()
+    with SharedInputs(tmp_path / "run", FileChecksums([cell])) as shared:
+        for folder in (tmp_path / "run").iterdir():  # what a cleaner of temporary files does
+            folder.rmdir()
+        loader = pickle.loads(pickle.dumps(shared.loader(cell)))
+    with raises(SourceError):
+        loader.load()
+
+
 def test_checksums_tell_changed_files_apart(tmp_path: Path) -> None:
     text, arch = tmp_path / "text.txt", tmp_path / "mine.json"
     cell: Cell = {"model": str(arch), "text": str(text)}

@@ -108,6 +108,7 @@ def test_what_changed_and_what_was_lacking_is_measured_again(tmp_path: Path) -> 
         assert result.table.filter(cell=0)["value"].to_list() == table["value"].to_list()
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     """Workers do not run the script again, as those of `multiprocessing` would; threads stay as they were."""
     script = tmp_path / "study.py"

@@ -75,6 +75,7 @@ def children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{here}/task/{here}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_bits_though_one_is_killed(alone: Sweep, tmp_path: Path) -> None:
     """Another does what it was doing; two workers give the bits of one."""
     killed: list[int] = []

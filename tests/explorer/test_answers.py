@@ -96,6 +96,7 @@ def test_results_are_kept_and_the_oldest_forgotten() -> None:
     assert answers.measurement(controls, lambda: None) is not first
 
 
+@pytest.mark.slow
 def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
     answers = Answers(small_networks())
     nets = []

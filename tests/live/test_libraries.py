@@ -289,6 +289,7 @@ class TestPeft:
             seen(model, "entropy", input_ids=IDS, attention_mask=REAL.long()).profile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wrapped", "in part", "in place"])
 def test_a_compiled_model_is_looked_at_through_its_original(how: str) -> None:
     model = GPT().eval()

@@ -87,6 +87,22 @@ def test_a_call_that_failed_is_not_counted_and_the_next_one_is() -> None:
     assert "1 call was left out: it failed." in w.notes
 
 
+def test_a_call_is_left_out_for_one_reason_alone() -> None:
+    model = FAMILIES["bert"].model()
+    single = torch.tensor([[5]])
+
+    def fail(*args: Any) -> None:
+        raise ArithmeticError
+
+    with rankscope.watch(model, "mu") as w:
+        handle = model.encoder.layer[-1].register_forward_hook(fail)
+        with pytest.raises(ArithmeticError):
+            model(single)
+        handle.remove()
+    assert any(note.startswith("1 call was left out: it had a single token") for note in w.notes)
+    assert not any("it failed" in note for note in w.notes)
+
+
 def test_recomputation_for_gradients_is_not_measured_twice() -> None:
     model, batch = made("gpt2")
     model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

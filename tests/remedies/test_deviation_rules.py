@@ -142,6 +142,7 @@ def test_sinkhorn_pure_attention(mask: str, rounds: int, fields: dict[str, Any])
     assert lowest < -20 or mask != "complete" or fields
 
 
+@pytest.mark.slow
 def test_sinkhorn_attention_collapses_doubly_exponentially_and_no_slower_than_softmax() -> None:
     """Three seeds of pure attention: each layer triples what the layer before took off the log, as under a
     softmax, and by the last layer the residual is no larger than a softmax's, a tenth of its log to spare."""

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from rankscope.profiles import Profile, measure
 from rankscope.report import write_run_directory
 from rankscope.runs import read
@@ -20,6 +22,7 @@ def test_the_run_directory_holds_everything(written: tuple[Profile, Path]) -> No
     assert Profile.read(page.parent / "profile.parquet").table.equals(profile.table)
 
 
+@pytest.mark.slow
 def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
     nets = {name: NET.variant(name) for name in ("san", "transformer")}
     kinds = ("float64", "deviation")

@@ -133,6 +133,7 @@ def other(value: Any) -> Any:
     return value + 0.25 if isinstance(value, float) else value + 1 if isinstance(value, int) else None
 
 
+@pytest.mark.slow
 def test_the_page_of_families_is_what_the_code_says() -> None:
     """But for what is measured; `make families` writes it again."""
     assert page.masked(page.PAGE.read_text(encoding="utf-8")) == page.masked(page.page({}))

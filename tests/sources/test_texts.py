@@ -20,6 +20,7 @@ from tests.raising import raises
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"), max_size=60)
 
 
+@pytest.mark.slow
 @given(st.lists(PLAIN, min_size=1, max_size=20))
 def test_paragraphs_and_lines_are_those_of_a_whole_reading(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]

@@ -67,6 +67,7 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mask"), KINDS[:1])
 def test_what_is_measured_near_collapse_agrees_with_theory(kind: dict[str, Any], mask: str) -> None:
     net, X = near(kind, mask)
@@ -84,6 +85,7 @@ def test_it_agrees_to_the_tolerance_over_many_layers(kind: dict[str, Any], mask:
     assert found.weight == pytest.approx(found.theory, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_theory_is_local() -> None:
     """Causal attention without norms, unstable to first order: uniform attention follows the exponent. With
     softmax scores grow as tokens do, until the second token attends to the first alone: what they differ
@@ -148,6 +150,7 @@ def test_where_theory_does_not_apply() -> None:
     assert found.theory_why.startswith("theory does not apply: positions must be none or absolute")
 
 
+@pytest.mark.slow
 def test_padding_and_precision_change_nothing() -> None:
     net, X = pure("causal"), normal(2, 4, 8)
     options: dict[str, Any] = {"depth": 4, "low": 0.7, "high": 1.4, "tolerance": 0.2}

@@ -81,6 +81,7 @@ def test_cubing_takes_the_largest_base_so_far() -> None:
     assert cubed([math.inf], -math.inf) == [-math.inf]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_thousand_layers_are_certified(layers: int) -> None:
     """Means at 1e-400 and residuals whose logs end: neither NaN nor a bound that is passed."""

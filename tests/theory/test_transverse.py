@@ -114,6 +114,7 @@ NEAR: list[tuple[dict[str, Any], str, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "mask", "n"), [*NEAR[1:3], *(pytest.param(*case, marks=pytest.mark.slow) for case in (NEAR[0], NEAR[3]))]
 )

@@ -46,6 +46,7 @@ def test_a_worker_that_dies_costs_its_own_piece_alone_which_is_tried_once_more(t
     assert all(result.error is None and result.value != os.getpid() for result in results.values())
 
 
+@pytest.mark.slow
 def test_threads_and_environment_are_set_for_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)

@@ -88,7 +88,8 @@ def _gate(z: Tensor) -> Tensor:
 
 
 def _gelu_tanh(z: Tensor, order: int) -> Series:
-    """Taylor coefficients of z s(2u), s the sigmoid and u = sqrt(2/pi) (z + 0.044715 z^3), by s' = s (1 - s) 2u'."""
+    """Taylor coefficients 0 .. order of z s(2u), s the sigmoid and u = sqrt(2/pi) (z + 0.044715 z^3), by
+    s' = s (1 - s) 2u'."""
     zero = torch.zeros_like(z)
     a, b = constant("sqrt(2/pi)", z), constant("0.044715", z)
     slope = [a * (1 + 3 * b * z.square()), a * 6 * b * z, zero + a * 3 * b]

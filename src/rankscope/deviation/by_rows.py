@@ -244,7 +244,8 @@ class PatternByRows:
         return part
 
     def by_head(self, make: Callable[["PatternByRows", slice], Tensor]) -> PatternRows:
-        """What `make` gives of some rows, one head of one sample at a time, as metrics read patterns."""
+        """Rows as metrics read them, made when they are asked for: `make` gets this pattern narrowed to one head of one
+        sample, and which rows, and gives `[1, 1, row, token]`. The last narrowed pattern is kept."""
         kept: dict[tuple[int, int], PatternByRows] = {}
 
         def of_head(sample: int, head: int, start: int, stop: int) -> Tensor:

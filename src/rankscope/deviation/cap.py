@@ -61,7 +61,8 @@ def capped(
 
 
 def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """(ref, D) as plain differences of tanh, for scores beyond e^600 caps; each part is given times e^-cut."""
+    """(ref `[sample, 1, column]`, D `[sample, row, column]`) in units of the cap as plain differences of tanh, for
+    scores beyond e^600 caps. c, r, h and D are given times e^-cut; T(c + r), constant along a row, is left out."""
     grow = spread(cut.clamp(max=STEEPEST).exp(), D)
 
     def T(x: Tensor) -> Tensor:

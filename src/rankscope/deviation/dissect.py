@@ -117,7 +117,9 @@ def starting_state(net: Transformer, X: Tensor, seed: int | None = None) -> tupl
 
 
 def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockRecord]:
-    """Yields what each block did to tokens without padding (at least one), part by part.
+    """What each block did to tokens, part by part: one record at a time, as the pass goes on.
+
+    Nothing is checked here: there must be a token, no padding and no cross-attention, as `certify` makes sure.
 
     Args:
         net: The network, taken in float64.

@@ -24,7 +24,7 @@ import torch
 
 from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
 from rankscope.engine.work import CellInputs, InputsLoader
-from rankscope.errors import RankscopeError, SweepError, TokensError
+from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.runs.key import digest, files_of
 from rankscope.runs.store import checksum
@@ -67,7 +67,9 @@ class SharedInputs:
         self._folder.cleanup()
 
     def loader(self, cell: Cell) -> InputsLoader:
-        """The loader of a cell's inputs; inputs that cannot be read fail in the worker, as that cell."""
+        """The loader of a cell's inputs. Random weights are drawn by the loader, in the worker; trained ones are loaded
+        here, once for all cells with the same inputs, and stored. The loader raises whatever error was met on the way:
+        inputs that cannot be read fail their cells alone."""
         name = digest({**input_factors(cell), "content": self.checksums.of(cell)})
         if name in self._loaders:
             return self._loaders[name]
@@ -79,8 +81,10 @@ class SharedInputs:
                 inputs = encoded_inputs(cell, None, excerpts)
             net = Transformer.from_weights(inputs.net.arch, inputs.net.state())  # without its origin
             self._loaders[name] = self.put(name, replace(inputs, net=net))
-        except RankscopeError as error:
-            self._loaders[name] = InputsLoader(name, partial(_fail, error))
+        except Exception as error:
+            known = isinstance(error, RankscopeError)  # others may not be picklable
+            shown = error if known else SourceError(f"{type(error).__name__}: {error}", subject=str(cell["model"]))
+            self._loaders[name] = InputsLoader(name, partial(_fail, shown))
         return self._loaders[name]
 
     def put(self, name: str, inputs: CellInputs) -> InputsLoader:
@@ -148,7 +152,7 @@ def encoded_inputs(cell: Cell, arch: Architecture | None, excerpts: list[str]) -
     return CellInputs(net, *net.encode(excerpts, int(cell["tokens"])))
 
 
-def _fail(error: RankscopeError) -> NoReturn:
+def _fail(error: Exception) -> NoReturn:
     """Raise, in the worker, the error that the driver met when it read the inputs of a cell."""
     raise error
 

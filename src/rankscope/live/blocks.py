@@ -93,7 +93,8 @@ def has_attention(module: nn.Module) -> bool:
 
 
 def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it."""
+    """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it. Inside a stack no other
+    is looked for, unless it has one block alone, which may hold the stack that is meant."""
     if isinstance(module, nn.ModuleList | nn.Sequential) and _could_be_blocks(members := _members(module)):
         deeper = []
         if len(members) == 1:  # a wrapper around the stack, or a stack of one

@@ -20,7 +20,8 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Inside, the module is in eval mode. Flags are set one by one, since a model's own `train` may do more."""
+    """The module and all its parts are in eval mode inside, and in the modes they had afterwards. Flags are set one by
+    one, since a model's own `train` may do more."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False

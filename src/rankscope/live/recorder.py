@@ -159,21 +159,24 @@ class Recorder:
             self.call = ModelCall(arguments, alone)
 
     def end_call(self, failed: bool) -> None:
-        """End a call: what was read of it counts, unless it failed."""
+        """End a call. Only the end of the outermost one counts: what was read is added, unless that call failed. If
+        none was begun, as where a backward pass repeats one, nothing happens."""
         if not self._depth:
             return
         self._depth -= 1
         if self._depth:
             return
         call = self._forget_call()
+        if call is None:  # left out, and counted, before
+            return
         if failed:
             self.totals.calls_left_out["it failed"] += 1
-        elif call is not None and call.readings is not None:
+        elif call.readings is not None:
             self._check_and_add(call, call.readings)
 
     def interrupt(self) -> None:
         """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
-        if self._depth:
+        if self.call is not None:
             self.totals.calls_left_out["it was interrupted"] += 1
         self._depth = 0
         self._forget_call()

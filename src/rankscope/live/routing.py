@@ -23,7 +23,8 @@ from rankscope.profiles.readings import Readings, read_tensor
 
 
 def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(scores, weights, chosen) if a module returned these, as a router does; else None."""
+    """(scores, weights, chosen), detached, if a module returned a tuple that begins with these, as a router does; else
+    None. Types and shapes decide; whether `chosen` are indices of experts is not looked at."""
     if not isinstance(output, tuple) or len(output) < 3 or not all(isinstance(x, Tensor) for x in output[:3]):
         return None
     scores, weights, chosen = (x.detach() for x in output[:3])

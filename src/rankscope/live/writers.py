@@ -81,7 +81,8 @@ class TensorBoard:
         _imported("tensorboard")
 
     def __call__(self, measurement: Measurement) -> None:
-        """Write the numbers and alarms of one measurement."""
+        """Write the numbers and alarms of one measurement. The first opens an event file, which hides what an earlier
+        run wrote from this step on."""
         if self._writer is None:
             self._open(measurement.step)
         for name, value in scalars(measurement).items():

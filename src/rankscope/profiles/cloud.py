@@ -78,7 +78,8 @@ def cloud_table(
     words: Sequence[Sequence[str]] | None = None,
     most: int = TOKENS,
 ) -> pl.DataFrame:
-    """The cloud of the shapes that a `ShapeReader` kept of each variant; `valid` is False at padding."""
+    """The cloud (columns: see above) of the shapes that a `ShapeReader` kept of each variant. `valid` is False at
+    padding; `words` has one text for each valid token of a sample. The first `most` tokens with a text get a row."""
     pairs = [(variant, shape) for variant, of_variant in shapes.items() for shape in of_variant]
     frames = [pl.DataFrame(schema=SCHEMA)]
     for sample in range(len(valid)) if pairs else []:

@@ -60,7 +60,8 @@ class CorpusRows:
         return sum(map(len, self._waiting))
 
     def add(self, profile: Profile) -> None:
-        """Take in the samples of a profile. Every profile must have the same rows as the first."""
+        """Take in the samples of a profile; an empty one is skipped. Each sample must have every kind of row (`ROW`)
+        that the first profile had, in an earlier run if there was one, and no other: else `MetricError`."""
         if not len(profile.table):
             return
         if not self.excerpts:

@@ -139,9 +139,9 @@ class Curves(SavedTable):
         ax: "Axes | Iterable[Axes] | None" = None,
         figsize: tuple[float, float] | None = None,
     ) -> "Figure":
-        """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range. Of a
-        corpus the median, with bands of a half and of nine tenths of the excerpts. Into `ax`, if given, or a
-        new figure of `figsize` inches."""
+        """The metric (the first, if left out) by layer: of samples the mean and their range, of a corpus the median,
+        with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
+        values span over two decades. Into `ax` (one, not with `figsize`), or a new figure of `figsize` inches."""
         from rankscope.figures.plot import plot
         from rankscope.profiles.figures import curves_chart
 

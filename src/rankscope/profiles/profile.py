@@ -108,7 +108,8 @@ class Profile(Curves):
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
     ) -> Bool[Tensor, " layer"]:
-        """By layer: whether every sample (and head) that has a value lies at its floor."""
+        """True at layers where every sample (and head) that has a value lies at its floor: rounding noise. A layer
+        where none has a value is False."""
         value = self.curve(metric, variant=variant, arithmetic=arithmetic, **factors)
         noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic, **factors) == 1
         known = ~value.isnan()

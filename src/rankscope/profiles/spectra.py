@@ -44,6 +44,10 @@ def spectra(
         samples: How many samples are read.
         most: The most singular values of a layer, the largest.
 
+    Returns:
+        A row for each value: `log10` is of the value over the tokens' norm, `index` counts from 1 at each layer. Values
+        below float64's rounding of the largest are left out; of a network deeper than 32 layers 33 are read, evenly.
+
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     >>> spectra({"transformer": net}, torch.randn(1, 5, 8)).group_by("layer").len()["len"].to_list()

@@ -92,7 +92,8 @@ class LayerStep:
         return P if P is None or isinstance(P, Tensor) else P.matrix()
 
     def readings(self, metrics: Sequence[Metric]) -> Readings:
-        """Readings of those metrics that this layer has, in the order asked."""
+        """Readings of those metrics that this layer has, in the order asked. In deviation arithmetic they are compared
+        with doubled precision (`confirmation`) or with a second pass (`second`), where the step has one."""
         if self.stacked is not None:
             return self.stacked(self.layer, metrics)
         if isinstance(self.step, DeviationStep):

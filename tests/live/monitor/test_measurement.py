@@ -38,6 +38,7 @@ def killed(folder: Path, steps: int, kills: int) -> int:
     return kills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "kills"), [(30, 1), pytest.param(300, 40, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_table_is_the_same(steps: int, kills: int, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()

@@ -46,6 +46,8 @@ def test_a_folder_with_a_run_in_it_asks_from_where(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as again:
         with raises(MonitorError, subject="run"):
             again.step()
+        with raises(MonitorError, subject="run"):
+            again.measure_now()
         again.resume(2)
         again.step()
     assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2]

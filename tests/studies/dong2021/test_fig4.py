@@ -72,6 +72,7 @@ def test_norms_keep_a_gain_of_one_and_positions_are_before_the_first(trained: tu
     assert model.net.arch.positions == "none" and (plan.task.name == "sort") == hasattr(model.embed, "positions")
 
 
+@pytest.mark.slow
 def test_the_study_writes_figure_tables_and_comparisons_and_can_be_run_again(tmp_path: Path) -> None:
     tasks = (Memorization(texts=6, longest=20), PublishedSort(20, 6), Hull(20, 6))
     plans = {

@@ -8,6 +8,7 @@ import pytest
 from rankscope.studies.dong2021 import rate
 
 
+@pytest.mark.slow
 def test_the_rate_is_three_and_small_tokens_prove_it() -> None:
     law = rate._law("bert-tiny", 8)
     usual = law.filter(size="usual", theorem="dobrushin").sort("layer")["log10_measured"].to_list()

@@ -40,6 +40,7 @@ def _relative(X: torch.Tensor) -> torch.Tensor:
     return size(X - X.mean(0)) / size(X)
 
 
+@pytest.mark.slow
 def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: RemedyMeasurements) -> None:
     assert "norm_place must be 'pre'" in str(tables.refused("lnscale", "post"))
     assert tables.refused("lnscale", "pre") is None and tables.curves("lnscale", "post") == []

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from rankscope.studies import Setup
 from rankscope.studies.wu2024 import networks
 from tests.studies.wu2024.small import small_run
 
 
+@pytest.mark.slow
 def test_figure_2_holds_every_curve_and_goes_on_when_interrupted(tmp_path: Path) -> None:
     """Parts that are there are read, not computed: a changed one shows in the outcome."""
     table = small_run("fig2")(Setup(tmp_path)).tables["collapse"]

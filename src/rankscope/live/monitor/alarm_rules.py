@@ -34,7 +34,8 @@ class Collapse(AlarmRule):
         self.threshold, self.decades = threshold, decades
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
-        """One fault, at the first of the layers up to the last that have all collapsed."""
+        """One fault, at the first of the layers up to the last that have all collapsed. Layers with a sample that is
+        not finite are skipped (`rows.layers` leaves them out), so no value here is NaN."""
         metric = next((name for name in self.metrics if name in rows.by_metric), None)
         now = rows.layers(metric) if metric else {}
         start = self.first_values("start", now)

@@ -207,9 +207,7 @@ class Monitor:
             MonitorError: The step is not later than the last one; the run folder holds an earlier part of the
                 run; or training batches are measured and the model was not called in train mode.
         """
-        if self._earlier is not None:
-            ways = "continue it (monitor.resume(step) or load_state_dict(...)), or give another folder"
-            raise MonitorError(f"{self.run} holds a run up to step {self._earlier}: {ways}", subject="run")
+        self._refuse_earlier()
         self.schedule.advance(step)
         for name, value in {"loss": loss, **scalars}.items():
             if value is not None:
@@ -225,8 +223,12 @@ class Monitor:
 
         Returns:
             The measurement; the same again if this step was measured already. None if training batches are
-            measured and none was recorded: then the next step is measured.
+            measured and none was read since the last step: then the next step is measured.
+
+        Raises:
+            MonitorError: The run folder holds an earlier part of the run.
         """
+        self._refuse_earlier()
         if self._last is not None and self._last.step == self.steps:
             return self._last
         if self.inline is not None and not self.inline.has_recorded:
@@ -272,6 +274,12 @@ class Monitor:
             if part is not None:
                 part.close()
         self._call_writers("close")
+
+    def _refuse_earlier(self) -> None:
+        """Raise if the run folder holds an earlier part of the run and nobody has said from where it continues."""
+        if self._earlier is not None:
+            ways = "continue it (monitor.resume(step) or load_state_dict(...)), or give another folder"
+            raise MonitorError(f"{self.run} holds a run up to step {self._earlier}: {ways}", subject="run")
 
     def _measure(self) -> Measurement:
         """Measure, raise alarms, write, and act on the alarms."""

@@ -33,7 +33,8 @@ class Key(NamedTuple):
 
 
 def sums_over_samples(value: Float[Tensor, "sample key"], floor: Float[Tensor, "sample key"]) -> Float[Tensor, "key 7"]:
-    """The running sum of each column of values."""
+    """The running sum of each column of values, its numbers in the order of `WIDTH`; that of no sample is `EMPTY`, and
+    that of no finite value differs from it in the last number alone."""
     if not len(value):
         return EMPTY.to(value.device).expand(value.shape[1], WIDTH)
     broken = ~value.isfinite()
