@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,13 +29,15 @@ WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a tabl
 class FollowPage(opt.PageOptions):
     """Options that show the run on a page instead."""
 
-    page: Annotated[bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")] = False
+    page: Annotated[
+        bool, opt.option(opt.RESULT, " ", "Show the run on a local page that updates itself.", (), "--page")
+    ] = False
 
 
 def follow(
     run: Annotated[Path, opt.argument("RUN", "monitored")],
     metric: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "followed", show_default="the first")] = None,
-    once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
+    once: Annotated[bool, opt.option(opt.RESULT, " ", "Print the run once and exit.", (), "--once")] = False,
     paging: FollowPage = FollowPage(),
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
@@ -97,7 +100,7 @@ def shown(
 
     room = LAYERS
     if height is not None and names:
-        taken = 6 + len(training.scalars) + 4 * len(training.alarms[-ALARMS:])
+        taken = 6 + len(training.scalars) + 4 * min(ALARMS, len(training.alarms))
         room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(training.paths))) - 3))
     parts: list[RenderableType] = [_scalars(training)] if training.scalars else []
     parts += [_layers(training.grid(name), room) for name in names]
@@ -140,8 +143,8 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
         },
         "layers": {
             name: [
-                {"layer": layer, "steps": grid.steps, "values": row.tolist()}
-                for layer, row in zip(grid.layers, grid.value, strict=True)
+                {"layer": layer, "steps": grid.steps, "values": row.tolist(), "below_floor": noise.tolist()}
+                for layer, row, noise in zip(grid.layers, grid.value, grid.noise, strict=True)
             ]
             for name, grid in grids.items()
         },
@@ -180,16 +183,15 @@ def _layers(grid: "Grid", most: int) -> "Table":
     from rankscope.runs.training import NAMES
 
     rows = list(thinned(list(range(len(grid.layers))), most))
-    noise = bool(grid.noise[rows, -1].any()) if grid.steps else False
+    noise = bool(grid.noise[rows][:, [0, -1]].any()) if grid.steps else False
     notes = [f"Mean over {grid.heads} heads."] * (grid.heads > 1)
     notes += [f"{len(rows)} of {len(grid.layers)} layers."] * (len(rows) < len(grid.layers))
     notes += ["○ at its floor: rounding noise."] * noise
     table = _curves_table(NAMES.get(grid.metric, grid.metric), "layer", " ".join(notes))
     values = [grid.value[row].tolist() for row in rows]
     for row, curve, line in zip(rows, values, _lines(values), strict=True):
-        start, now = _ends(curve)
-        mark = " ○" if grid.noise[row, -1] else "  " if noise else ""
-        table.add_row(str(grid.layers[row]), start, now + mark, line)
+        marks = ((" ○" if grid.noise[row, at] else "  ") * noise for at in (0, -1))
+        table.add_row(str(grid.layers[row]), *map(add, _ends(curve), marks), line)
     return table
 
 
@@ -228,14 +230,12 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
 
 
 def _alarms(training: "TrainingRun") -> "Table":
-    """A table of the last alarms, as sentences."""
-    from rich.text import Text
-
+    """A table of the first alarm, from which others often follow, and of the last, as sentences."""
     rows = training.alarms.to_dicts()
-    before = f", the last {ALARMS} of them" if len(rows) > ALARMS else ""
-    table = titled(f"{counted(len(rows), 'alarm')}{before}")
+    few = f": the first and the last {ALARMS - 1}" if len(rows) > ALARMS else ""
+    table = titled(f"{counted(len(rows), 'alarm')}{few}")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for row in rows[-ALARMS:]:
-        table.add_row(f"{row['step']:,}", Text(" ".join(str(row["sentence"]).split())))
+    for row in rows if len(rows) <= ALARMS else [rows[0], *rows[1 - ALARMS :]]:
+        table.add_row(f"{row['step']:,}", " ".join(str(row["sentence"]).split()))
     return table

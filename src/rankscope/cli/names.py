@@ -4,7 +4,6 @@ Nothing here imports torch: a name is completed, or refused, at once. The names,
 where their things do, and the help of options are read from `data/command_line.toml`.
 """
 
-import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -102,5 +101,6 @@ def say_hub(model: str, quiet: bool) -> None:
     """Say on stderr that the hub is asked for a model that is not on this machine."""
     local = model in MODELS or model.endswith(".json") or Path(model).exists()
     if not (local or quiet):
-        sys.stderr.write(f"looking for {model} on the hub ...\n")
-        sys.stderr.flush()
+        from rankscope.cli.show import complain
+
+        complain(f"looking for {model} on the hub ...")

@@ -77,9 +77,10 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "metric": chosen,
         "heads": grid.heads if grid is not None and grid.heads > 1 else None,
         "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,
+        "noise": grid is not None and bool(grid.noise.any()),
         "metrics": [{"name": name, "says": title_of(name)} for name in training.metrics],
         "figures": {name: page_figure(chart) for name, chart in charts.items()},
         "broken": training.broken,
-        "alarms": training.alarms.tail(ALARMS).reverse().to_dicts(),
+        "alarms": [*training.alarms.head(1).to_dicts(), *training.alarms[1:].tail(ALARMS).reverse().to_dicts()],
         "raised": training.alarms.height,
     }

@@ -54,13 +54,15 @@ async function show(found) {
   $("map-note").textContent = [
     found.heads && `Mean over ${found.heads} heads.`,
     found.zeros && "Values of zero are drawn at the lower end of the scale.",
+    found.noise && "Grey: at or below its floor, which is rounding noise; dotted in the curves.",
     found.drawn && `Drawn are ${found.drawn} of ${whole(found.measurements)} measurements, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
   if (map && !matchMedia("(max-width: 56rem)").matches) curves.layout.height = map.layout.height; // they stand side by side
   if (map) {
-    const lines = curves.data.length, layers = map.data[0].y.length; // of a deep network some layers have a line
+    const groups = curves.data.map((trace) => trace.legendgroup).filter((name) => /^layer /.test(name));
+    const lines = new Set(groups).size, layers = map.data[0].y.length; // of a deep network some layers have a line
     $("curves-title").textContent = `Over the steps, ${lines < layers ? `${lines} of the ${layers} layers` : "a line for each layer"}`;
   }
   $("run").closest(".card").classList.toggle("wide", !paths);
@@ -91,10 +93,10 @@ function alarms(found) {
   const now = found.alarms.map(key).join();
   if ($("alarms").dataset.key === now) return; // what is read aloud is what is new
   $("alarms").dataset.key = now;
-  $("alarms").replaceChildren(...found.alarms.map((each) => {
+  $("alarms").replaceChildren(...found.alarms.map((each, place) => { // the first of the run, then the latest before the earlier
     const item = document.createElement("li");
     const when = document.createElement("b");
-    when.textContent = `step ${whole(each.step)}`;
+    when.textContent = `step ${whole(each.step)}${place === 0 && found.raised > 1 ? ", the first" : ""}`;
     const rule = document.createElement("small");
     rule.textContent = each.rule;
     when.append(rule);
