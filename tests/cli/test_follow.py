@@ -72,6 +72,13 @@ def test_what_lies_below_its_floor_is_marked(tmp_path: Path) -> None:
     assert re.search(r"layer 2 +6e-08 ○ +6e-08 ○ +– ", compared)
 
 
+def test_several_runs_are_shown_one_below_another(tmp_path: Path) -> None:
+    a, b = str(written(tmp_path / "a")), str(written(tmp_path / "b", [0, 10]))
+    said = printed("follow", a, b)
+    assert said == f"{printed('follow', a)}\n{printed('follow', b)}"
+    assert [found["step"] for found in answered("follow", a, b)] == [50, 10]
+
+
 def test_of_many_alarms_the_first_is_among_those_shown(tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     for step in range(20):

@@ -35,7 +35,7 @@ class FollowPage(opt.PageOptions):
 
 
 def follow(
-    run: Annotated[Path, opt.argument("RUN", "monitored")],
+    runs: Annotated[list[Path], opt.argument("RUN", "monitored")],
     metric: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "followed", show_default="the first")] = None,
     once: Annotated[bool, opt.option(opt.RESULT, " ", "Print the run once and exit.", (), "--once")] = False,
     paging: FollowPage = FollowPage(),
@@ -44,20 +44,22 @@ def follow(
     """Follow a training run while it trains: its layers from first to last measurement, loss, alarms.
 
     It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
-    Ctrl-C ends it.
+    Ctrl-C ends it. Several runs are shown one below another, or on one page to choose from.
     """
     from rankscope.runs.training import read_training
 
-    training = read_training(run)
-    names = _names(training, metric)
+    trainings = {run: read_training(run) for run in runs}
+    names = {run: _names(training, metric) for run, training in trainings.items()}
     if paging.page:
-        return _serve(run, names[0] if names else None, paging, printing)
+        return _serve(runs, next(iter(names[runs[0]]), None), paging, printing)
     if printing.as_json:
-        return machine(described(training, names))
+        answers = [described(training, names[run]) for run, training in trainings.items()]
+        return machine(answers[0] if len(runs) == 1 else answers)
     out = console()
     if not once and out.is_terminal and sys.stdout.isatty():
-        return _live(run, metric, printing.quiet)
-    out.print(shown(training, names, printing.quiet))
+        return _live(runs, metric, printing.quiet)
+    for run, training in trainings.items():
+        out.print(shown(training, names[run], printing.quiet), *([""] if run != runs[-1] else []))
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
@@ -66,29 +68,34 @@ def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     return [training.metric(name) for name in split_names("metric", metrics)]
 
 
-def _live(run: Path, metric: str | None, quiet: bool) -> None:
-    """Show the run in the terminal, and again whenever it has grown, until Ctrl-C."""
+def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
+    """Show the runs in the terminal, and again whenever one has grown, until Ctrl-C."""
+    from rich.console import Group
     from rich.live import Live
 
-    from rankscope.runs.training import read_training, stamp
+    from rankscope.runs.training import TrainingRun, read_training, stamp
 
-    out, mark = console(), ""
+    out = console()
+    marks, trainings = dict[Path, str](), dict[Path, TrainingRun]()
     with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
         while True:
-            if (now := stamp(run)) != mark:
-                training, mark = read_training(run), now
-            live.update(shown(training, _names(training, metric), quiet, out.height), refresh=True)
+            for run in runs:
+                if (now := stamp(run)) != marks.get(run):
+                    trainings[run], marks[run] = read_training(run), now
+            height = out.height // len(runs)
+            parts = [shown(training, _names(training, metric), quiet, height) for training in trainings.values()]
+            live.update(Group(*parts), refresh=True)
             time.sleep(EVERY)
 
 
-def _serve(run: Path, metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
-    """Serve the page of the run until Ctrl-C."""
+def _serve(runs: list[Path], metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
+    """Serve the page of the runs until Ctrl-C."""
     listening, address = open_port("a page", page.port)
     from rankscope.explorer.follow import app
     from rankscope.explorer.server import serve_forever
 
-    say_address("Following", address, printing, run=str(run))
-    serve_forever(app(run, listening.getsockname()[1], metric), listening, None if page.no_open else address)
+    say_address("Following", address, printing, runs=list(map(str, runs)))
+    serve_forever(app(runs, listening.getsockname()[1], metric), listening, None if page.no_open else address)
 
 
 def shown(

@@ -2,12 +2,12 @@
    data-metric what is shown. */
 const $ = (id) => document.getElementById(id);
 const EVERY = 2000; // milliseconds between two questions
-const state = { metric: decodeURIComponent(location.hash.slice(1)) || null, mark: "", asked: 0, timer: 0 };
+const state = { run: 0, metric: decodeURIComponent(location.hash.slice(1)) || null, mark: "", asked: 0, timer: 0 };
 
 async function ask() {
   const number = (state.asked += 1);
   clearTimeout(state.timer);
-  const query = new URLSearchParams({ mark: state.mark, ...(state.metric && { metric: state.metric }) });
+  const query = new URLSearchParams({ run: state.run, mark: state.mark, ...(state.metric && { metric: state.metric }) });
   try {
     const answer = await fetch("/api/training?" + query);
     const found = await answer.json();
@@ -76,6 +76,9 @@ async function show(found) {
 }
 
 function options(found) {
+  const runs = $("run-choice");
+  if (runs.options.length !== found.runs.length) runs.replaceChildren(...found.runs.map((name, place) => new Option(name, place)));
+  runs.hidden = found.runs.length < 2;
   const select = $("metric");
   const names = found.metrics.map((each) => each.name).join();
   if (select.dataset.names !== names) {
@@ -108,6 +111,7 @@ function alarms(found) {
   }));
 }
 
+$("run-choice").addEventListener("change", () => { state.run = $("run-choice").value; ask(); });
 $("metric").addEventListener("change", () => {
   state.metric = $("metric").value;
   history.replaceState(null, "", "#" + encodeURIComponent(state.metric));
