@@ -63,6 +63,7 @@ def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / path).is_file()
 
 
+@pytest.mark.slow
 def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
     line = ["measure", *SMALL, "--arithmetic", "all", "--metrics", "relative_residual"]
     out = printed(*line, "--variants", "san,san+norm+mlp+mlp_skip")

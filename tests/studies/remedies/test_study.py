@@ -14,6 +14,7 @@ from tests.raising import raises
 from tests.studies.remedies.builders import FEW
 
 
+@pytest.mark.slow
 def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: RemedyMeasurements, tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     options = RemedyOptions(FEW[1:])
