@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
+from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
-CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that move a terminal's cursor, change its colours or turn its text round; not tab and newline."""
 SILENCE = 30.0  # Seconds of work after which a line says how far it is, where stderr is no terminal
 
 
