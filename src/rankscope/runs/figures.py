@@ -30,13 +30,13 @@ def metric_title(metric: str) -> fig.Formula:
 def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
-    powers = _powers(grid.value)
-    limits = (powers.low, powers.high) if powers is not None else ends(grid.value)
+    powers = _powers(grid.shown)
+    limits = (powers.low, powers.high) if powers is not None else ends(grid.shown)
     hover: list[list[fig.Hover]] = [
         [(f"step {step}, layer {layer}\n", label, "") for step, label in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
-    colours = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
+    colours = _on_axis(grid.shown, powers)  # nothing is left: as dark as can be, and its number says 0
     cells = fig.Heatmap(grid.steps, grid.layers, colours, _unit(metric), powers, limits, hover=hover)
     layers, steps, last_step = len(grid.layers), len(grid.steps), training.steps[-1] if training.steps else 0
     last = grid.layers[-1] if grid.layers else 0
@@ -44,7 +44,7 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
     panel = fig.Panel(fig.Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
-    alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid.value)}."
+    alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid.shown)}."
     height = max(340, min(640, 130 + 24 * layers))
     return fig.Chart([panel], _table([grid]), alt, legend=False, height=height, kept=metric)
 
@@ -56,17 +56,17 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), FEW if several else LINES)
     panels = []
     for grid in grids:
-        title, powers, numbers, lines = title_of(grid.metric), _powers(grid.value), _numbers(grid), []
+        title, powers, numbers, lines = title_of(grid.metric), _powers(grid.shown), _numbers(grid), []
         for k, layer in enumerate(shown):
             if layer not in grid.layers:
                 continue
             row, name = grid.layers.index(layer), f"layer {layer}"
             texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
-            line = _line(grid.steps, _on_axis(grid.value[row], powers), _shade(k, shown), texts, numbers[row])
+            line = _line(grid.steps, _on_axis(grid.shown[row], powers), _shade(k, shown), texts, numbers[row])
             lines.append(replace(line, name=name, group=name, noise=grid.noise[row]))
-        y = _value_axis("" if several else _unit(grid.metric), powers, grid.value)
+        y = _value_axis("" if several else _unit(grid.metric), powers, grid.shown)
         panels.append(_over_steps(training, y, lines, title if several else ""))
-    alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids) + "."
+    alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid.shown)}" for grid in grids) + "."
     columns, kept = min(2, len(grids)), ",".join(metrics)
     return fig.Chart(panels, _table(grids), alt, columns=columns, shared=several, kept=kept)
 
@@ -185,9 +185,14 @@ def _number(value: float) -> str:
 
 
 def _numbers(grid: Grid) -> list[list[str]]:
-    notes = np.where(grid.noise, ", at its floor: rounding noise", "").tolist()
-    rows = zip(grid.value.tolist(), notes, strict=True)
-    return [[_number(value) + note for value, note in zip(*row, strict=True)] for row in rows]
+    rows = zip(grid.shown.tolist(), grid.noise.tolist(), strict=True)
+    return [
+        [
+            f"below {_number(value)}, its floor: rounding noise" if noise else _number(value)
+            for value, noise in zip(*row, strict=True)
+        ]
+        for row in rows
+    ]
 
 
 def ends(values: np.ndarray) -> tuple[float, float]:
