@@ -45,12 +45,8 @@ def append_whole(path: str | Path, size: int, text: str) -> int:
     """Append a text to a file of `size` bytes, or leave these as they are: what an earlier write that failed, as on a
     full disk, has left behind them is cut off first, and so is what this one leaves. Returns the new size."""
     content = memoryview(text.encode(errors="replace"))
-    with _writable(path):
-        Path(path).touch()
-    with _writable(path), Path(path).open("r+b", buffering=0) as file:
-        size = min(size, file.seek(0, os.SEEK_END))
-        file.truncate(size)
-        file.seek(size)
+    with _writable(path), Path(path).open("ab", buffering=0) as file:
+        size = file.truncate(min(size, file.seek(0, os.SEEK_END)))
         try:
             while content:
                 content = content[file.write(content) :]

@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_measurement_that_fails() -> None:
 
 
 class Memory:
-    """A class of the model's own."""
+    """State in an object that is no module."""
 
     def __init__(self) -> None:
         self.past: list[Tensor] = []
@@ -83,7 +83,10 @@ class Memory:
     def changed(self) -> float:
         self.calls += 1
         self.past.append(torch.ones(1))
-        return self.calls + len(self.past)
+        return float(self.calls + len(self.past))
+
+
+Memory.__module__ = "elsewhere.memory"  # of another package
 
 
 class Keeping(nn.Module):
@@ -144,11 +147,6 @@ def resized(model: Keeping) -> float:
     return float(model.attribute.sum())
 
 
-def counted_inside(model: Keeping) -> float:
-    model.attribute.calls += 1
-    return float(model.attribute.calls)
-
-
 STATES: dict[str, Callable[[], tuple[Any, Callable[[Keeping], Tensor | float]]]] = {
     "a tensor": lambda: (torch.zeros(1), recurred),
     "a list of tensors": lambda: ([torch.zeros(1)], rebound),
@@ -163,7 +161,7 @@ STATES: dict[str, Callable[[], tuple[Any, Callable[[Keeping], Tensor | float]]]]
     ),
     "a generator of Python": lambda: (random.Random(1), lambda model: model.attribute.random()),
     "a generator of numpy": lambda: (np.random.default_rng(1), lambda model: float(model.attribute.random())),
-    "an object of its own": lambda: (Memory(), lambda model: model.attribute.changed()),
+    "an object": lambda: (Memory(), lambda model: model.attribute.changed()),
     "a namespace in a list": lambda: ([SimpleNamespace(calls=0)], lambda model: counted_in_list(model)),
 }  # fmt: skip
 
@@ -199,27 +197,14 @@ def weighed(model: Keeping) -> float:
     return 0.0
 
 
-class Foreign:
-    """An object of a package that is neither the model's nor known."""
-
-    calls = 0
-
-    def changed(self) -> float:
-        self.calls += 1
-        return 0.0
-
-
-Foreign.__module__ = "elsewhere.memory"
-
-
 @pytest.mark.parametrize(
     ("attribute", "use"),
     [
         (None, weighed),
         (itertools.count(), lambda model: float(next(model.attribute))),
-        (Foreign(), lambda model: model.attribute.changed()),
+        (torch.eye(2).to_sparse(), lambda model: float(model.attribute.mul_(2).sum())),
     ],
-    ids=["a weight", "a counter", "an object of another package"],
+    ids=["a weight", "a counter", "a sparse tensor"],
 )
 def test_what_cannot_be_put_back_is_refused_at_the_start(attribute: Any, use: Any, tmp_path: Path) -> None:
     model = Keeping(attribute, use)

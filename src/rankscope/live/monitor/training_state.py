@@ -6,7 +6,7 @@ nothing had happened. `probe.py` and `probe_paths.py` call the model inside `pre
 | random generators              | torch's of every device, Python's and numpy's are saved and restored |
 | train or eval mode             | saved for every module; inside, all are in eval mode                 |
 | buffers, plain attributes      | what each name stands for is restored, and what tensors, arrays,     |
-|                                | containers, generators and the model's own objects hold              |
+|                                | containers, generators and other objects hold                        |
 |                                | (`ModuleState`); what else has changed is refused                    |
 | gradients                      | none is computed (`no_grad`)                                         |
 | autocast                       | its cache is off: a weight cast without a gradient would stay in it  |
@@ -71,7 +71,7 @@ class ModuleState:
     """What a model keeps besides its weights, as it was when this was made.
 
     A model may keep a memory of earlier calls, a counter, a generator, or tables that grow with the longest sample: in
-    buffers, in plain attributes, or in objects of a class of its own. All are put back; tables are computed again.
+    buffers, in plain attributes, or in objects that are no modules. All are put back; tables are computed again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -79,9 +79,7 @@ class ModuleState:
         self._undo: list[Callable[[], None]] = []
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []  # a name, what to compare, what it was
         self._seen: dict[int, Any] = {}  # by id
-        modules = dict(model.named_modules())
-        self._packages = ({_package(module) for module in modules.values()} | {"types", "transformers"}) - MANAGED
-        for name, module in modules.items():
+        for name, module in model.named_modules():
             self._save(name or type(model).__name__, module)
 
     def restore(self) -> None:
@@ -100,17 +98,14 @@ class ModuleState:
         elif isinstance(value, list | tuple | dict | set | deque):
             parts = list(value.items() if isinstance(value, dict) else enumerate(value))
             if not isinstance(value, tuple):
-                self._undo.append(partial(_restore_container, value, list(value), parts))
+                self._undo.append(partial(_restore_container, value, list(value), [part for _, part in parts]))
         elif (undo := _undo_of(value)) is not None:
             self._undo.append(undo)
         elif isinstance(value, Tensor | itertools.count):  # sparse, or on no device
             self._checks.append((name, partial(_stamp, value), _stamp(value)))
-        elif hasattr(value, "__dict__") and not callable(getattr(value, "__get__", None)):
-            if _package(value) in self._packages:
-                parts = list(vars(value).items())
-                self._undo.append(partial(_restore_attributes, value, dict(parts)))
-            elif _package(value) not in MANAGED:
-                self._checks.append((name, partial(_attributes, value), _attributes(value)))
+        elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in MANAGED:
+            parts = list(vars(value).items())
+            self._undo.append(partial(_restore_attributes, value, dict(parts)))
         else:
             return
         self._seen[id(value)] = value  # held, so that its id is not given to another
@@ -130,34 +125,25 @@ class ModuleState:
         return attributes.items()
 
 
-def _package(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
 def _stamp(value: Any) -> Any:
     """A number or text that changes when a tensor is written to, or when a counter counts."""
     return value._version if isinstance(value, Tensor) else repr(value)
-
-
-def _attributes(value: object) -> dict[str, str | int]:
-    """What the attributes of an object stand for: numbers and texts by value, anything else by identity."""
-    plain = (int, float, complex, str, bytes)
-    return {name: repr(part) if isinstance(part, plain) else id(part) for name, part in vars(value).items()}
 
 
 def _undo_of(value: Any) -> Callable[[], None] | None:
     """A function that puts back what a tensor, an array or a generator holds; None for anything else."""
     if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized):
         return partial(_restore_tensor, value, value.detach().clone())
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.flags.writeable and not isinstance(value, np.memmap):
         return partial(np.copyto, value, value.copy())
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())  # type: ignore[arg-type]
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
-    generator = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
-    if isinstance(generator, np.random.BitGenerator):
-        return partial(setattr, generator, "state", generator.state)
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
 
 
@@ -170,18 +156,17 @@ def _restore_attributes(holder: Any, attributes: dict[str, Any]) -> None:
     now.update(attributes)
 
 
-def _restore_container(container: Any, content: list[Any], items: list[tuple[Any, Any]]) -> None:
+def _restore_container(container: Any, keys: list[Any], values: list[Any]) -> None:
     """Let a list, a dictionary, a set or a deque hold what it did, in its order."""
-    now, before = list(container), content
-    if isinstance(container, dict):
-        now, before = [*now, *container.values()], [*content, *(value for _, value in items)]
-    if len(now) == len(before) and all(map(is_, now, before)):
+    now = list(container.values() if isinstance(container, dict) else container)
+    same_keys = not isinstance(container, dict) or list(container) == keys
+    if same_keys and len(now) == len(values) and all(map(is_, now, values)):
         return
     container.clear()
     if isinstance(container, dict | set):
-        container.update(items if isinstance(container, dict) else content)
+        container.update(zip(keys, values, strict=True) if isinstance(container, dict) else values)
     else:
-        container.extend(content)
+        container.extend(values)
 
 
 def _restore_tensor(tensor: Tensor, content: Tensor) -> None:
