@@ -94,11 +94,6 @@ class Grid(NamedTuple):
         """True where a value lies at or below its floor."""
         return (self.value <= self.floor) & (self.floor > 0)
 
-    @property
-    def shown(self) -> np.ndarray:
-        """The values as they may be shown: where one is noise, its floor, below which nothing is known."""
-        return np.where(self.noise, self.floor, self.value)
-
     def logs(self, layer: int) -> dict[int, float]:
         """log10 of the value at a layer by step, for positive values above the floor."""
         if layer not in self.layers:
