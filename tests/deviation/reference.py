@@ -216,7 +216,7 @@ class Network:
         q, k = (self.heads(here, part, X) for part in ("query", "key"))
         if arch.query_norm:
             q, k = self.scaled(f"{name}.query_norm", q), self.scaled(f"{name}.key_norm", k)
-        mask = mask_matrix(arch.mask_of(index), n).tolist()
+        mask = self.seen(index, n)
 
         def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
@@ -228,6 +228,11 @@ class Network:
             return [weights.get(j, 0) / total for j in range(n)]
 
         return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
+
+    def seen(self, index: int, n: int) -> list[list[bool]]:
+        """Whom each of n tokens sees in a layer."""
+        found: list[list[bool]] = mask_matrix(self.arch.mask_of(index), n).tolist()
+        return found
 
     def crossing(self, here: int, X: Rows) -> list[Rows]:
         """[head][token][source]: attention to the memory."""
