@@ -64,7 +64,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "layers": (3,), "width": (14,), "heads": (2,), "key_heads": (1,), "head_width": (3,), "value_width": (3,),
     "query_latent": (2,), "key_latent": (2,),
     "kernel": ("gaussian", "uniform", "sigmoid", "linear", "sinkhorn:2", "linformer:3", OWN_KERNEL),
-    "divisor": (0.5,), "score_cap": (0.5,), "log_gain": (1.0,),
+    "divisor": (3.0,), "score_cap": (0.5,), "log_gain": (1.0,),
     "mask": ("causal", "window:1", "unidirectional", "dilated:1:2", "strided", "prefix:2", "longformer:1:1",
              "bigbird:1:1:1", "edges:0>1,0>2,0>3,0>4", SHIFTED, "causal;complete", OWN_MASK),
     "kept_heads": (((0,), (1,)), ((1,), ())),
@@ -130,6 +130,10 @@ class Feature:
         fields["mlp"] = needs.get("mlp", fields["mlp"])
         if self.field in Architecture.__dataclass_fields__ and not self.is_remedy:
             fields[self.field] = (self.value,) if self.field == "parts" else self.value
+        if self.field == "rotary_frequencies":  # of each rotated pair
+            fields[self.field] = tuple(
+                angles * ((fields["head_width"] or fields["width"]) // 2) for angles in self.value
+            )
         arch, sphere = Architecture(**fields), base == "on a sphere"
         tensors = Transformer.random(arch, seed, "orthogonal" if sphere else "xavier").state()
         for place, (name, tensor) in enumerate(tensors.items()):

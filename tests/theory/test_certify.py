@@ -110,8 +110,8 @@ def test_what_is_certified_is_the_float64_network_of_these_weights(dtype: torch.
     rounded, tokens = SAN.to(dtype), X[:1].to(dtype)
     found = certify(rounded, tokens)
     assert found.table.equals(certify(rounded.to(torch.float64), tokens.double()).table)
-    last = rounded.to(torch.float64).run(tokens.double()).states[2][0]
-    row = found.of("dobrushin").filter(layer=2).row(0, named=True)
+    last = rounded.to(torch.float64).run(tokens.double()).states[1][0]
+    row = found.of("dobrushin").filter(layer=1).row(0, named=True)
     assert row["log10_measured"] == pytest.approx(math.log10(float(torch.pdist(last).max())), abs=1e-6)
     assert found.manifest.networks[0].checks["network_dtype"] == str(dtype)
 

@@ -122,16 +122,15 @@ def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, k
 
 
 def test_nothing_is_guaranteed_with_parts() -> None:
-    """AttnScale of 60 makes attention's differences outgrow any skip that its weights alone would allow."""
-    net, X = pure("causal"), 3 * normal(1, 6, 8)
-    bare, scaled = (
-        critical_skip(each, X, depth=2, tolerance=10.0) for each in (net, net.with_remedy("attnscale", w=60.0))
-    )
+    """ContraNorm of 5 multiplies what tokens differ by, which the guarantee of heads alone does not know."""
+    net, X = pure("causal"), normal(1, 6, 8)
+    contra = net.with_remedy("contranorm", s=5.0)
+    bare, pushed = (critical_skip(variant, X, depth=2, tolerance=10.0) for variant in (net, contra))
     assert bare.guaranteed is not None
-    mu = measure(net.with_remedy("attnscale", w=60.0).variant(attention_skip=bare.guaranteed[0] - 1e-6, layers=2), X,
-                 metrics="mu", check=False).curve("mu", "log10")  # fmt: skip
-    assert bool((mu.diff() > 0).any())  # what is guaranteed of heads alone is false here
-    assert scaled.guaranteed is None and scaled.bracket is None
+    below = contra.variant(attention_skip=bare.guaranteed[0] - 1e-6, layers=2)
+    mu = measure(below, X, metrics="mu", check=False).curve("mu", "log10")
+    assert bool((mu.diff() > 0).any())
+    assert pushed.guaranteed is None and pushed.bracket is None
 
 
 def test_where_nothing_crosses() -> None:
