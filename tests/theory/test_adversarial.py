@@ -44,7 +44,7 @@ def test_the_reference_is_the_network_that_runs(feature: Feature) -> None:
     valid = torch.ones(X.shape[:2], dtype=torch.bool) if padding is None else ~padding
     states = net.run(X, padding).states
     with mp.workdps(30):
-        network = Exact(net, X.shape[1])
+        network = Exact(net, int((~valid).sum()))
         rows = network.first(X[valid])
         for layer in range(net.arch.layers):
             rows = network.layer(layer, rows)

@@ -281,6 +281,7 @@ def decompositions(net: Transformer, **given: Any) -> int:
     return counted.number
 
 
+@pytest.mark.slow
 def test_norms_are_taken_once_for_the_same_weights() -> None:
     net = Transformer.random(Architecture(layers=1, width=8, heads=2), seed=20)
     number = 2 * 3 + 2  # two triangles and an eigenvalue for each head, one for each matrix of an MLP
@@ -312,6 +313,7 @@ def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -
     assert after.equals(certify(fresh, X[:1]).table) and not after.equals(before)
 
 
+@pytest.mark.slow
 def test_norms_that_are_kept_change_nothing() -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     X, norms = torch.randn(1, 4, 8, dtype=torch.float64), WeightNorms()

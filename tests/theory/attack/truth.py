@@ -23,15 +23,10 @@ class Exact(Network):
     """The reference network with every kernel, active heads and padding, noting what each norm was given and gave; a
     zero token stays zero."""
 
-    def __init__(self, net: Transformer, positions: int | None = None) -> None:
+    def __init__(self, net: Transformer, padded: int = 0) -> None:
         super().__init__(net)
-        self.positions = positions  # Of the sample, padding and all
+        self.padded = padded
         self.normed: list[tuple[Rows, Rows]] = []
-
-    def seen(self, index: int, n: int) -> list[list[bool]]:
-        """Whom the first n of all positions see: tokens are moved before padding."""
-        whole: list[list[bool]] = super().seen(index, self.positions or n)
-        return [row[:n] for row in whole[:n]]
 
     def content(self, q: list[Any], k: list[Any]) -> Any:
         if self.arch.kernel != "linear":
@@ -65,7 +60,7 @@ class Exact(Network):
     def opened(self, index: int, here: int, X: Rows) -> list[Rows]:
         """Sigmoid attention: scores less the log of how many tokens are seen, each on its own."""
         arch, n = self.arch, len(X)
-        (q, k), seen = (self.parts(here, part, X) for part in ("query", "key")), self.seen(index, n)
+        (q, k), seen = (self.parts(here, part, X) for part in ("query", "key")), self.sees(index, n)
 
         def weight(h: int, i: int, j: int) -> Any:
             g = h // (arch.heads // arch.key_heads)
@@ -164,9 +159,10 @@ class Layer:
     """Whether the digits that were used see what tokens differ by, and what norms without eps divide by."""
 
 
-def layers(net: Transformer, X: Tensor, digits: int, positions: int | None = None) -> Iterator[Layer]:
-    """Layer by layer, from 1 on, of one sample of so many positions, X its tokens; within `mp.workdps(digits)`."""
-    network = Exact(net, positions)
+def layers(net: Transformer, X: Tensor, digits: int, padded: int = 0) -> Iterator[Layer]:
+    """Layer by layer, from 1 on, of the tokens X of one sample with so many padded positions; within
+    `mp.workdps(digits)`."""
+    network = Exact(net, padded)
     rows = network.first(X)
     resolved = True
     for index in range(net.arch.layers):
@@ -216,16 +212,16 @@ class Verdict:
 def judged(net: Transformer, X: Tensor, found: Certificates, padding: Tensor | None = None) -> Verdict:
     """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is
     looked at again in many more digits."""
-    positions, X = len(X), X if padding is None else X[~padding]
+    padded, X = (0, X) if padding is None else (int(padding.sum()), X[~padding])
     rows = found.guarantees().to_dicts()
     for row in rows:
         row["digits"] = _needed(row)
     most = max((row["digits"] or FEWEST for row in rows), default=FEWEST)
     for row in rows:
         row["digits"] = row["digits"] or min(most, MOST)
-    verdict = _at(net, X, rows, FEWEST, positions)
+    verdict = _at(net, X, rows, FEWEST, padded)
     if verdict.false or verdict.misread:
-        return _at(net, X, rows, 4 * most + 600, positions)
+        return _at(net, X, rows, 4 * most + 600, padded)
     return verdict
 
 
@@ -238,14 +234,14 @@ def _needed(row: dict[str, Any]) -> int | None:
     return FEWEST + 2 * int(max(0.0, alike))
 
 
-def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int, positions: int) -> Verdict:
+def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int, padded: int) -> Verdict:
     verdict = Verdict([], [], [])
     while rows and digits <= MOST:
         again = [row for row in rows if row["digits"] > digits]
         ready = [row for row in rows if row["digits"] <= digits]
         deepest = max((row["layer"] for row in ready), default=0)
         with mp.workdps(digits):
-            for number, layer in zip(range(1, deepest + 1), layers(net, X, digits, positions), strict=False):
+            for number, layer in zip(range(1, deepest + 1), layers(net, X, digits, padded), strict=False):
                 here = [row for row in ready if row["layer"] == number]
                 if not layer.resolved:
                     again += here

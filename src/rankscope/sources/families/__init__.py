@@ -48,6 +48,7 @@ REASONS |= {
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
 }
 """Why no family maps a model type, where that is one part of it."""
+ALIKE = {"mt5": "t5", "ernie": "bert"}  # Model types that are built as a family is, of another name
 CLOSE = 0.8  # The likeness, of at most one, from which on a name may be a slip of another
 
 
@@ -84,6 +85,8 @@ def _unknown(model_type: str) -> str:
     hint = f" (did you mean {near[0]!r}?)" if near and letters[0] != letters[1] else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"
-    this_one = f"this one is {model_type!r}{REASONS.get(model_type, hint)}"
+    this_one = f"no family maps the model type {model_type!r}{REASONS.get(model_type, hint)}"
     advice = "watch measures any model as it is, and docs/models.md says how to add a family"
-    return f"load maps model types {', '.join(known)}; {this_one}: {advice}"
+    if model_type in ALIKE:
+        advice = f"load(..., family={ALIKE[model_type]!r}) reads it, and checks that it is built so"
+    return f"{this_one}: {advice}; mapped are {', '.join(known)}"
