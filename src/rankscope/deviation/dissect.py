@@ -85,7 +85,7 @@ class _Recorder:
 
     def halves(self) -> tuple[HalfRecord, ...]:
         """The notes of one block, half by half."""
-        torn = isinstance(self, PerturbedDeviation) and bool(self.signs.torn)  # only a perturbed pass looks for that
+        torn = isinstance(self, PerturbedDeviation) and bool(self.losses.torn)  # only a perturbed pass looks for that
         records = []
         for half, before, out, summed in self.sums:
             kinds = (branch.part for branch in half.branches)
