@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.replay import can_replay, pass_cache
@@ -145,7 +145,14 @@ def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 
 def rounded(step: DeviationStep) -> DeviationStep:
-    """A step in doubled precision with every number rounded to the nearest float64."""
+    """A step in doubled precision with every number rounded to the nearest float64; scores as log P, which they are up
+    to a constant of each row: scores of 1e9 would lose what differs between them."""
+    P = step.attention
+    if P is not None and P.logits is not None and P.p.numel():
+        logs = P.logits.log_softmax(P.visible).masked_fill(~P.visible, 0.0)
+        zero = torch.zeros_like(P.p)
+        logits = Logits(zero, Scaled(logs, torch.zeros_like(P.off_top.log)), Scaled.plain(zero).by_head())
+        step = step._replace(attention=replace(P, logits=logits))
     return converted(step, nearest)
 
 
