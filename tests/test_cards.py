@@ -220,6 +220,7 @@ def test_nothing_fills_the_screen() -> None:
     assert all(f"{w:.4g}" in line for w, line in zip(best.weights, shown_lines, strict=True))
 
 
+@pytest.mark.slow
 def test_a_critical_skip_says_both_weights_and_why() -> None:
     found = critical_skip(NET, *ENCODED, high=1.0, tolerance=0.1)
     first, second = repr(found).splitlines()[1:]

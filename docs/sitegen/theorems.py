@@ -7,6 +7,7 @@ from importlib import import_module
 from rankscope import Architecture, Transformer, certify
 from rankscope.sources import word_tokens
 from rankscope.theory import THEOREMS, Theorem
+from rankscope.theory.coverage import COVERAGE, Refusal, refusing
 from sitegen.docstrings import markdown, of
 from sitegen.formulas import GREEK, tex
 from sitegen.markdown import formulas, table
@@ -29,6 +30,19 @@ def page() -> str:
             shown = [each.name for each in all_theorems if each.evaluate.__module__ == home]
             parts.append(_derivation(home, shown))
     return "\n\n".join(parts)
+
+
+def coverage() -> str:
+    """A row for features that the same theorems refuse: the features, who refuses them, and what those need."""
+    alike: dict[tuple[Refusal, ...], list[str]] = {}
+    for feature, refusals in COVERAGE.items():
+        alike.setdefault(refusals, []).append(f"`{feature}`")
+    rows = []
+    for refusals, features in alike.items():
+        refused = refusing(features[0].strip("`"))
+        names = "all" if refused == set(THEOREMS) else ", ".join(f"`{name}`" for name in THEOREMS if name in refused)
+        rows.append([", ".join(features), names or "none", "; ".join(each.needs for each in refusals)])
+    return table(["feature", "refused by", "which need"], rows)
 
 
 def entry(theorem: Theorem) -> str:

@@ -128,12 +128,14 @@ class ConvergenceError(RankscopeError, ArithmeticError):
 
 
 def one_of(what: str, got: object, known: Iterable[str], close: float = 0.6) -> str:
-    """The sentence for a name outside a fixed set; it suggests the nearest known name that is at least as `close`.
+    """The sentence for a name outside a fixed set, before all of them the nearest that is at least as `close`.
 
     >>> one_of("norm", "leyer", ["layer", "rms"])
-    "norm must be one of layer, rms; got 'leyer' (did you mean 'layer'?)"
+    "got 'leyer', did you mean 'layer'? norm must be one of layer, rms"
+    >>> one_of("norm", "batch", ["layer", "rms"])
+    "norm must be one of layer, rms; got 'batch'"
     """
     names = list(known)
     near = get_close_matches(str(got), names, n=1, cutoff=close)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{what} must be one of {', '.join(names)}; got {got!r}{hint}"
+    expected = f"{what} must be one of {', '.join(names)}"
+    return f"got {got!r}, did you mean {near[0]!r}? {expected}" if near else f"{expected}; got {got!r}"

@@ -1,19 +1,31 @@
 """What the readings of a network are, to as many digits as it takes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpmath as mp
 from torch import Tensor
 
 from rankscope.nets import Transformer
-from tests.deviation.reference import Network, Rows, composite, dot, times
+from tests.attack.remedies import RemediedNetwork
+from tests.deviation.reference import Rows, composite, dot
 
 METRICS = ("residual", "relative_residual", "mu", "relative_mu", "mean_cosine_gap", "affine_rank", "entropy",
            "dobrushin", "head_mu")  # fmt: skip
 """Those that are checked."""
+Key = tuple[int, int | None, str]
+NARROW = 0.05
+"""By how much the weights of a row may miss one in all, to have an entropy."""
 
 
-class Recorded(Network):
+class Truth(NamedTuple):
+    """log10 of a reading, and of the numbers that it is a difference of: what is far below those may be what is
+    left of rounding."""
+
+    log: Any
+    size: Any = 0
+
+
+class Recorded(RemediedNetwork):
     """Keeps the attention matrices of each layer, and what each head adds."""
 
     def __init__(self, net: Transformer) -> None:
@@ -24,30 +36,45 @@ class Recorded(Network):
     def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
         found = super().matrices(index, here, X)
         self.seen.append(found)
-        output = self.tensors[f"layers.{here}.attention.output.weight"]
-        v, group = self.heads(here, "value", X), self.arch.heads // self.arch.key_heads
-        self.added.append([times(times(P, v[h // group]), output[h]) for h, P in enumerate(found)])
         return found
 
+    def contributions(self, said: list[Rows], output: Any, kind: str) -> list[Rows]:
+        parts = super().contributions(said, output, kind)
+        if kind == "attention":
+            self.added.append(parts)
+        return parts
 
-def readings(net: Transformer, X: Tensor) -> dict[tuple[int, int | None, str], Any]:
-    """log10 of every reading of one sample without padding, by (layer, head, metric)."""
+
+def readings(net: Transformer, X: Tensor, padded: int = 0) -> dict[Key, Truth]:
+    """Every reading of the tokens of one sample, by (layer, head, metric); `padded` positions are
+    beside them. What cannot be told from rounding of the definition itself (the sign of a weight) is left out."""
     recorded = Recorded(net)
-    found: dict[tuple[int, int | None, str], Any] = {}
+    recorded.padded = padded
+    found: dict[Key, Truth] = {}
     for layer, state in enumerate(recorded.states(X)):
         for name, value in _of_tokens(state).items():
-            found[layer, None, name] = _log10(value)
+            found[layer, None, name] = Truth(_log10(value), _size(state) if name in ("residual", "mu") else 0)
         if not layer:
             continue
         for head, P in enumerate(recorded.seen[layer - 1]):
-            found[layer, head, "entropy"] = _log10(mp.fsum(-u * mp.log(u) for row in P for u in row if u) / len(P))
-            gaps = [mp.fsum(abs(u - v) for u, v in zip(a, b, strict=True)) / 2 for a in P for b in P]
-            found[layer, head, "dobrushin"] = _log10(max(gaps))
-            found[layer, head, "head_mu"] = _log10(_frobenius(_residual(recorded.added[layer - 1][head])))
+            for name, value in _of_pattern(P).items():
+                log = _log10(value)  # an entropy is a sum of positive numbers, however small
+                found[layer, head, name] = Truth(log, log if name == "entropy" else 0)
+            added = recorded.added[layer - 1][head]
+            mu = _frobenius(_residual(added)) if _finite(added) else mp.nan
+            found[layer, head, "head_mu"] = Truth(_log10(mu), _size(added))
     return found
 
 
+def _size(X: Rows) -> Any:
+    """log10 of the largest entry; 0 where all are zero, or one is no number."""
+    largest = max(abs(u) for row in X for u in row)
+    return mp.log10(largest) if largest and _finite(X) else 0
+
+
 def _of_tokens(X: Rows) -> dict[str, Any]:
+    if not _finite(X):
+        return dict.fromkeys(METRICS[:6], mp.nan)
     R = _residual(X)
     return {
         "residual": composite(R),
@@ -59,7 +86,34 @@ def _of_tokens(X: Rows) -> dict[str, Any]:
     }
 
 
+def _of_pattern(P: Rows) -> dict[str, Any]:
+    if not _finite(P):
+        return {"entropy": mp.nan, "dobrushin": mp.nan}
+    gaps = [mp.fsum(abs(u - v) for u, v in zip(a, b, strict=True)) / 2 for a in P for b in P]
+    lowest = min(u for row in P for u in row)
+    off = max(abs(mp.fsum(row) - 1) for row in P)
+    if -1e-12 < lowest < 0 or abs(off - NARROW) < 1e-9:
+        return {"dobrushin": max(gaps)}
+    averages = lowest >= 0 and off < NARROW
+    return {"entropy": mp.fsum(map(_entropy, P)) / len(P) if averages else mp.nan, "dobrushin": max(gaps)}
+
+
+def _entropy(row: list[Any]) -> Any:
+    """`-sum u log u`; of the largest weight of a row that sums to one as `1 - s`, s the sum of the others,
+    which may be less than its last digit."""
+    first, *others = sorted(row, reverse=True)
+    s = mp.fsum(others)
+    log = mp.log1p(-s) if abs(first + s - 1) < mp.mpf(10) ** (3 - mp.mp.dps) and s < 0.5 else mp.log(first)
+    return mp.fsum([-first * log, *(-u * mp.log(u) for u in others if u)])
+
+
+def _finite(X: Rows) -> bool:
+    return all(mp.isfinite(u) for row in X for u in row)
+
+
 def _residual(X: Rows) -> Rows:
+    if all(row == X[0] for row in X):  # their mean may be rounded
+        return [[mp.mpf(0)] * len(row) for row in X]
     mean = [mp.fsum(column) / len(X) for column in zip(*X, strict=True)]
     return [[u - m for u, m in zip(row, mean, strict=True)] for row in X]
 

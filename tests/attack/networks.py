@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, Experts, Transformer
+from rankscope.remedies.names import REMEDY_FILES
 from tests.builders import awake
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "head_width": 2, "mlp_width": 8, "length": 8,
@@ -29,20 +30,27 @@ class Case(NamedTuple):
     X: Tensor  # [1, token, width]
     padding: Tensor  # [1, token]
 
+    @property
+    def broken(self) -> bool:
+        """True if a NaN or infinity is among the weights or tokens."""
+        return not all(bool(tensor.isfinite().all()) for tensor in (self.X, *self.net.state().values()))
+
 
 Tensors = dict[str, Tensor]
 Harm = Callable[[random.Random, dict[str, Any], Tensors, Tensor], Tensor]
 """Changes a network's tensors in place, and gives the tokens."""
 
 
-def drawn(seed: int, kind: str | None = None) -> Case:
-    """Case number `seed`, of a kind by turns."""
+def drawn(seed: int, kind: str | None = None, feature: str = "none") -> Case:
+    """Case number `seed`, of a kind by turns, with a feature of `FEATURES`."""
     draw = random.Random(seed)
     kind = list(KINDS)[seed % len(KINDS)] if kind is None else kind
     fields, harm = KINDS[kind]
     chosen = {**_any(draw), **fields(draw)}
     if seed >= CAPPED and chosen["kernel"] == "softmax":
         chosen["score_cap"] = random.Random(f"cap {seed}").choice((0.3, 5.0))
+    more, onto = FEATURES[feature](random.Random(f"{feature} {seed}"), chosen)  # the rest is drawn as without
+    chosen |= more
     if chosen.get("parallel"):
         chosen["mlp_skip"] = 1.0
     if chosen["norm"] == "none" or chosen["norm_place"] == "post":
@@ -53,9 +61,11 @@ def drawn(seed: int, kind: str | None = None) -> Case:
     X = torch.randn(tokens, arch.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     X = harm(draw, chosen, tensors, X)
     padding = torch.zeros(1, len(X), dtype=torch.bool)
-    if chosen["mask"] != "edges:0>1" and draw.random() < 0.2 and len(X) > 2:
+    if kind == "bigbird, padded":
+        padding[0, draw.sample(range(len(X)), draw.randrange(1, len(X) - 1))] = True
+    elif chosen["mask"] != "edges:0>1" and draw.random() < 0.2 and len(X) > 2:
         padding[0, draw.randrange(len(X))] = True
-    return Case(kind, seed, Transformer.from_weights(arch, tensors), X[None], padding)
+    return Case(kind, seed, onto(Transformer.from_weights(arch, tensors)), X[None], padding)
 
 
 def _any(draw: random.Random) -> dict[str, Any]:
@@ -173,7 +183,7 @@ def _cancelling(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X
     part = draw.choice(("value.weight", "up.weight", "gate.weight", "query.weight"))
     main = torch.linalg.svd(X - X.mean(0))[2][0]
     for name in tensors:
-        if name.endswith(part):
+        if name.endswith(part) and len(tensors[name]) == len(main):  # what a latent is read off is not of tokens
             W = tensors[name].flatten(1)
             tensors[name] = (W - torch.outer(main, main @ W)).view(tensors[name].shape)
     return draw.choice((X, X + 10 ** draw.uniform(2, 8) * torch.outer(X[:, 0], main)))
@@ -198,6 +208,90 @@ def _far_positions(draw: random.Random, fields: dict[str, Any], tensors: Tensors
     return (X[:1] + 10 ** draw.uniform(-12, 0) * (X - X[:1])) * 10 ** draw.uniform(0, 14)
 
 
+def _zeros(draw: random.Random) -> dict[str, Any]:
+    """Mostly norms without eps and no biases: what is zero stays so until something that is not comes in."""
+    return {
+        "norm_eps": draw.choice((0.0, 0.0, 1e-12)), "norm": draw.choice(("layer", "rms", "scale", "none")),
+        "biases": draw.random() < 0.2, "attention_skip": draw.choice((0.0, 0.0, 1.0)),
+        "positions": draw.choice(("none", "none", "rotary", "alibi", "absolute")),
+    }  # fmt: skip
+
+
+def _sharp_zeros(draw: random.Random) -> dict[str, Any]:
+    return {**_zeros(draw), "divisor": 10 ** draw.uniform(-9, -1), "kernel": draw.choice(("softmax", "gaussian"))}
+
+
+def _no_eps(draw: random.Random) -> dict[str, Any]:
+    return {"norm_eps": 0.0, "norm": draw.choice(("layer", "rms", "scale")), "layers": draw.choice((2, 3, 4))}
+
+
+def _gated(draw: random.Random) -> dict[str, Any]:
+    return {
+        "mlp": "gated", "activation": draw.choice(("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "tanh")),
+        "mlp_skip": draw.choice((0.0, 0.0, 1.0)), "norm_eps": draw.choice((0.0, 1e-12, 1e-5)),
+    }  # fmt: skip
+
+
+def _narrow(draw: random.Random) -> dict[str, Any]:
+    """Heads of one entry, whose queries and keys a norm makes signs."""
+    return {
+        "head_width": 1, "heads": draw.choice((1, 2, 4)), "key_heads": 1, "query_norm": True,
+        "norm_eps": draw.choice((0.0, 0.0, 1e-12, 1e-6)), "positions": draw.choice(("none", "absolute", "bias")),
+        "divisor": draw.choice((1.0, 0.1, 1e-3)),
+    }  # fmt: skip
+
+
+def _bigbird(draw: random.Random) -> dict[str, Any]:
+    window, everywhere, random_ones = draw.choice(((0, 0, 1), (0, 0, 2), (1, 0, 1), (0, 1, 1), (1, 1, 2)))
+    mask = f"bigbird:{window}:{everywhere}:{random_ones}:{draw.randrange(100)}"
+    return {"mask": mask, "attention_skip": draw.choice((0.0, 0.0, 1.0))}
+
+
+def _some_zero(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    """One token zero or several, the others at a size of their own."""
+    X = X * 10 ** draw.uniform(-2, 3)
+    X[draw.sample(range(len(X)), draw.randrange(1, len(X)))] = 0.0
+    return X
+
+
+def _huge_gains(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    """Matrices of the MLP, or of all, a thousand to 1e8 times their usual size."""
+    part = draw.choice((".mlp.", ".mlp.gate", ".mlp.up", "."))
+    for name in tensors:
+        if part in name and name.endswith("weight"):
+            tensors[name] = tensors[name] * 10 ** draw.uniform(3, 8)
+    return X
+
+
+def _underflow(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    """Gates so far out in a tail that float64 has nothing left of them."""
+    shift = -(10 ** draw.uniform(1.3, 5))
+    for name in tensors:
+        if name.endswith("gate.bias"):
+            tensors[name] = tensors[name] * draw.choice((1.0, 1e2)) + shift
+        elif name.endswith(("gate.weight", "up.weight")):
+            tensors[name] = tensors[name] * 10 ** draw.uniform(0, 8)
+    return X
+
+
+def _broken_weight(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    name = draw.choice(sorted(tensors))
+    flat = tensors[name].clone().flatten()
+    flat[draw.randrange(len(flat))] = draw.choice((torch.nan, torch.nan, torch.inf, -torch.inf))
+    tensors[name] = flat.view(tensors[name].shape)
+    return X
+
+
+def _broken_token(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    X[draw.randrange(len(X)), draw.randrange(X.shape[1])] = draw.choice((torch.nan, torch.inf, -torch.inf))
+    return X
+
+
+def _more_tokens(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(draw.randrange(10**6))
+    return torch.randn(draw.choice((4, 5, 6, 7, 8)), X.shape[1], generator=generator, dtype=X.dtype)
+
+
 KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], Harm]] = {
     "ordinary": (_ordinary, _as_drawn),
     "any": (_nothing, _as_drawn),
@@ -217,5 +311,141 @@ KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], Harm]] = {
     "cancelling": (_nothing, _cancelling),
     "projected": (_nothing, _projected),
     "positions": (_absolute, _far_positions),
+    "zero tokens": (_zeros, _some_zero),
+    "zero tokens, sharp": (_sharp_zeros, _some_zero),
+    "no eps": (_no_eps, _as_drawn),
+    "no eps, equal": (_no_eps, _equal),
+    "huge gains": (_gated, _huge_gains),
+    "gates underflow": (lambda draw: {**_gated(draw), "biases": True}, _underflow),
+    "broken weight": (_nothing, _broken_weight),
+    "broken token": (_nothing, _broken_token),
+    "width one": (_narrow, _as_drawn),
+    "bigbird, padded": (_bigbird, _more_tokens),
 }
 """By name: which fields an architecture of the kind has, and what is done to its tensors and tokens."""
+
+
+Onto = Callable[[Transformer], Transformer]
+"""What is put onto a finished network."""
+Feature = Callable[[random.Random, dict[str, Any]], tuple[dict[str, Any], Onto]]
+"""(draw, the fields of the kind) to the fields that are otherwise, and what is put onto the network."""
+
+
+def _without(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    return {}, lambda net: net
+
+
+def _experts(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """Routers from those that hardly choose to those whose other experts underflow."""
+    number, shared = draw.choice((2, 3, 4)), draw.choice((0, 0, 3))
+    experts = Experts(
+        number=number, chosen=draw.randrange(1, number + 1), width=draw.choice((2, 3)),
+        renormalised=draw.random() < 0.7, shared_width=shared, shared_gate=bool(shared) and draw.random() < 0.5,
+    )  # fmt: skip
+    factor = 10 ** draw.uniform(-3, 4)
+    return {"mlp": "experts", "experts": experts}, lambda net: _multiplied(net, "router.weight", factor)
+
+
+def _latents(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """As DeepSeek-V2 has them; a head of one entry has nothing to rotate."""
+    narrow = fields.get("head_width") == 1
+    positions = draw.choice(("none", "rotary", "rotary", "alibi", "absolute"))
+    wide = {"head_width": 4, "rotary_share": 0.5} if draw.random() < 0.5 and not narrow else {}
+    latents = {
+        "query_latent": draw.choice((0, 2, 3)), "key_latent": draw.choice((2, 3)), "value_width": draw.choice((0, 3)),
+        "positions": "none" if narrow else positions, "rotary_pairs": draw.choice(("half", "adjacent")),
+    }  # fmt: skip
+    return latents | wide, lambda net: net
+
+
+def _cross(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """A memory of a few tokens, some of them zero, long, nearly equal or padding."""
+    M = torch.randn(1, draw.choice((1, 2, 3, 5)), SMALL["width"], dtype=torch.float64,
+                    generator=torch.Generator().manual_seed(draw.randrange(10**6)))  # fmt: skip
+    kind, tokens = draw.randrange(6), M.shape[1]
+    if kind == 0:
+        M = M * 10 ** draw.uniform(-9, 4)
+    elif kind == 1:
+        M[0, draw.randrange(tokens)] = 0.0
+    elif kind == 2:
+        M = M[:, :1] + 10 ** draw.uniform(-17, -1) * (M - M[:, :1])
+    elif kind == 3:
+        M[0, draw.randrange(tokens)] *= 10 ** draw.uniform(2, 9)
+    padding = torch.zeros(1, tokens, dtype=torch.bool)
+    if tokens > 1 and draw.random() < 0.3:
+        padding[0, draw.randrange(tokens)] = True
+    positions = "none" if fields["positions"] == "relative" else fields["positions"]
+    changed = {"cross_attention": True, "parallel": False, "query_norm": False, "positions": positions}
+    return changed, lambda net: net.with_memory(M, padding)
+
+
+def _caps(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """Caps under which scores are as they were, and caps that all scores reach."""
+    divisor = {"divisor": 10 ** draw.uniform(-6, 0)} if draw.random() < 0.5 else {}
+    cap = draw.choice((0.01, 0.3, 5.0, 30.0, 50.0))
+    return {"kernel": "softmax", "score_cap": cap, **divisor}, lambda net: net
+
+
+def _head_gates(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """Gates from half open to shut beyond what float64 holds."""
+    factor = 10 ** draw.uniform(-2, 4)
+    return {"head_gate": True}, lambda net: _multiplied(net, "attention.gate.weight", factor)
+
+
+def _multiplied(net: Transformer, end: str, factor: float) -> Transformer:
+    state = {name: tensor * factor if name.endswith(end) else tensor for name, tensor in net.state().items()}
+    return Transformer.from_weights(net.arch, state)
+
+
+NUMBERS: dict[str, Callable[[random.Random], dict[str, int | float]]] = {
+    "shaped": lambda draw: {name: draw.choice((0.0, 0.3, 1.0, 1.0)) for name in ("alpha", "beta", "gamma")},
+    "attnscale": lambda draw: {"w": draw.choice((0.0, 0.5, 5.0, -0.9))},
+    "sinkhorn": lambda draw: {"rounds": draw.choice((1, 2, 5))},
+    "logn": lambda draw: {"gamma": draw.choice((0.3, 1.0, 7.0))},
+    "differential": lambda draw: {"norm": draw.choice((0, 1)), "spread": draw.choice((0.1, 1.0))},
+    "rezero": lambda draw: {"weight": draw.choice((0.0, 0.1, 1.0)), "norms": draw.choice((0, 1))},
+    "skipinit": lambda draw: {"weight": draw.choice((0.0, 0.1, 1.0)), "norms": draw.choice((0, 1))},
+    "lambda": lambda draw: {"weight": draw.choice((2.0, 0.5, -1.0, 1e6))},
+    "neutreno": lambda draw: {"weight": draw.choice((0.4, 0.6, 1.0))},
+    "featscale": lambda draw: {"s": draw.choice((0.0, 0.5, -1.0)), "t": draw.choice((0.0, 0.5, -1.0))},
+    "contranorm": lambda draw: {"s": draw.choice((1e-4, 0.1, 0.2, 2.0))},
+}
+"""The numbers that are drawn of remedies; those of others are as published."""
+
+
+def _remedies(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+    """Any remedy, the numbers that it trains moved off their start, on a network that can have it."""
+    name = draw.choice(sorted(REMEDY_FILES))
+    numbers = NUMBERS.get(name, lambda draw: {})(draw)
+    seed, size = draw.randrange(10**6), draw.choice((0.0, 0.3, 0.3, 2.0))
+    changed: dict[str, Any] = {}
+    if name == "deepnorm":
+        changed = {"norm_place": "post", "norm": "layer" if fields["norm"] == "none" else fields["norm"]}
+    elif name == "lnscale":
+        changed = {"norm_place": draw.choice(("pre", "sandwich"))}
+    elif name in ("rezero", "skipinit", "sqrtl"):
+        changed = {"norm_place": draw.choice(("pre", "post"))}
+    elif name == "sinkhorn":
+        changed = {"kernel": "softmax"}
+
+    def onto(net: Transformer) -> Transformer:
+        net = net.with_remedy(name, **numbers)
+        state, generator = net.state(), torch.Generator().manual_seed(seed)
+        for each, tensor in state.items():
+            if ".parts." in each or (name == "gate" and "attention.gate" in each):
+                state[each] = tensor + size * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        return Transformer.from_weights(net.arch, state)
+
+    return changed, onto
+
+
+FEATURES: dict[str, Feature] = {
+    "none": _without,
+    "remedies": _remedies,
+    "experts": _experts,
+    "latents": _latents,
+    "cross": _cross,
+    "caps": _caps,
+    "gates": _head_gates,
+}
+"""By name: what else a network has, whatever its kind."""

@@ -1,8 +1,12 @@
 """One network under attack: every reading is right to 1e-6 in log10, or marked."""
 
 import math
+import signal
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +14,16 @@ import mpmath as mp
 import torch
 
 from rankscope.profiles import measure
-from tests.attack.exact import METRICS, readings
+from tests.attack.exact import METRICS, Key, Truth, readings
 from tests.attack.networks import Case, drawn
 
 WITHIN = 1e-6
 DIGITS = 4000
 """The most that are taken; a reading that needs more is not judged."""
+PROOF = 1300
+"""The digits to which a reading of exactly zero must be zero."""
+SECONDS = 120
+"""The most that one network may take; one that takes more is noted and left."""
 
 
 @dataclass
@@ -25,78 +33,133 @@ class Verdict:
     kind: str
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
+    """Of readings: right, marked, beyond (not judged), wrong."""
     wrong: list[Any] = field(default_factory=list)
     """(layer, head, metric, ours, exact) of readings that are wrong and not marked."""
     needless: Counter[str] = field(default_factory=Counter)
     """By metric: marked, and right."""
+    refused: str = ""
+    """What was said by a `measure` that raised."""
 
 
-def line_of(seed: int, kind: str | None = None) -> dict[str, Any]:
-    """The verdict on one network, as a line of a file."""
+class OutOfTimeError(BaseException):
+    """Raised by a network that takes too long; not an `Exception`, so that nobody else catches it."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    def ring(*_: Any) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def line_of(
+    seed: int, kind: str | None = None, feature: str = "none", confirm: bool = False, seconds: float = SECONDS
+) -> dict[str, Any]:
+    """The verdict on one network, as a line of a file.
+
+    Args:
+        seed: The number of the network.
+        kind: Its kind; by turns if left out.
+        feature: What else it has.
+        confirm: Whether doubled precision is attacked.
+        seconds: The most that it may take.
+    """
     torch.set_num_threads(1)
-    start = time.perf_counter()
-    found = judged(drawn(seed, kind))
+    start, case = time.perf_counter(), drawn(seed, kind, feature)
+    found, left, failed = Verdict(case.kind, seed), False, ""
+    try:
+        with _time_limit(seconds):
+            found = judged(case, confirm)
+    except OutOfTimeError:
+        left = True
+    except Exception:  # of the reference: one network does not end a run of thousands
+        failed = traceback.format_exc(limit=-3)
     return {
         "kind": found.kind, "seed": seed, "counts": dict(found.counts), "wrong": found.wrong,
         "needless": {name: number for name, number in found.needless.items() if number},
+        "refused": found.refused, "left": left, "failed": failed,
         "seconds": round(time.perf_counter() - start, 2),
     }  # fmt: skip
 
 
-def judged(case: Case) -> Verdict:
+def judged(case: Case, confirm: bool = False) -> Verdict:
     """Ours against thousands of digits: more of them wherever the two do not agree."""
-    rows = measure(case.net, case.X, case.padding, METRICS).table
-    ours = {
-        (layer, head, metric): (log10, marked)
+    found = Verdict(case.kind, case.seed)
+    try:
+        rows = measure(case.net, case.X, case.padding, METRICS, confirm=confirm).table
+    except Exception as error:
+        found.refused = f"{type(error).__name__}: {error}"[:300]
+        return found
+    ours: dict[Key, tuple[float, bool]] = {
+        (layer, head, metric): (math.nan if log10 is None else log10, marked)
         for layer, head, metric, log10, marked in rows.select(
             "layer", "head", "metric", "log10", "below_floor"
         ).iter_rows()
     }
-    X = case.X[0][~case.padding[0]]
-    logs = [-log for log, _ in ours.values() if log is not None and math.isfinite(log)]
-    deepest = max((log for log in logs if log < DIGITS / 2), default=0.0)
-    zeros = any(log == -math.inf and not marked for log, marked in ours.values())
-    largest = max((-log for log in logs if -log < DIGITS / 4), default=0.0)  # scores grow with its square
-    digits = int(min(max(400 * zeros, 60 + 1.5 * deepest + 2.5 * largest), DIGITS))
-    found, before = Verdict(case.kind, case.seed), None
+    exact, before, digits = {}, None, _first_digits(ours)
+    X, padded, broken = case.X[0][~case.padding[0]], int(case.padding.sum()), case.broken
+    settled: list[Key] = []
     while True:
         with mp.workdps(digits):
-            exact = readings(case.net, X)
-        open_ = [key for key, (log, marked) in ours.items() if not marked and not _same(log, exact[key], digits)]
+            exact = readings(case.net, X, padded)
+        differ = [key for key in ours if key in exact and not _same(ours[key][0], exact[key].log, broken)]
+        open_ = [key for key in differ if not ours[key][1]]
         wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
-        settled = before is not None and all(_close(before[key], exact[key]) for key in wrong)
-        deeper = [key for key in open_ if key not in wrong and abs(ours[key][0]) < DIGITS / 2]
-        if ((settled or not wrong) and not deeper) or digits >= DIGITS:
+        settled = [key for key in wrong if before is not None and _close(before[key].log, exact[key].log)]
+        deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < abs(ours[key][0]) < math.inf]
+        if (len(settled) == len(wrong) and not deeper) or digits >= DIGITS:
+            settled += [key for key in deeper if not _unresolved(exact[key]._replace(log=ours[key][0]), digits)]
             break
         before, digits = exact, min(3 * digits, DIGITS)
     for key, (log, marked) in ours.items():
-        right = key not in open_ and _same(log, exact[key], digits)
-        if marked:
+        right = key in exact and key not in differ
+        if marked or (broken and math.isnan(log) and not right):
+            # Of a network with NaN among its numbers a reading may be NaN that does not depend on it.
             found.counts["marked"] += 1
-            found.needless[key[2]] += right
+            found.needless[key[2]] += right or not marked
         elif right:
             found.counts["right"] += 1
-        elif key in wrong and settled:
+        elif key in settled:
             found.counts["wrong"] += 1
-            found.wrong.append((*key, log, float(exact[key])))
+            found.wrong.append((*key, log, float(exact[key].log)))
         else:
             found.counts["beyond"] += 1
     return found
 
 
-def _unresolved(exact: Any, digits: int) -> bool:
+def _first_digits(ours: dict[Key, tuple[float, bool]]) -> int:
+    """As many as what was measured asks for."""
+    logs = [-log for log, _ in ours.values() if math.isfinite(log)]
+    deepest = max((log for log in logs if log < DIGITS / 2), default=0.0)
+    zeros = any(log == -math.inf and not marked for log, marked in ours.values())
+    largest = max((-log for log in logs if -log < DIGITS / 4), default=0.0)  # scores grow with its square
+    return int(min(max(PROOF * zeros, 60 + 1.5 * deepest + 2.5 * largest), DIGITS))
+
+
+def _unresolved(exact: Truth, digits: int) -> bool:
     """Whether a number this small may be what is left of rounding at so many digits."""
-    return bool(exact < -0.6 * digits)
+    return bool(exact.log < exact.size - 0.6 * digits)
 
 
-def _same(log: float | None, exact: Any, digits: int) -> bool:
-    """Within 1e-6, of logs beyond 1000 within 1e-9 of them; or both zero, or neither a number."""
-    if log is None or math.isnan(log):
-        return bool(mp.isnan(exact))
-    if math.isinf(log) or mp.isinf(exact):
-        return float(exact) == log or (log < 0 and _unresolved(exact, digits))
+def _same(log: float, exact: Any, broken: bool) -> bool:
+    """Within 1e-6, of logs beyond 1000 within 1e-9 of them; or both zero, or neither a number (of numbers with
+    an infinity among them, infinity is none either)."""
+    if mp.isnan(exact):
+        return math.isnan(log) or (broken and log == math.inf)
+    if math.isnan(log) or math.isinf(log) or mp.isinf(exact):
+        return float(exact) == log
     return bool(abs(exact - mp.mpf(log)) <= WITHIN * max(1, abs(exact) / 1e3))
 
 
 def _close(a: Any, b: Any) -> bool:
+    if mp.isnan(a) or mp.isnan(b):
+        return bool(mp.isnan(a) and mp.isnan(b))
     return a == b or bool(mp.isfinite(a) and mp.isfinite(b) and abs(a - b) < WITHIN / 100)

@@ -98,6 +98,7 @@ def test_every_control_changes_what_it_should(page: "Page", explorer: Served) ->
     assert page.is_checked("#mlp") and page.is_checked("#norm")
 
 
+@pytest.mark.slow
 def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#model=random")
     said = turned(page, lambda: page.click("text=Pure attention"))
@@ -336,6 +337,7 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explo
     assert page.inner_text("output[for=skip]") == "0.99"
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone_and_the_dark(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     for width, scheme in ((390, "light"), (1366, "dark"), (1366, "light")):

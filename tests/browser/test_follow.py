@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     at = bind_port(0)
-    server = make_server(app(folder, at.getsockname()[1]), Jobs())
+    server = make_server(app([folder], at.getsockname()[1]), Jobs())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

@@ -25,6 +25,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report([run], run / "report.html")
 
 
+@pytest.mark.slow
 def test_it_is_drawn_and_its_table_sorts(browser: "Browser", report: Path) -> None:
     with Watched(browser) as found:
         page = found.page

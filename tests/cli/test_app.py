@@ -160,6 +160,7 @@ def test_tables_fit_their_terminal_and_a_pipe_has_no_colours(
     assert "…" not in out  # nothing is cut off
 
 
+@pytest.mark.slow
 def test_quiet_leaves_out_where_things_lie(runs: WrittenRuns, tmp_path: Path) -> None:
     quiet = rankscope("measure", *SMALL, *COMMANDS["measure"], "-o", "measure", "--quiet", cwd=tmp_path).out
     assert "measure/report.html" in runs.outputs["measure"] and "report.html" not in quiet

@@ -76,3 +76,9 @@ def test_a_folder_of_other_work_is_refused(trained: Path, tmp_path: Path) -> Non
     assert code == 2 and "must hold folders named checkpoint-N" in err
     code, _, err = rankscope("checkpoints", str(tmp_path / "none"), "-o", run)
     assert code == 2 and "there is none at" in err
+
+
+def test_checkpoints_of_which_none_can_be_measured_are_a_failure(tmp_path: Path) -> None:
+    BertConfig(vocab_size=9, **SMALL).save_pretrained(tmp_path / "trained" / "checkpoint-5")
+    code, out, err = rankscope("checkpoints", "trained", *GIVEN, "-o", "run", "--quiet", cwd=tmp_path)
+    assert code == 2 and out == "" and err.count("\n") == 1 and "checkpoint-5" in err and "--tokenizer" in err

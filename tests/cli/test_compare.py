@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from rankscope import Profile, fresh, measure
@@ -33,6 +34,7 @@ def test_depths_and_widths_may_differ_and_the_numbers_are_those_of_measure() -> 
     assert "tokens stay apart in bert-tiny (random weights) (" in answer["verdict"] and below in answer["verdict"]
 
 
+@pytest.mark.slow
 def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Path) -> None:
     with inside(tmp_path):
         rankscope("measure", "bert-tiny", "--variants", "san,transformer", *TWO, "-o", "runs/a")
@@ -97,6 +99,7 @@ def test_a_variant_that_is_named_like_markup_is_shown_as_it_is(tmp_path: Path) -
     assert answer.code == 0 and "[red]<b>[/red]" in answer.out.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_random_weights_are_said_wherever_a_network_is_named() -> None:
     small = ["bert-tiny", "--tokens", "8", "--samples", "1", "--seed", "3"]
     one = ["--variants", "transformer", "--metrics", "mu", "--no-check"]

@@ -110,6 +110,7 @@ def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> No
     assert again["table"] == once["table"]
 
 
+@pytest.mark.slow
 def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
     (corpus / "bad.txt").write_bytes("\n".join(LINES[:20]).encode() + b"\n\xff\n")
     done = rankscope(*SHORT, "--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)

@@ -11,9 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import polars as pl
 import pytest
 
+from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.runs.tables import JOURNAL
+from rankscope.runs.training import TRAINING
 from tests.cli.running import COMMAND, answered, printed, rankscope
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
 
@@ -47,6 +50,63 @@ def test_machines_are_given_all_of_it(tmp_path: Path) -> None:
     assert found["layers"]["relative_residual"][2]["values"] == [falling(k, 2) for k in range(0, 60, 10)]
     assert found["scalars"]["loss"][-1] == {"step": 50, "value": 3.5}
     assert [each["sentence"] for each in found["alarms"]] == [SENTENCE]
+
+
+def noisy(folder: Path) -> Path:
+    """A run whose layer 2 lies below its floor at the last of two steps."""
+    run_writer = opened(folder, ("relative_mu",))
+    for step, value in ((0, 0.5), (10, 6e-8)):
+        rows = [row(step, layer, "relative_mu", x, floor=9.5e-7) for layer, x in ((1, 0.5), (2, value))]
+        run_writer.write(Measurement(step, pl.DataFrame(rows, schema=TRAINING)))
+    run_writer.close()
+    return folder
+
+
+def test_what_lies_below_its_floor_is_marked(tmp_path: Path) -> None:
+    said = printed("follow", str(noisy(tmp_path)))
+    assert re.search(r"\n +1 +0\.5 +0\.5 +█", said) and re.search(r"\n +2 +0\.5 +6e-08 ○ ", said)
+    lines = answered("follow", str(tmp_path))["layers"]["relative_mu"]
+    assert [line["below_floor"] for line in lines] == [[False, False], [False, True]]
+    printed("report", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    compared = printed("compare", str(tmp_path), str(noisy(tmp_path / "other")))
+    assert re.search(r"layer 2 +6e-08 ○ +6e-08 ○ +– ", compared)
+
+
+def test_several_runs_are_shown_one_below_another(tmp_path: Path) -> None:
+    a, b = str(written(tmp_path / "a")), str(written(tmp_path / "b", [0, 10]))
+    said = printed("follow", a, b)
+    assert said == f"{printed('follow', a)}\n{printed('follow', b)}"
+    assert [found["step"] for found in answered("follow", a, b)] == [50, 10]
+
+
+def test_of_many_alarms_the_first_is_among_those_shown(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(20):
+        run_writer.write(measurement(step, alarms=[Alarm(step, step, "rule", None, None, "warn", f"Alarm <{step}>.")]))
+    run_writer.close()
+    assert re.findall(r"<(\d+)>", printed("follow", str(tmp_path))) == ["0", "15", "16", "17", "18", "19"]
+
+
+CODES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e[red]a[/red]"
+"""Clears a terminal, renames it, colours it, turns its text round; and what rich would take for a colour."""
+
+
+def test_codes_for_a_terminal_stay_in_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / f"run{CODES.replace('/', '')}"
+    run_writer = opened(folder, (f"relative_residual{CODES}",), name=f"GPT{CODES}")
+    for step in (0, 10):
+        alarm = Alarm(step, step, CODES, None, None, "warn", f"It fell. {CODES}")
+        more = [row(step, 1, f"relative_residual{CODES}", 0.5), row(step, None, f"lo{CODES}ss", 0.5)]
+        run_writer.write(measurement(step, alarms=[alarm], more=more))
+    run_writer.close()
+    for line in (["follow"], ["follow", "--json"], ["compare", str(written(tmp_path / "whole"))], ["report", "--json"],
+                 ["report"], ["measure"], ["bounds"], ["follow", "--metric", CODES]):  # fmt: skip
+        _, out, err = rankscope(line[0], str(folder), *line[1:], cwd=tmp_path)
+        assert out + err and not CONTROL.search(out) and not CONTROL.search(err), line
+    assert "[red]a[/red]" in rankscope("follow", str(folder)).out
+
+
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def test_it_reads_while_the_training_writes(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_stream_that_is_closed_is_no_traceback(closed: str, line: str, code: i
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="locales have other names")
 def test_a_terminal_without_unicode_has_question_marks() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

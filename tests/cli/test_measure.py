@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig
 
 from rankscope import fresh
 from rankscope.cli.inputs import MeasureTask
@@ -47,6 +48,13 @@ def test_measure_takes_an_architecture_from_a_file(tmp_path: Path) -> None:
     assert answer["manifest"]["networks"][0]["architecture"]["norm"] == "rms"
 
 
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    BertConfig().save_pretrained(tmp_path / "model")  # there are no weights: whoever reads them first says so
+    for command in ("measure", "paths", "bounds"):
+        code, out, err = rankscope(command, "model", cwd=tmp_path)
+        assert code == 2 and out == "" and err.count("\n") == 1 and "tokenizer" in err and "load(" not in err
+
+
 def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
     line = ["measure", *SMALL, "--variants", "san", "--metrics", "mu", "-o", "out[a]" + "x" * 90]
     done = rankscope(*line, cwd=tmp_path)
@@ -55,6 +63,7 @@ def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / path).is_file()
 
 
+@pytest.mark.slow
 def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
     line = ["measure", *SMALL, "--arithmetic", "all", "--metrics", "relative_residual"]
     out = printed(*line, "--variants", "san,san+norm+mlp+mlp_skip")

@@ -4,6 +4,7 @@ It knows nothing of deviations: it computes every token to full precision and su
 """
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,13 @@ def times(X: Rows, W: Rows, b: list[Any] | None = None) -> Rows:
     return [[dot(row, list(column)) + (b[j] if b else 0) for j, column in enumerate(columns)] for row in X]
 
 
+def mixed(P: Rows, V: Rows) -> Rows:
+    """P V; a weight of zero counts for nothing, whatever its value is."""
+    return [
+        [mp.fsum(p * v for p, v in zip(row, column, strict=True) if p) for column in zip(*V, strict=True)] for row in P
+    ]
+
+
 def phi(z: Any) -> Any:
     return mp.erfc(-z / mp.sqrt(2)) / 2
 
@@ -54,12 +62,38 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class Network:
-    """The network of an `Architecture` and its tensors, one sample at a time."""
+    """The network of an `Architecture` and its tensors, one sample at a time.
+
+    Where remedies act (`before`, `read`, `adds`, `sums`, `outputs`) nothing happens until a subclass says so."""
+
+    padded = 0
+    """Padded positions beside the tokens: a mask is one of all positions (bigbird's depends on their number)."""
 
     def __init__(self, net: Transformer) -> None:
         self.arch: Architecture = net.arch
         self.tensors = {name: exact(tensor) for name, tensor in net.state().items()}
-        self.memory: Any = None if net.memory is None else exact(net.memory.tokens[0])
+        self.memory: Any = None if net.memory is None else exact(net.memory.tokens[0][net.memory.valid[0]])
+        self._tables: dict[tuple[int, int], Any] = {}
+
+    def before(self, index: int, X: Rows) -> Rows:
+        """What a branch's norm gets."""
+        return X
+
+    def read(self, index: int, X: Rows) -> Rows:
+        """What a branch reads, after its norm."""
+        return X
+
+    def adds(self, index: int, kind: str, Y: Rows) -> Rows:
+        """What a branch adds, before the second norm of a sandwich."""
+        return Y
+
+    def sums(self, index: int, X: Rows) -> Rows:
+        """The sum of attention and its skip, before the norm of a post-norm network."""
+        return X
+
+    def outputs(self, here: int, X: Rows, said: list[Rows]) -> list[Rows]:
+        """[head][token][value_width]: the outputs of heads of attention, before the output projection."""
+        return said
 
     def states(self, X: Tensor) -> list[Rows]:
         """Every state of one sample [token, width]."""
@@ -74,7 +108,8 @@ class Network:
 
     def layer(self, index: int, X: Rows) -> Rows:
         arch = self.arch
-        pre, post, sandwich = (arch.norm_place == place for place in ("pre", "post", "sandwich"))
+        post, sandwich = arch.norm_place == "post", arch.norm_place in ("sandwich", "output")
+        pre = arch.norm_place in ("pre", "sandwich")
         here = 0 if arch.shared else index
 
         def norm(name: str, Y: Rows) -> Rows:
@@ -82,25 +117,27 @@ class Network:
 
         def branch(kind: str, Y: Rows) -> Rows:
             bare = kind == "attention" and index in arch.bare_layers
-            inside = norm(f"{kind}_norm", Y) if (pre or sandwich) and not bare else Y
+            inside = self.before(index, Y)
+            inside = self.read(index, norm(f"{kind}_norm", inside) if pre and not bare else inside)
             if kind == "cross":
                 out = self.spoken(here, inside, self.memory, self.crossing(here, inside), kind)
             else:
                 out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
+            out = self.adds(index, kind, out)
             return norm(f"{kind}_after", out) if sandwich else out
 
         def joined(weight: float, Y: Rows, *parts: Rows) -> Rows:
-            return [
-                [mp.mpf(weight) * y + mp.fsum(part[i][j] for part in parts) for j, y in enumerate(row)]
-                for i, row in enumerate(Y)
-            ]
+            total = [[mp.fsum(entries) for entries in zip(*rows, strict=True)] for rows in zip(*parts, strict=True)]
+            if not weight:  # X is not there: no NaN of it comes in
+                return total
+            return [[mp.mpf(weight) * y + t for y, t in zip(*rows, strict=True)] for rows in zip(Y, total, strict=True)]
 
         first = branch("attention", X)
         if arch.parallel:
             parts = [first] if arch.mlp == "none" else [first, branch("mlp", X)]
-            X = joined(arch.attention_skip, X, *parts)
+            X = self.sums(index, joined(arch.attention_skip, X, *parts))
             return norm("attention_norm", X) if post else X
-        X = joined(arch.attention_skip, X, first)
+        X = self.sums(index, joined(arch.attention_skip, X, first))
         X = norm("attention_norm", X) if post else X
         if arch.cross_attention:
             X = joined(arch.attention_skip, X, branch("cross", X))
@@ -118,9 +155,10 @@ class Network:
         out = []
         for row in X:
             mean = mp.fsum(row) / len(row) if arch.norm == "layer" else 0
-            centred = [u - mean for u in row]
+            alike = arch.norm == "layer" and all(u == row[0] for u in row)  # the mean may be rounded
+            centred = [mp.mpf(0) if alike else u - mean for u in row]
             square = dot(centred, centred) / (1 if arch.norm == "scale" else len(row))
-            scale = 1 / mp.sqrt(square + mp.mpf(arch.norm_eps))
+            scale = 1 / mp.sqrt(square + mp.mpf(arch.norm_eps) or 1)  # a token of length zero stays zero
             out.append([u * scale * (gain[j] if gain else 1) + (bias[j] if bias else 0) for j, u in enumerate(centred)])
         return out
 
@@ -153,9 +191,19 @@ class Network:
             gate, up = (through(f"{part}{each}", x, inward) for each in ("gate", "up"))
             return through(f"{part}down", [act(g) * u for g, u in zip(gate, up, strict=True)], outward)
 
-        scores = [mp.exp(each) for each in through("router", x)]
-        best = sorted(range(len(scores)), key=lambda e: -scores[e])[: experts.chosen]
+        logits = through("router", x)
+        scores = [sigmoid(each) if experts.sigmoid else mp.exp(each) for each in logits]
+        if any(mp.isnan(each) for each in scores):  # nobody knows which are the largest
+            return [mp.nan] * len(x)
+        own = self.tensors.get(f"{name}.correction") or [0] * len(scores)
+        by = [a + b for a, b in zip(scores, own, strict=True)]
+        size = len(by) // experts.groups
+        groups = [range(g * size, (g + 1) * size) for g in range(experts.groups)]
+        groups.sort(key=lambda group: -mp.fsum(sorted((by[e] for e in group), reverse=True)[: experts.group_best]))
+        open_ = [e for group in groups[: experts.groups_chosen] for e in group]
+        best = sorted(open_, key=lambda e: -by[e])[: experts.chosen]
         total = mp.fsum(scores[e] for e in best) if experts.renormalised else mp.fsum(scores)
+        total = 1 if experts.sigmoid and not experts.renormalised else total
         parts = []
         for e in best:
             out = gated("", lambda W, e=e: [row[e] for row in W], lambda W, e=e: W[e])
@@ -197,18 +245,27 @@ class Network:
             self.tensors[f"{name}.weight"],
             self.tensors.get(f"{name}.bias"),
         )
-        said = [times(P, v[h // group]) for h, P in enumerate(found)]
+        said = [mixed(P, v[h // group]) for h, P in enumerate(found)]
         if self.arch.head_gate and kind == "attention":
             gates = self.heads(here, "gate", X)
             said = [
                 [[u * sigmoid(g) for u, g in zip(*rows, strict=True)] for rows in zip(*pair, strict=True)]
                 for pair in zip(said, gates, strict=True)
             ]
-        parts = [times(each, output[h]) for h, each in enumerate(said)]
+        parts = self.contributions(said if kind == "cross" else self.outputs(here, X, said), output, kind)
         return [
             [mp.fsum(part[i][j] for part in parts) + (bias[j] if bias else 0) for j in range(self.arch.width)]
             for i in range(len(X))
         ]
+
+    def contributions(self, said: list[Rows], output: Any, kind: str) -> list[Rows]:
+        """[head][token][width]: what each head adds."""
+        return [times(each, output[h]) for h, each in enumerate(said)]
+
+    def sees(self, index: int, n: int) -> list[list[bool]]:
+        """Whether token i sees token j, among n tokens and the padding behind them."""
+        seen = mask_matrix(self.arch.mask_of(index), n + self.padded)[:n, :n]
+        return [[bool(entry) for entry in row] for row in seen]
 
     def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
         """[head][token][token]: attention."""
@@ -216,16 +273,14 @@ class Network:
         q, k = (self.heads(here, part, X) for part in ("query", "key"))
         if arch.query_norm:
             q, k = self.scaled(f"{name}.query_norm", q), self.scaled(f"{name}.key_norm", k)
-        mask = mask_matrix(arch.mask_of(index), n).tolist()
+        mask = self.sees(index, n)
 
         def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
             seen = [j for j in range(n) if mask[i][j]]
-            scores = {j: self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j])) for j in seen}
-            top = max(scores.values())
-            weights = {j: mp.exp(score - top) for j, score in scores.items()}
-            total = mp.fsum(weights.values())
-            return [weights.get(j, 0) / total for j in range(n)]
+            scores = [self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen]
+            weights = dict(zip(seen, self.softmax(scores, n), strict=True))
+            return [weights.get(j, mp.mpf(0)) for j in range(n)]
 
         return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
 
@@ -235,9 +290,7 @@ class Network:
         q, k = self.heads(here, "query", X, "cross"), self.heads(here, "key", self.memory, "cross")
 
         def row(h: int, asked: list[Any]) -> list[Any]:
-            scores = [self.capped(self.content(asked, key)) for key in k[h // group]]
-            weights = [mp.exp(score - max(scores)) for score in scores]
-            return [weight / mp.fsum(weights) for weight in weights]
+            return self.softmax([self.content(asked, key) for key in k[h // group]], len(self.memory))
 
         return [[row(h, asked) for asked in q[h]] for h in range(self.arch.heads)]
 
@@ -251,6 +304,17 @@ class Network:
             return -dot(gap, gap) / (2 * divisor)
         return dot(q, k) / divisor
 
+    def softmax(self, scores: list[Any], n: int) -> list[Any]:
+        """Weights of scores, capped first, then times `log_gain ln n` where there is such a gain."""
+        scores = [self.capped(score) for score in scores]
+        if self.arch.log_gain:
+            gain = mp.mpf(self.arch.log_gain * math.log(n))
+            scores = [score * gain for score in scores]
+        top = max(scores)
+        weights = [mp.exp(score - top) for score in scores]
+        total = mp.fsum(weights)
+        return [weight / total for weight in weights]
+
     def capped(self, score: Any) -> Any:
         cap = mp.mpf(self.arch.score_cap)
         return cap * mp.tanh(score / cap) if cap else score
@@ -258,8 +322,18 @@ class Network:
     def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
         """Every query or key divided by its root mean square, times a gain."""
         gain, eps = self.tensors[f"{name}.gain"], mp.mpf(self.arch.norm_eps)
+        if self.arch.query_norm_across:  # of all heads of a token, side by side
+            width, whole = len(parts[0][0]), [[u for part in parts for u in part[i]] for i in range(len(parts[0]))]
+            roots = [mp.sqrt(dot(row, row) / len(row) + eps) for row in whole]
+            return [
+                [[u * gain[h * width + j] / roots[i] for j, u in enumerate(row)] for i, row in enumerate(part)]
+                for h, part in enumerate(parts)
+            ]
         return [
-            [[u * g / mp.sqrt(dot(row, row) / len(row) + eps) for u, g in zip(row, gain, strict=True)] for row in part]
+            [
+                [u * g / mp.sqrt(dot(row, row) / len(row) + eps or 1) for u, g in zip(row, gain, strict=True)]
+                for row in part
+            ]
             for part in parts
         ]
 
@@ -300,13 +374,15 @@ class Network:
 
         from rankscope.nets.positions import rotary_tables
 
-        tables = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))
-        cos, sin = tables[index % len(tables)]
+        if (index, position) not in self._tables:
+            tables = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))
+            self._tables[index, position] = [exact(table[position]) for table in tables[index % len(tables)]]
+        cos, sin = self._tables[index, position]
         half = self.arch.rotary_width // 2
         out = list(u)
         for f in range(half):
             a, b = (f, f + half) if self.arch.rotary_pairs == "half" else (2 * f, 2 * f + 1)
-            c, s = exact(cos[position, f]), exact(sin[position, f])
+            c, s = cos[f], sin[f]
             out[a], out[b] = u[a] * c - u[b] * s, u[b] * c + u[a] * s
         return out
 

@@ -89,7 +89,7 @@ def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, 
 @pytest.mark.parametrize(
     ("variant", "activation"),
     [
-        ("san+skip", "relu"),
+        pytest.param("san+skip", "relu", marks=pytest.mark.slow),
         *(pytest.param(name, "gelu", marks=pytest.mark.slow) for name in ("transformer", "san", "san+mlp")),
         *(pytest.param(name, "relu", marks=pytest.mark.slow) for name in ("transformer", "san+norm+skip")),
     ],

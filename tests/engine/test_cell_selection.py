@@ -25,6 +25,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return rankscope.sweep(spec, tmp_path_factory.mktemp("runs") / "study", workers=1)
 
 
+@pytest.mark.slow
 def test_reading_a_run_gives_one_frame_with_a_column_for_each_factor(study: Sweep) -> None:
     frame = rankscope.read(study.run).table()
     assert frame.equals(study.table) and {"cell", "model", "depth", "skip", "value"} <= set(frame.columns)

@@ -28,6 +28,7 @@ from tests.engine.swept import CELLS, SPEC, same, swept
 from tests.raising import raises
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
     texts = excerpts_for({"samples": 2, "tokens": 8})
     net = fresh("bert-tiny", seed=1).variant(layers=2, skip=0.5)
@@ -90,6 +91,7 @@ def test_a_killed_sweep_resumes_to_the_same_bits(kills: int, workers: int, alone
     same(alone.run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_what_changed_and_what_was_lacking_is_measured_again(tmp_path: Path) -> None:
     text, arch, model = tmp_path / "text.txt", tmp_path / "mine.json", tmp_path / "model"
     cells = [{"model": str(arch), "text": str(text)}, {"model": str(model)}]

@@ -6,12 +6,13 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import app
+from rankscope.live.monitor.measurement import Alarm
 from rankscope.runs.figures import STEPS
-from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, written
+from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, written
 
 
 def asked(folder: Path, **query: str) -> Any:
-    client = TestClient(app(folder, 80), base_url="http://127.0.0.1")
+    client = TestClient(app([folder], 80), base_url="http://127.0.0.1")
     answer = client.get("/api/training", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -42,6 +43,27 @@ def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
     assert "gradients" not in figures and "paths" not in figures
 
 
+def test_several_runs_are_on_one_page(tmp_path: Path) -> None:
+    folders = [written(tmp_path / "a"), written(tmp_path / "b", [0, 10])]
+    client = TestClient(app(folders, 80), base_url="http://127.0.0.1")
+    answers = [client.get("/api/training", params={"run": str(k)}).json() for k in (0, 1, 0, 9)]
+    assert [answer["step"] for answer in answers] == [50, 10, 50, 10]
+    assert answers[0]["runs"] == list(map(str, folders)) and answers[0]["mark"] != answers[1]["mark"]
+    again = client.get("/api/training", params={"run": "1", "mark": answers[1]["mark"]}).json()
+    assert again == {"mark": answers[1]["mark"]}
+
+
+def test_the_first_alarm_leads_the_list_and_noise_is_told(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(4):
+        alarm = Alarm(step, step, "rule", None, None, "warn", f"Alarm {step}.")
+        more = [row(step, 9, "relative_residual", 6e-8, floor=9.5e-7)] if step == 3 else []
+        run_writer.write(measurement(step, alarms=[alarm], more=more))
+        assert asked(tmp_path)["noise"] == (step == 3)
+    run_writer.close()
+    assert [alarm["sentence"] for alarm in asked(tmp_path)["alarms"]] == [f"Alarm {step}." for step in (0, 3, 2, 1)]
+
+
 def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     for step in (0, 10):
@@ -65,13 +87,13 @@ def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> 
 
 
 def test_it_answers_its_own_page_alone(tmp_path: Path) -> None:
-    client = TestClient(app(written(tmp_path), 80), base_url="http://evil.example")
+    client = TestClient(app([written(tmp_path)], 80), base_url="http://evil.example")
     refused = client.get("/api/training")
     assert refused.status_code == 421 and "default-src 'none'" in refused.headers["content-security-policy"]
-    assert TestClient(app(tmp_path, 80), base_url="http://localhost").get("/static/../x").status_code == 404
+    assert TestClient(app([tmp_path], 80), base_url="http://localhost").get("/static/../x").status_code == 404
 
 
 def test_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
-    client = TestClient(app(tmp_path / "none", 80), base_url="http://127.0.0.1")
+    client = TestClient(app([tmp_path / "none"], 80), base_url="http://127.0.0.1")
     answer = client.get("/api/training")
     assert answer.status_code == 422 and "there is none at" in answer.json()["error"]

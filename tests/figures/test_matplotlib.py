@@ -85,6 +85,7 @@ def test_many_numbered_lines_have_a_colour_bar_in_place_of_a_legend() -> None:
     assert [each.get_text() for each in bar.get_yticklabels()] == ["0", "200", "400", "600", "800", "1000"]
 
 
+@pytest.mark.slow
 def test_many_other_lines_have_a_legend_beside_the_axes() -> None:
     figure = many([f"variant {name}" for name in "abcdefghijklmnopqrstuvwxyzäöü"]).plot()
     (axes,) = figure.axes

@@ -49,7 +49,7 @@ def same(a: Training, b: Training, within: float = 0.0) -> None:
     "more",
     [
         {"initialisation": Initialisation(dropout=0.2)},
-        {"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="one")},
+        pytest.param({"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="one")}, marks=pytest.mark.slow),
         {"task": Memorization(12, 48)},
     ],
     ids=["dropout", "seeds, sigma", "padding"],

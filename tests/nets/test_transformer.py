@@ -154,7 +154,9 @@ def test_a_seed_means_the_same_in_every_dtype() -> None:
     for name, tensor in double.state().items():
         assert torch.equal(tensor.float(), single.state()[name])
     assert Transformer.random(arch, 8).fingerprint != double.fingerprint
-    assert double.to(torch.float64) is double
+    assert double.to(torch.float64) is double is double.to("cpu") is double.to(torch.device("cpu"))
+    for single in (double.to("cpu", torch.float32), double.to(torch.float32, "cpu"), double.to(device=torch.float32)):
+        assert single.dtype == torch.float32 and single.device == torch.device("cpu")
 
 
 def test_networks_can_be_differentiated() -> None:

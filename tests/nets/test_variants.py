@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.norms import Norm
 from tests.nets.conftest import BASE
 from tests.raising import raises
 
@@ -13,6 +14,31 @@ from tests.raising import raises
 def test_a_variant_of_nothing_is_the_same_network(net: Transformer, X: Tensor) -> None:
     assert net.variant().arch == net.arch
     assert torch.equal(net.variant().run(X).output, net.run(X).output)
+
+
+@pytest.mark.parametrize("part", ["mlp", "norm"])
+def test_none_takes_a_part_out_as_false_does(net: Transformer, X: Tensor, part: str) -> None:
+    without = net.variant(**{part: "none"})
+    assert getattr(without.arch, part) == "none" and without.arch == net.variant(**{part: False}).arch
+    assert net.variant("transformer", **{part: "none"}).arch == without.arch
+    assert not torch.equal(without.run(X).output, net.run(X).output)
+
+
+@pytest.mark.parametrize(("part", "own", "other"), [("mlp", "plain", "gated"), ("norm", "layer", "rms")])
+def test_a_variant_has_weights_for_its_own_parts_alone(net: Transformer, part: str, own: str, other: str) -> None:
+    assert net.variant(**{part: own}).arch == net.arch
+    for choice in (other, None, "Layer", 2):
+        with raises(ArchitectureError, subject=part):
+            net.variant(**{part: choice})
+    with raises(ArchitectureError, subject=part):
+        net.variant("san", **{part: own})  # a name that takes the part out, and a choice that wants it
+
+
+def test_a_norm_of_ones_own_is_its_own_choice() -> None:
+    mine = Norm("largest", length=lambda x, eps: x.abs().amax(-1, keepdim=True) + eps)
+    net = Transformer.random(Architecture(**BASE, norm=mine))
+    assert net.variant(norm=mine).arch == net.variant(norm="largest").arch == net.arch
+    assert net.variant(norm="none").arch.norm == "none"
 
 
 def test_pure_attention_is_a_product_of_attention_matrices(net: Transformer, X: Tensor) -> None:

@@ -124,7 +124,7 @@ def outcome(answer: Any) -> Any:
     return answer.output if hasattr(answer, "output") else answer.table.drop("hypotheses", strict=False).rows()
 
 
-@pytest.mark.parametrize("ask", [measure, certify, decompose])
+@pytest.mark.parametrize("ask", [measure, pytest.param(certify, marks=pytest.mark.slow), decompose])
 def test_texts_and_what_encode_gave_are_as_good_as_tokens(ask: Callable[..., Any]) -> None:
     tokens = outcome(ask(SMALL, *SMALL.encode(TEXTS)))
     same = torch.equal if isinstance(tokens, torch.Tensor) else lambda a, b: str(a) == str(b)

@@ -1,4 +1,4 @@
-"""The independent transformer of `reference.py` with places for remedies, and what is compared with it."""
+"""Small networks with a remedy, and how they are compared with the independent transformer of `reference.py`."""
 
 import math
 from typing import Any
@@ -16,35 +16,6 @@ from tests.deviation.reference import Network, Rows, log10_residual
 
 PADDING = torch.tensor([[False] * 5, [True, False, False, False, True]])
 SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "mlp_width": 6, "norm_eps": 1e-6}
-
-
-class Remedied(Network):
-    """A layer, one half after the other; what each place does is nothing until a subclass says so."""
-
-    def before(self, index: int, X: Rows) -> Rows:
-        return X
-
-    def read(self, index: int, X: Rows) -> Rows:
-        return X
-
-    def adds(self, index: int, kind: str, Y: Rows) -> Rows:
-        return Y
-
-    def sums(self, index: int, X: Rows) -> Rows:
-        return X
-
-    def layer(self, index: int, X: Rows) -> Rows:
-        arch = self.arch
-        halves = [("attention", arch.attention_skip), ("mlp", arch.mlp_skip)]
-        for kind, weight in halves[: 1 if arch.mlp == "none" else 2]:
-            name, inside = f"layers.{index}.{kind}_norm", self.before(index, X)
-            inside = self.norm(name, inside) if arch.norm_place == "pre" else inside
-            inside = self.read(index, inside)
-            out = self.attention(index, index, inside) if kind == "attention" else self.mlp(index, inside)
-            X = plus(times(weight, X), self.adds(index, kind, out))
-            X = self.sums(index, X) if kind == "attention" else X
-            X = self.norm(name, X) if arch.norm_place == "post" else X
-        return X
 
 
 def times(number: Any, X: Rows) -> Rows:

@@ -10,14 +10,14 @@ from rankscope import decompose
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
-from tests.deviation.reference import Rows
+from tests.deviation.reference import Network, Rows
 from tests.raising import raises
-from tests.remedies.small_networks import Remedied, check, check_digits, check_paths, small, stirred, times
+from tests.remedies.small_networks import check, check_digits, check_paths, small, stirred, times
 
 PURE: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
 
 
-class Weighted(Remedied):
+class Weighted(Network):
     """Branches times the numbers that their layer holds, or a power of the depth; what they read, one of the
     layer."""
 
@@ -77,7 +77,7 @@ def test_a_deeper_variant_has_branches_of_its_own_depth() -> None:
 @pytest.mark.parametrize("spec", ["lambda:weight=0.4", "deepnorm"])
 def test_skips_go_on_pure_attention(spec: str) -> None:
     net = small(norm_place="post", mlp="none").with_remedy(spec)
-    check_digits(net, Remedied(net), normal(1, 4, 4, seed=1))
+    check_digits(net, Network(net), normal(1, 4, 4, seed=1))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from rankscope.deviation import propagate, rounded
 from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.streaming import streams
 from tests.builders import normal, thinned
-from tests.deviation.reference import Rows, dot
-from tests.remedies.small_networks import PADDING, Remedied, check, check_digits, check_paths, small, stirred
+from tests.deviation.reference import Network, Rows, dot
+from tests.remedies.small_networks import PADDING, check, check_digits, check_paths, small, stirred
 
 MASKS = ["complete", "causal", "window:1"]
 
 
-class Scaled(Remedied):
+class Scaled(Network):
     """Loops over tokens and channels."""
 
     def adds(self, index: int, kind: str, Y: Rows) -> Rows:
@@ -32,7 +32,7 @@ class Scaled(Remedied):
         return out
 
 
-class Contrasted(Remedied):
+class Contrasted(Network):
     """Token by token, every weight from the definition."""
 
     def contrast(self, index: int, X: Rows) -> Rows:

@@ -7,8 +7,9 @@ import torch
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Transformer
 from tests.builders import normal
+from tests.deviation.reference import Network
 from tests.raising import raises
-from tests.remedies.small_networks import Remedied, check, small
+from tests.remedies.small_networks import check, small
 
 
 def test_deepnorm_is_its_skip_weight() -> None:
@@ -22,7 +23,7 @@ def test_deepnorm_is_its_skip_weight() -> None:
         assert torch.allclose(tensor, expected, rtol=1e-15, atol=0)
     skipping = Transformer.from_weights(plain.arch, net.state()).variant(skip=6**0.25)
     assert torch.equal(net.run(X).output, skipping.run(X).output)
-    check(net, Remedied(net))
+    check(net, Network(net))
     assert net.with_remedy("lambda", weight=0.7).arch.attention_skip == 0.7
 
 

@@ -157,20 +157,12 @@ def test_sinkhorn_attention_collapses_doubly_exponentially_and_no_slower_than_so
         assert last[0] < -100 and max(last[1:]) < 0.9 * last[0]
 
 
-class TemperedNetwork(Network):
-    """Scores times gamma ln n."""
-
-    def capped(self, score: Any) -> Any:
-        """A score as the softmax gets it."""
-        return super().capped(score) * mp.mpf(self.arch.log_gain) * mp.log(5)
-
-
 @pytest.mark.parametrize(
     ("fields", "mask"),
     thinned([{}, {"positions": "alibi", "score_cap": 2.0}, {"kernel": "gaussian"}], ["complete", "causal"]),
 )
 def test_tempered_pure_attention(mask: str, fields: dict[str, Any]) -> None:
-    lowest = compare(Architecture(**PURE | fields, log_gain=0.7, mask=mask), TemperedNetwork, size=0.3)
+    lowest = compare(Architecture(**PURE | fields, log_gain=0.7, mask=mask), Network, size=0.3)
     assert lowest < -20 or mask != "complete" or "positions" in fields
 
 

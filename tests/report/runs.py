@@ -57,7 +57,7 @@ def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path
     tables |= {"lengths": d.by_length().table, "heads": d.by_head()}
     found = certify(nets["san"], X)
     (network,) = found.manifest.networks
-    manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san"),))
+    manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san", fingerprint=None),))
     tables["certificates_san"] = Certificates(found.table, manifest)
     with Store(folder) as store:
         store.write("measure", profile.manifest, {"profile": profile, **tables})

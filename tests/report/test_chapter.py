@@ -31,6 +31,7 @@ def table_titles(chapters: list[Chapter]) -> list[list[str]]:
     return [[table.title for section in each.sections for table in section.tables] for each in chapters]
 
 
+@pytest.mark.slow
 def test_a_page_within_its_budget_is_whole(folders: list[Path]) -> None:
     chapters = chapters_of(folders)
     whole = weight(chapters)

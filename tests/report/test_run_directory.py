@@ -32,6 +32,7 @@ def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
     assert "run1-figure-arithmetics-1" in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_name_may_be_anything(tmp_path: Path) -> None:
     """No file outside of the folder, no figure that its script cannot find."""
     odd = "a\rb\0c turned \u202e about" + "n" * 10_000

@@ -4,11 +4,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from rankscope.figures.description import Heatmap, Line, Points
+from rankscope.figures.page import page_figure
+from rankscope.figures.plot import plot
+from rankscope.live.monitor.measurement import Measurement
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import read_training
-from tests.trainings import ALARM, falling, learned, measurement, opened, written
+from rankscope.runs.training import TRAINING, read_training
+from tests.trainings import ALARM, falling, learned, measurement, opened, row, written
 
 
 def test_a_map_has_a_cell_for_each_layer_and_step_and_a_ring_for_its_alarm(tmp_path: Path) -> None:
@@ -19,6 +23,26 @@ def test_a_map_has_a_cell_for_each_layer_and_step_and_a_ring_for_its_alarm(tmp_p
     logs = [[math.log10(falling(step, layer)) for step in range(0, 60, 10)] for layer in range(4)]
     assert np.allclose(cells.values, logs) and (list(rings.x), list(rings.y)) == ([ALARM.step], [ALARM.layer])
     assert [flag.x for flag in panel.flags] == [ALARM.step]
+
+
+def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(tmp_path: Path) -> None:
+    writer = opened(tmp_path, ("relative_mu",))
+    for step, value in ((0, 0.5), (10, 6e-8)):
+        rows = [row(step, layer, "relative_mu", x, floor=9.5e-7) for layer, x in ((1, 0.5), (2, value))]
+        writer.write(Measurement(step, pl.DataFrame(rows, schema=TRAINING)))
+    writer.close()
+    training, noise = read_training(tmp_path), [[False, False], [False, True]]
+    chart = layer_map(training, "relative_mu")
+    cells = chart.panels[0].marks[0]
+    assert isinstance(cells, Heatmap) and cells.noise is not None and cells.noise.tolist() == noise
+    assert cells.range == (0.5, 0.5), "noise is not on the scale"
+    shown, grey, *_ = page_figure(chart)["data"]
+    assert shown["z"] == [[0.5, 0.5], [0.5, None]] and grey["z"] == [[None, None], [None, 0.0]]
+    assert plot(chart).axes[0].collections[1].get_array().mask.tolist() == [[True, True], [True, False]]
+    lines = layer_curves(training, ["relative_mu"]).panels[0].marks
+    assert [line.noise.tolist() for line in lines[:2] if isinstance(line, Line) and line.noise is not None] == noise
+    assert isinstance(lines[2], Line) and lines[2].group == "floor"
+    assert np.allclose(lines[2].y, math.log10(9.5e-7))
 
 
 def test_a_long_run_is_thinned_and_keeps_its_ends_and_alarms(tmp_path: Path) -> None:

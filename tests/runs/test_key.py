@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rankscope.runs.key import difference, digest, files_of, key_of
 from rankscope.sources import fresh, load
 
@@ -21,6 +23,7 @@ def test_the_key_holds_all_that_decides_the_numbers(tmp_path: Path) -> None:
     assert files_of(str(tmp_path)) != before and files_of("bert-base") == ["bert-base"]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_known_by_what_it_does() -> None:
     origin = load("minilm").origin
     assert origin is not None

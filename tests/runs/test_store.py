@@ -43,6 +43,7 @@ def test_a_table_grows_chunk_by_chunk(tmp_path: Path) -> None:
         store.drop("losses/000002.parquet")
     run = read(tmp_path)
     assert run.table("losses")["step"].to_list() == [0, 1] and run.names == ["last", "losses"]
+    assert all(map(run.has, run.names)) and not run.has("loss")
     assert run.manifests["train"].model == "a"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import BatchEncoding, BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from rankscope import certify, decompose, load, measure
 from rankscope.errors import SourceError, TokensError
@@ -39,6 +39,18 @@ def test_a_model_in_memory_is_measured_as_the_network_that_load_makes(
     assert measure(net, X, attention_mask=MASK, metrics=["mu", "entropy"]).table.equals(expected)
 
 
+def test_arrays_lists_and_what_a_tokenizer_gives_are_taken(bert: Any) -> None:
+    net, expected = load(bert), measure(bert, IDS, attention_mask=MASK, metrics="mu").table
+    encoded = BatchEncoding({"input_ids": IDS, "attention_mask": MASK})
+    lists = {name: rows.tolist() for name, rows in encoded.items()}
+    for given in (encoded, lists, BatchEncoding({name: rows.numpy() for name, rows in encoded.items()})):
+        assert measure(net, given, metrics="mu").table.equals(expected)
+    for ids, mask in ((IDS.numpy(), MASK.numpy()), (IDS.tolist(), MASK)):
+        assert measure(net, ids, attention_mask=mask, metrics="mu").table.equals(expected)
+    X, padding = net.encode(IDS, padding=MASK == 0)
+    assert measure(net, X.numpy(), padding.numpy(), "mu").table.equals(expected)
+
+
 def test_decompose_and_certify_take_a_model_in_memory(bert: Any) -> None:
     net = load(bert)
     X, padding = net.encode(IDS, padding=MASK == 0)
@@ -61,8 +73,9 @@ def test_what_is_neither_is_a_sentence(bert: Any) -> None:
         network_of("measure", "gpt2")  # type: ignore[arg-type]
     with raises(TokensError, subject="X"):
         inputs_of("measure", net, IDS)
-    with raises(TokensError, subject="X"):
-        inputs_of("measure", net, X.numpy())  # type: ignore[arg-type]
+    for other in ([[5, 3], [7]], object(), {"ids": [1]}, IDS[0]):
+        with raises(TokensError, subject="X"):
+            inputs_of("measure", load(bert), other)  # type: ignore[arg-type]
     with raises(TokensError, subject="attention_mask"):
         measure(net, X, MASK == 0, attention_mask=MASK)
     with raises(TokensError, subject="attention_mask"):

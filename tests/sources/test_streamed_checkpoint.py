@@ -182,6 +182,7 @@ def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
         assert one.variants == [name] and one.curve("mu").equal(other.curve("mu"))
 
 
+@pytest.mark.slow
 def test_one_layer_at_a_time_is_in_memory(llama: Path) -> None:
     net = load(llama, stream=True)
     alive: list[weakref.ref[Any]] = []

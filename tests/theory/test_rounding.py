@@ -197,6 +197,7 @@ def test_guarantees_have_a_measured_side_above_its_floor() -> None:
     assert not found.guarantees()["below_floor"].any()
 
 
+@pytest.mark.slow
 def test_bounds_of_ordinary_networks_are_not_refused() -> None:
     """Nothing is marked or refused as rounding, and bounds move by less than 1e-9 of a decade."""
     net, X = Transformer.random(Architecture(layers=6, width=32, heads=4)), normal(1, 12, 32)

@@ -206,6 +206,7 @@ def test_a_thousand_layers() -> None:
     assert found.rate == pytest.approx(math.log(4.0), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_few_probes_find_what_all_directions_do() -> None:
     """Width 32, one mode: 8 probes are pushed as they are; 6 modes: by a basis. Both against all of G."""
     arch = Architecture(layers=1, width=32, heads=4, shared=True, norm_place="post")

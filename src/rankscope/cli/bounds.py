@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, split_names, text_fields
-from rankscope.cli.output import open_store, where_written, with_manifest, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_folder
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, sparklines, titled
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def bounds(
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
     excerpts = read_excerpts(text)
-    net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
     store = open_store(results.output)
+    net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
+    require_same_network(store, "bounds", {options.variant: net}, manifest_fields(net, options.model))
     X, padding = net.encode(excerpts, text.tokens)
     parts: list[Certificates] = []
     try:
@@ -115,8 +116,6 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
     The first has bound and measurement at the last layer at which the theorem says something, the second both
     by layer, on one scale.
     """
-    from rich.markup import escape
-
     from rankscope.theory.views import QUANTITIES, quantity
 
     met = [bound for bound in bounds if bound.met_to]
@@ -132,10 +131,10 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
     for bound in met:
         measured_line, bound_line = sparklines(*zip(*bound.by_layer, strict=True))
         table.add_row(
-            escape(bound.theorem),
+            bound.theorem,
             *([bound.layers] if wide else []),
             str(bound.layer),
-            escape(quantity(bound.quantity).short),
+            quantity(bound.quantity).short,
             f"{bound.measured}\n{measured_line}",
             bound.sign,
             f"{bound.proved}\n{bound_line}",
@@ -146,7 +145,6 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
 
 def reasons_table(certificates: "Certificates") -> "Table":
     """A line for each hypothesis that fails: its value, its limit, and the theorems that need it."""
-    from rich.markup import escape
     from rich.table import Table
 
     from rankscope.theory.views import failed_hypotheses
@@ -157,5 +155,5 @@ def reasons_table(certificates: "Certificates") -> "Table":
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("so not", ratio=3, overflow="fold")
     for failed in failed_hypotheses(certificates.table):
-        table.add_row(*map(escape, (failed.says, failed.number, failed.limit, ", ".join(failed.theorems))))
+        table.add_row(failed.says, failed.number, failed.limit, ", ".join(failed.theorems))
     return table

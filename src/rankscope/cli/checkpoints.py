@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
-from rankscope.cli.inputs import MeasureTask, command_line, read_excerpts, split_names, text_fields
+from rankscope.cli.inputs import (
+    MeasureTask,
+    command_line,
+    has_tokenizer,
+    read_excerpts,
+    require_tokenizer,
+    split_names,
+    text_fields,
+)
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
@@ -98,6 +106,12 @@ def checkpoints(
                 f"after {done} of {len(saved)} checkpoints; the same command resumes from there"
             ) from stop
     result = read_training(output)
+    if not result.steps:
+        raise FileError(
+            f"{directory} must hold a checkpoint that can be measured; none of {len(saved)} can: "
+            f"{result.alarms['sentence'][0]}",
+            subject=str(directory),
+        )
     differ = metric_disagreement(result)
     if printing.as_json:
         return machine({**described(result, result.metrics[:1]), "disagreement": differ or None})
@@ -185,12 +199,10 @@ def checkpoint_network(folder: Path, tokenizer: str | None) -> "Transformer":
     from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 
-    def has_tokenizer(folder: Path) -> bool:
-        return any(folder.glob("tokenizer*")) or any(folder.glob("vocab*"))
-
     if tokenizer is None and has_tokenizer(folder.parent) and not has_tokenizer(folder):
         tokenizer = str(folder.parent)
     if not tokenizer:
+        require_tokenizer(str(folder), "give one with --tokenizer")
         return load(str(folder))
     # A folder that holds a tokenizer needs no weights.
     is_folder = Path(tokenizer).is_dir()

@@ -9,7 +9,7 @@ from rankscope.cli.compare_training import compare_trainings, is_training, uniqu
 from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_excerpts, text_fields
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.names import model_named
-from rankscope.cli.output import open_store, with_manifest
+from rankscope.cli.output import open_store, require_same_network, with_manifest
 from rankscope.cli.show import show_run
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
@@ -83,13 +83,14 @@ def compare(
         for side in sides
         if side.model is not None
     }
+    compared = {side.title: side.thing for side in sides}
+    require_same_network(store, "compare", {name: net for name, (net, _, _) in jobs.items()}, {"compared": compared})
     profile = measure_all(jobs, task, results.silent, saved=list(saved.values()))
     shown = {side.model for side in sides if side.title in profile.variants}
     origins = {name: net.origin.described() for name, net in nets.items() if net.origin is not None and name in shown}
     for folder, run in saved.items():
         origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
     read = text_fields(text, excerpts) if models else {}
-    compared = {side.title: side.thing for side in sides}
     profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins, **read)
     curves = profile.views(metric)
     differ = disagreement(ends_of({name: profile.views(name) for name in profile.metrics}))

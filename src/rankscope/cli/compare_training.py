@@ -4,8 +4,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.markup import escape
-
 from rankscope.cli.inputs import split_names
 from rankscope.cli.options import ResultOptions
 from rankscope.cli.show import console, machine, say, thinned, titled
@@ -26,6 +24,7 @@ class RunsLine(NamedTuple):
     name: str
     values: list[float]  # The value of each run at the last step that all have
     parted: int | None  # The step from which on the runs differ to the end; None if they do not
+    noise: list[bool]  # True for each run whose value lies at its floor
 
 
 class RunComparison(NamedTuple):
@@ -67,7 +66,12 @@ def compare_trainings(things: list[str], metrics: str | None, results: ResultOpt
     sentence, differ = verdict(comparison), _metric_disagreement(dict(zip(names, runs, strict=True)), comparison)
     if results.as_json:
         lines = [
-            {"of": line.name, "values": dict(zip(things, line.values, strict=True)), "parted_at": line.parted}
+            {
+                "of": line.name,
+                "values": dict(zip(things, line.values, strict=True)),
+                "below_floor": dict(zip(things, line.noise, strict=True)),
+                "parted_at": line.parted,
+            }
             for line in comparison.lines
         ]
         more = {"verdict": sentence, "notes": comparison.notes, "disagreement": differ or None}
@@ -161,26 +165,28 @@ def _line(name: str, rows: "list[Any]", steps: list[int], noise: "list[Any] | No
     size = np.maximum(np.abs(low), np.abs(high))
     apart = ~(high - low <= APART * size)  # what is no number in one of them differs
     apart &= ~np.isnan(values).all(0)
-    if noise is not None:
-        apart &= ~np.array(noise).all(0)
+    floors = np.zeros(values.shape, bool) if noise is None else np.array(noise)
+    apart &= ~floors.all(0)
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
-    return RunsLine(name, values[:, -1].tolist(), steps[first] if first < len(steps) else None)
+    return RunsLine(name, values[:, -1].tolist(), steps[first] if first < len(steps) else None, floors[:, -1].tolist())
 
 
 def _table(comparison: RunComparison, names: list[str]) -> "Table":
     title = f"{comparison.metric} at step {comparison.steps[-1]:,}, the last that all have"
-    table = titled(title, f"parted: from that step on more than {APART:.0%} apart, to the end")
+    noise = "\n○ at its floor: rounding noise" if any(any(line.noise) for line in comparison.lines) else ""
+    table = titled(title, f"parted: from that step on more than {APART:.0%} apart, to the end{noise}")
     table.add_column("", no_wrap=True)
     for name in names:
-        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold")
     for heading in ("ratio", "parted") if len(names) == 2 else ("parted",):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in thinned(comparison.lines, MOST_LAYERS + 1):
         cells = [f"{value:.3g}" if isfinite(value) else "no number" for value in line.values]
+        cells = [f"{cell} ○" if noise else cell for cell, noise in zip(cells, line.noise, strict=True)]
         if len(names) == 2:
             a, b = line.values
-            cells.append(f"{b / a:.3g}" if a and isfinite(b / a) else "–")
+            cells.append(f"{b / a:.3g}" if a and isfinite(b / a) and not any(line.noise) else "–")
         table.add_row(line.name, *cells, "no" if line.parted is None else f"from {line.parted:,}")
     return table
 

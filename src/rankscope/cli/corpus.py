@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.cli.inputs import MeasureTask, beginning, manifest_fields, split_names, stream_excerpts, title_of
 from rankscope.cli.options import CorpusOptions, MeasuredNetwork, ResultOptions
-from rankscope.cli.output import ReportTables, ending, open_store, with_manifest
+from rankscope.cli.output import ReportTables, ending, with_manifest
 from rankscope.cli.show import Interruption, complain, progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.profiles.corpus import BatchRunner
+    from rankscope.runs import Store
     from rankscope.sources import Excerpts
 
 FIRST_EXCERPTS = 16  # Excerpts from the beginning that are kept as text
@@ -25,17 +26,30 @@ DRAWN_EXCERPTS = 2  # Of these, how many the report draws
 
 
 def measure_text(
-    net: "Transformer", options: MeasuredNetwork, corpus: CorpusOptions, task: MeasureTask, results: ResultOptions
+    net: "Transformer",
+    store: "Store | None",
+    options: MeasuredNetwork,
+    corpus: CorpusOptions,
+    task: MeasureTask,
+    results: ResultOptions,
 ) -> None:
     """Measure a corpus, then print and write its summary.
 
     If Ctrl-C or a bad line ends it early, the summary is of the excerpts until then.
+
+    Args:
+        net: The network, whose variants are measured.
+        store: The run folder, open; None where nothing is to be written.
+        options: Which variants, and where they run.
+        corpus: The text, and how it is cut into excerpts.
+        task: What is measured.
+        results: How results are printed.
     """
     from rankscope.profiles.corpus import corpus_steps
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 
-    store, texts = open_store(results.output), stream_excerpts(corpus)
+    texts = stream_excerpts(corpus)
     variants = split_names("variants", options.variants)
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []

@@ -167,17 +167,17 @@ def training_table(trainings: "dict[str, pl.DataFrame]") -> "Table":
     """The loss, and how far the tokens of each layer are apart, at the last measurement of each training."""
     import polars as pl
 
-    def at_end(rows: pl.DataFrame, metric: str) -> dict[int | None, float]:
-        last = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max())
-        return dict(last.drop_nulls("value").select("layer", "value").iter_rows())
+    def at_end(rows: pl.DataFrame, metric: str, form: str = ".2g") -> dict[int | None, str]:
+        last = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max()).drop_nulls("value")
+        numbers = last.select("layer", "value", "floor").iter_rows()
+        return {layer: f"{value:{form}}{' ○' * (0 < (floor or 0.0) >= value)}" for layer, value, floor in numbers}
 
     apart = {name: at_end(rows, "relative_mu") for name, rows in trainings.items()}
     layers = [*next(iter(apart.values()))]
     numbers = ["loss", *(f"layer {layer}" if layer == layers[0] else str(layer) for layer in layers)]
-    caption = "By layer: what tokens differ by, over their size."
+    noise = any("○" in cell for cells in apart.values() for cell in cells.values())
+    caption = f"By layer: what tokens differ by, over their size.{' ○ at its floor: rounding noise.' * noise}"
     table = titled("At the last measurement", caption, words=[""], numbers=numbers)
     for name, rows in trainings.items():
-        loss = "".join(f"{value:.2f}" for value in at_end(rows, "loss").values())
-        cells = (f"{apart[name][layer]:.2g}" if layer in apart[name] else "" for layer in layers)
-        table.add_row(name, loss, *cells)
+        table.add_row(name, *at_end(rows, "loss", ".2f").values(), *(apart[name].get(layer, "") for layer in layers))
     return table

@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,33 +29,37 @@ WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a tabl
 class FollowPage(opt.PageOptions):
     """Options that show the run on a page instead."""
 
-    page: Annotated[bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")] = False
+    page: Annotated[
+        bool, opt.option(opt.RESULT, " ", "Show the run on a local page that updates itself.", (), "--page")
+    ] = False
 
 
 def follow(
-    run: Annotated[Path, opt.argument("RUN", "monitored")],
+    runs: Annotated[list[Path], opt.argument("RUN", "monitored")],
     metric: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "followed", show_default="the first")] = None,
-    once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
+    once: Annotated[bool, opt.option(opt.RESULT, " ", "Print the run once and exit.", (), "--once")] = False,
     paging: FollowPage = FollowPage(),
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Follow a training run while it trains: its layers from first to last measurement, loss, alarms.
 
     It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
-    Ctrl-C ends it.
+    Ctrl-C ends it. Several runs are shown one below another, or on one page to choose from.
     """
     from rankscope.runs.training import read_training
 
-    training = read_training(run)
-    names = _names(training, metric)
+    trainings = {run: read_training(run) for run in runs}
+    names = {run: _names(training, metric) for run, training in trainings.items()}
     if paging.page:
-        return _serve(run, names[0] if names else None, paging, printing)
+        return _serve(runs, next(iter(names[runs[0]]), None), paging, printing)
     if printing.as_json:
-        return machine(described(training, names))
+        answers = [described(training, names[run]) for run, training in trainings.items()]
+        return machine(answers[0] if len(runs) == 1 else answers)
     out = console()
     if not once and out.is_terminal and sys.stdout.isatty():
-        return _live(run, metric, printing.quiet)
-    out.print(shown(training, names, printing.quiet))
+        return _live(runs, metric, printing.quiet)
+    for run, training in trainings.items():
+        out.print(shown(training, names[run], printing.quiet), *([""] if run != runs[-1] else []))
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
@@ -63,29 +68,34 @@ def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     return [training.metric(name) for name in split_names("metric", metrics)]
 
 
-def _live(run: Path, metric: str | None, quiet: bool) -> None:
-    """Show the run in the terminal, and again whenever it has grown, until Ctrl-C."""
+def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
+    """Show the runs in the terminal, and again whenever one has grown, until Ctrl-C."""
+    from rich.console import Group
     from rich.live import Live
 
-    from rankscope.runs.training import read_training, stamp
+    from rankscope.runs.training import TrainingRun, read_training, stamp
 
-    out, mark = console(), ""
+    out = console()
+    marks, trainings = dict[Path, str](), dict[Path, TrainingRun]()
     with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False) as live:
         while True:
-            if (now := stamp(run)) != mark:
-                training, mark = read_training(run), now
-            live.update(shown(training, _names(training, metric), quiet, out.height), refresh=True)
+            for run in runs:
+                if (now := stamp(run)) != marks.get(run):
+                    trainings[run], marks[run] = read_training(run), now
+            height = out.height // len(runs)
+            parts = [shown(training, _names(training, metric), quiet, height) for training in trainings.values()]
+            live.update(Group(*parts), refresh=True)
             time.sleep(EVERY)
 
 
-def _serve(run: Path, metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
-    """Serve the page of the run until Ctrl-C."""
+def _serve(runs: list[Path], metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
+    """Serve the page of the runs until Ctrl-C."""
     listening, address = open_port("a page", page.port)
     from rankscope.explorer.follow import app
     from rankscope.explorer.server import serve_forever
 
-    say_address("Following", address, printing, run=str(run))
-    serve_forever(app(run, listening.getsockname()[1], metric), listening, None if page.no_open else address)
+    say_address("Following", address, printing, runs=list(map(str, runs)))
+    serve_forever(app(runs, listening.getsockname()[1], metric), listening, None if page.no_open else address)
 
 
 def shown(
@@ -97,7 +107,7 @@ def shown(
 
     room = LAYERS
     if height is not None and names:
-        taken = 6 + len(training.scalars) + 4 * len(training.alarms[-ALARMS:])
+        taken = 6 + len(training.scalars) + 4 * min(ALARMS, len(training.alarms))
         room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(training.paths))) - 3))
     parts: list[RenderableType] = [_scalars(training)] if training.scalars else []
     parts += [_layers(training.grid(name), room) for name in names]
@@ -140,8 +150,8 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
         },
         "layers": {
             name: [
-                {"layer": layer, "steps": grid.steps, "values": row.tolist()}
-                for layer, row in zip(grid.layers, grid.value, strict=True)
+                {"layer": layer, "steps": grid.steps, "values": row.tolist(), "below_floor": noise.tolist()}
+                for layer, row, noise in zip(grid.layers, grid.value, grid.noise, strict=True)
             ]
             for name, grid in grids.items()
         },
@@ -180,16 +190,15 @@ def _layers(grid: "Grid", most: int) -> "Table":
     from rankscope.runs.training import NAMES
 
     rows = list(thinned(list(range(len(grid.layers))), most))
-    noise = bool(grid.noise[rows, -1].any()) if grid.steps else False
+    noise = bool(grid.noise[rows][:, [0, -1]].any()) if grid.steps else False
     notes = [f"Mean over {grid.heads} heads."] * (grid.heads > 1)
     notes += [f"{len(rows)} of {len(grid.layers)} layers."] * (len(rows) < len(grid.layers))
     notes += ["○ at its floor: rounding noise."] * noise
     table = _curves_table(NAMES.get(grid.metric, grid.metric), "layer", " ".join(notes))
     values = [grid.value[row].tolist() for row in rows]
     for row, curve, line in zip(rows, values, _lines(values), strict=True):
-        start, now = _ends(curve)
-        mark = " ○" if grid.noise[row, -1] else "  " if noise else ""
-        table.add_row(str(grid.layers[row]), start, now + mark, line)
+        marks = ((" ○" if grid.noise[row, at] else "  ") * noise for at in (0, -1))
+        table.add_row(str(grid.layers[row]), *map(add, _ends(curve), marks), line)
     return table
 
 
@@ -228,14 +237,12 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
 
 
 def _alarms(training: "TrainingRun") -> "Table":
-    """A table of the last alarms, as sentences."""
-    from rich.text import Text
-
+    """A table of the first alarm, from which others often follow, and of the last, as sentences."""
     rows = training.alarms.to_dicts()
-    before = f", the last {ALARMS} of them" if len(rows) > ALARMS else ""
-    table = titled(f"{counted(len(rows), 'alarm')}{before}")
+    few = f": the first and the last {ALARMS - 1}" if len(rows) > ALARMS else ""
+    table = titled(f"{counted(len(rows), 'alarm')}{few}")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    for row in rows[-ALARMS:]:
-        table.add_row(f"{row['step']:,}", Text(" ".join(str(row["sentence"]).split())))
+    for row in rows if len(rows) <= ALARMS else [rows[0], *rows[1 - ALARMS :]]:
+        table.add_row(f"{row['step']:,}", " ".join(str(row["sentence"]).split()))
     return table

@@ -39,12 +39,38 @@ def network(
     if not 0 <= seed < 2**31:
         raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}", subject="seed")
     say_hub(model, quiet)
+    require_tokenizer(model, "put the files of its tokenizer, as tokenizer.json, into that folder")
     net = named_network(model, seed, options.init or "bert", device, stream or None)
     if options.mask is not None or options.layers is not None:
         net = net.variant(mask=options.mask, layers=options.layers)
     for chosen in remedies:
         net = net.with_remedy(chosen)
     return net
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True if a model's folder holds files of a tokenizer."""
+    return any(next(folder.glob(pattern), None) for pattern in ("tokenizer*", "vocab*", "*.model"))
+
+
+def require_tokenizer(model: str, advice: str) -> None:
+    """Refuse a model's folder without a tokenizer before its weights are read: no text can be read with it."""
+    from rankscope.runs.store import document
+    from rankscope.sources.checkpoint import CheckpointLocation, tokenizer
+
+    folder = Path(model)
+    sees = (folder / "preprocessor_config.json").is_file()  # a model of images or sound, refused in its own words
+    if not (folder / "config.json").is_file() or has_tokenizer(folder) or sees:
+        return
+    try:
+        document(folder / "config.json")
+    except FileError:
+        return  # which `load` refuses with its reason
+    try:
+        tokenizer(CheckpointLocation(model, model, {}))  # some have no files of their own
+    except SourceError as error:
+        sentence = f"{model} must have a tokenizer to read text with; it has none"
+        raise SourceError(f"{sentence}: {advice}", subject="tokenizer") from error
 
 
 def is_random(model: str, options: NetworkOptions | None = None) -> bool:
@@ -188,7 +214,10 @@ def _without_rule(arch: dict[str, Any]) -> str:
     """What made it run in float64, as its manifest has it: its kernel, or its parts where that has a rule."""
     from rankscope.nets.kernels import KERNELS
 
-    parts = [str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()]
+    disentangled = arch.get("positions") == "disentangled"
+    parts = ["disentangled positions"] * disentangled + [
+        str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()
+    ]
     kernel = KERNELS.get(str(arch.get("kernel")).partition(":")[0])
     alone = kernel is not None and kernel.deviation is not None and parts
     return " and ".join(parts) if alone else f"kernel {arch.get('kernel')}"

@@ -24,7 +24,9 @@ def masks(
         list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
     ] = None,
     tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
-    picture: Annotated[bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")] = False,
+    picture: Annotated[
+        bool, typer.Option("--picture", metavar=" ", help="Draw each mask: rows attend to columns.")
+    ] = False,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """Show masks as graphs: edges, centres, connectivity, radius and diameter.
@@ -47,8 +49,8 @@ def masks(
     out.print(table)
     if picture:
         for spec in graphs:
-            out.print(f"\n{spec}", markup=False, style="bold")
-            out.print(drawing(mask_matrix(spec, tokens)), markup=False, soft_wrap=True)
+            out.print(f"\n{spec}", style="bold")
+            out.print(drawing(mask_matrix(spec, tokens)), soft_wrap=True)
 
 
 def drawing(M: "Tensor") -> str:
@@ -75,7 +77,7 @@ def metrics(
     if name is not None:
         return say(*explanation(chosen[0]))
     for of in dict.fromkeys(known.of for known in chosen):
-        say(f"{OF[of][0].upper()}{OF[of][1:]}:", "")
+        say(f"Metrics of {OF[of]}", "")
         say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
     if not printing.quiet:
         say(*(line for part in names.DATA["metrics"]["legend"] for line in (part, "")))
@@ -91,14 +93,15 @@ def described(metric: "Metric") -> dict[str, Any]:
 
 def explanation(metric: "Metric") -> list[str]:
     """All that is known of a metric, in lines."""
-    lines = [f"{metric.name}: {metric.symbol}", "", f"Is {OF[metric.of]}.", definition(metric)]
+    lines = [f"{metric.name}: {metric.symbol}", "", f"A metric of {OF[metric.of]}.", definition(metric)]
     if metric.meaning is not None:
         words = metric.meaning
-        lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
-        lines += [f"Where all tokens are equal: {words.equal}."] if words.equal else []
+        lines += [f"Range: {words.range}.", f"Small values: {words.small}.", f"Large values: {words.large}."]
+        lines += [f"When all tokens are equal: {words.equal}."] if words.equal else []
         lines += [words.note] if words.note else []
-    scaled = "the same" if metric.degree == 0 else f"{'c' if metric.degree == 1 else f'c^{metric.degree:g}'} times it"
-    lines += [f"Of tokens c times as large: {scaled}."] if metric.of in ("tokens", "heads") else []
+    power = "c" if metric.degree == 1 else f"c^{metric.degree:g}"
+    scaled = "does not change it" if metric.degree == 0 else f"multiplies it by {power}"
+    lines += [f"Scaling all tokens by c {scaled}."] if metric.of in ("tokens", "heads") else []
     return [*lines, "", f"rankscope measure --metrics {metric.name}"]
 
 

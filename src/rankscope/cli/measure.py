@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from rankscope.cli import inputs
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import MeasureTask, manifest_fields, network, split_names, text_fields, title_of
-from rankscope.cli.output import ReportTables, open_store, where_written, with_manifest
+from rankscope.cli.output import ReportTables, open_store, require_same_network, where_written, with_manifest
 from rankscope.cli.show import Interruption, complain, show_run, steps
 from rankscope.errors import MetricError
 
@@ -63,15 +63,18 @@ def measure(
         )
     # The text is looked at first: a model takes longer to load than a path to be misspelt.
     excerpts = inputs.stream_excerpts(text) if text.text is not None else inputs.read_excerpts(text)
+    store = open_store(results.output)
     net = network(options.model, options, options.device, options.stream, results.silent)
+    nets = {name: net.variant(name) for name in variants}
+    entry = "measure" if isinstance(excerpts, list) else "corpus"
+    require_same_network(store, entry, nets, manifest_fields(net, options.model))
     if not isinstance(excerpts, list):
         from rankscope.cli.corpus import measure_text
 
-        return measure_text(net, options, text, task, results)
-    store = open_store(results.output)
+        return measure_text(net, store, options, text, task, results)
     X, padding = net.encode(excerpts, text.tokens)
     tables = None if store is None else ReportTables(net, variants, X, padding, net.words(excerpts[:1], text.tokens))
-    jobs = {name: (net.variant(name), X, padding) for name in variants}
+    jobs = {name: (net, X, padding) for name, net in nets.items()}
     profile = measure_all(jobs, task, results.silent, tables=tables)
     profile = with_manifest(profile, **manifest_fields(net, options.model), **text_fields(text, excerpts))
     written = None

@@ -4,6 +4,7 @@ Nothing here imports torch: a name is completed, or refused, at once. The names,
 where their things do, and the help of options are read from `data/command_line.toml`.
 """
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ PARTS, ARITHMETICS, INITS = (_NAMES[kind] for kind in ("parts", "arithmetics", "
 SPLITS, DEVICES, THEOREMS = (_NAMES[kind] for kind in ("splits", "devices", "theorems"))
 REMEDIES = tuple(REMEDY_FILES)
 FIGURES: dict[str, list[str]] = DATA["figures"]
+CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, change its colours or turn its text round; not tab and newline."""
 
 Completer = Callable[[str], list[str]]  # Gives the names that complete the beginning of one
 
@@ -102,5 +105,5 @@ def say_hub(model: str, quiet: bool) -> None:
     """Say on stderr that the hub is asked for a model that is not on this machine."""
     local = model in MODELS or model.endswith(".json") or Path(model).exists()
     if not (local or quiet):
-        sys.stderr.write(f"looking for {model} on the hub ...\n")
+        sys.stderr.write(CONTROLS.sub("", f"looking for {model} on the hub ...") + "\n")
         sys.stderr.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankscope.cli.show import progress
+from rankscope.errors import FileError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,6 +34,33 @@ def open_store(folder: Path | None) -> "Store | None":
     if folder is not None:
         require_report()
     return None if folder is None else ending.enter_context(Store(folder))
+
+
+def require_same_network(
+    store: "Store | None", entry: str, nets: "Mapping[str, Transformer]", fields: Mapping[str, Any]
+) -> None:
+    """Refuse a folder that holds another network's results, with which one report would mix those of `nets`.
+
+    `fields` are those of the manifest that name the model. Results that the same command, `entry`, wrote earlier are
+    not looked at: they are replaced.
+    """
+    from rankscope.report.causes import network_name, same_network
+    from rankscope.runs import Manifest, Network
+
+    others = {} if store is None else {name: of for name, of in store.run.manifests.items() if name != entry}
+    if store is None or not others:
+        return
+    networks = tuple(
+        Network(variant=name, fingerprint=net.fingerprint, architecture=net.arch.to_dict())
+        for name, net in nets.items()
+    )
+    now = Manifest(networks=networks).adding(**fields)
+    for name, before in others.items():
+        if not same_network(before, now):
+            held = f"{store.folder} holds {name} of {network_name(before) or 'another network'}"
+            written = f" ({before.command})" if before.command else ""
+            sentence = f"{held}{written}; this is of {network_name(now) or 'another'}, and a report must not mix them"
+            raise FileError(f"{sentence}: give another folder with -o", subject="output")
 
 
 def require_report(what: str = "a folder with figures and a report", *also: str) -> None:

@@ -21,8 +21,10 @@ def report(
 
     The file stands alone: it can be opened, sent and kept without anything beside it.
     """
+    from rankscope.files import writable_folder
     from rankscope.report import write_report
 
+    writable_folder(output.parent)
     written = write_report(runs, output)
     if printing.as_json:
         machine({"report": str(written)})

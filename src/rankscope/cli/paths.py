@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, text_fields
-from rankscope.cli.output import open_store, where_written, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, write_folder
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, steps, titled
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def paths(
     from rankscope.runs import manifest_of
 
     excerpts = read_excerpts(text)
-    net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
     store = open_store(results.output)
+    net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
+    require_same_network(store, "paths", {options.variant: net}, manifest_fields(net, options.model))
     sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
     closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
@@ -132,7 +133,7 @@ def show_paths(sums: PathSums, manifest: "Manifest") -> None:
         console().print(heads_table(sums.heads))
     if heaviest := sums.heaviest:
         listed, explored = len(heaviest.paths), f"after {heaviest.explored} beginnings"
-        title = f"The {listed} heaviest single paths, proved {explored}:"
+        title = f"The {listed} heaviest single paths (a head, or · for the skip, in each layer), proved {explored}:"
         if heaviest.proved < listed:
             title = (
                 f"Heavy single paths; {heaviest.proved} of {listed} are proved to be the heaviest {explored}, "
@@ -167,7 +168,8 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
                "averaging": "averaging", "dobrushin": "dobrushin"}  # fmt: skip
     if console().width < 72:
         del columns["contraction"]  # in little room numbers are left out, never cut
-    below = "Above: those that carry most of the output. Below: those that average most."
+    below = "Above: those that carry most of the output. Below: those that average most.\n"
+    below += "Layers count from 1 (layer 0 is the input), heads from 0."
     table = titled("heads, mean over samples", below, numbers=["layer", "head", *columns])
     carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)

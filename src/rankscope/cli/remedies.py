@@ -30,7 +30,9 @@ class RemedyStudyOptions:
     remedy: Annotated[
         list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedies", names.REMEDIES, "--remedy", show_default="all")
     ] = None
-    seeds: Annotated[int, opt.option(opt.NETWORK, "N", "Random networks of each kind.", min=1)] = 3
+    seeds: Annotated[
+        int, opt.option(opt.NETWORK, "N", "The number of random networks of each kind, one for each seed.", min=1)
+    ] = 3
     full: opt.Full = False
     train: Annotated[bool, opt.option(opt.NETWORK, " ", "train", (), "--train/--no-train")] = False
     depths: Annotated[str | None, opt.option(opt.NETWORK, "NUMBERS", "depths", (), show_default="by size")] = None
@@ -47,11 +49,11 @@ def remedies(
     """Put every remedy against collapse on one scale, to choose one by.
 
     On the same random weights: how many layers until tokens are nearly the same, with skips and without, and
-    what theory says of it. Put on a trained model: how far its tokens move. With
+    what theory says of it. Put on a model whose weights were trained without it: how far its tokens move. With
     [bold]--train[/bold]: loss, residual, entropy and time per step after a short training.
 
-    An interrupted run goes on where it stopped. Without [bold]--train[/bold] the table has what the folder
-    holds of earlier trainings.
+    An interrupted run resumes where it stopped. Without [bold]--train[/bold] the table shows the trainings that
+    the folder holds already.
     """  # fmt: skip
     from rankscope.sources.checkpoint import MINILM
 
@@ -60,7 +62,7 @@ def remedies(
     from rankscope.nets.devices import check_device
     from rankscope.report import write_report
     from rankscope.studies import Setup, write_study
-    from rankscope.studies.remedies.study import RemedyOptions, plan, remedies_study
+    from rankscope.studies.remedies.study import RemedyOptions, named_with_weights, plan, remedies_study
 
     chosen: dict[str, Any] = {"remedies": tuple(options.remedy)} if options.remedy else {}
     same = {name: getattr(options, name) for name in ("model", "seeds", "train", "steps", "workers")}
@@ -92,7 +94,7 @@ def remedies(
         tables = {name: result.tables[name].to_dicts() for name in ("remedies", "laws")}
         claims = [asdict(claim) for claim in result.comparisons]
         return machine({**tables, "claims": claims, "notes": result.notes, "report": str(report)})
-    for table in choice_tables(result):
+    for table in choice_tables(result, named_with_weights(options.model)):
         console().print(table, "")
     say(result.summary, *([] if printing.quiet else ["", *result.notes]), "", claims_counted(result.comparisons))
     if not printing.quiet:
@@ -126,10 +128,10 @@ def claims_counted(claims: "list[Any]") -> str:
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
-def choice_tables(result: "StudyResult") -> "Iterator[Table]":
+def choice_tables(result: "StudyResult", model: str) -> "Iterator[Table]":
     """Tables to choose by, before training and after it where there is some: a row a remedy, in eighty columns.
 
-    The numbers are medians: their ranges are in the report.
+    The numbers are medians: their ranges are in the report. `model` names the network that remedies were put on.
     """
     from rankscope.studies.remedies.at_initialisation import THRESHOLD
     from rankscope.studies.remedies.tables import AFTER, BEFORE
@@ -139,7 +141,8 @@ def choice_tables(result: "StudyResult") -> "Iterator[Table]":
         BEFORE: (
             f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
             f"post, pre, no skips: of {deepest} layers; ≥: it never does. log ×: by which the log of a small residual "
-            "is multiplied in a layer without skips. moved: tokens of the trained model, cold.",
+            "is multiplied in a layer without skips. moved: how far the last layer's tokens of "
+            f"{model} move, over their length.",
         ),
         AFTER: (
             "Trained from scratch: the deepest networks that learn",

@@ -3,18 +3,22 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
+from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
 
 if TYPE_CHECKING:
@@ -23,40 +27,51 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
+SILENCE = 30.0  # Seconds of work after which a line says how far it is, where stderr is no terminal
 
 
 class Interruption(KeyboardInterrupt):
     """Ctrl-C, raised after the finished part was shown and written; its message says what that is."""
 
 
-class _Results(Console):
-    """A console that raises when its pipe is closed, so that `app` can end the command."""
+class _PlainText(Console):
+    """The console of every command: text from a folder, a model or a file stays text.
+
+    Brackets in it are no colours, `:a:` is no emoji, and control characters, escape codes among them, are left out.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, markup=False, **options)
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        """What is printed, piece by piece; codes that rich itself sends are in a piece's style, not in its text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=CONTROLS.sub("", segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Rich would leave by itself, with exit code 1."""
+        """Let `app` end the command: rich would leave by itself, with exit code 1."""
         raise BrokenPipeError
 
 
 def console() -> Console:
     """The console on stdout, for results."""
-    return _Results(highlight=False, emoji=False)  # :a: may be the name of a run
+    return _PlainText()
 
 
 def complain(sentence: str) -> None:
     """Print one line on stderr, unbroken at any width."""
-    out = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-    out.print(f"rankscope: {' '.join(sentence.split())}", markup=False)
+    _PlainText(stderr=True, soft_wrap=True).print(f"rankscope: {' '.join(sentence.split())}")
 
 
 def say(*lines: str) -> None:
     """Print sentences as they are, wrapped to the terminal."""
     for line in lines:
-        console().print(line, markup=False)
+        console().print(line)
 
 
 def say_where(what: str, path: Path | None) -> None:
     """Print where something is, on a line of its own that no terminal breaks."""
-    console().print(f"{what}: {path}", markup=False, soft_wrap=True)
+    console().print(f"{what}: {path}", soft_wrap=True)
 
 
 def say_report(report: Path, printing: PrintOptions, also: str = "") -> None:
@@ -99,7 +114,8 @@ def show_run(
 
 def machine(value: Any) -> None:
     """Print JSON on stdout; NaN and infinity, which JSON does not know, become null."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
+    text = json.dumps(_plain(value), ensure_ascii=False)
+    sys.stdout.write(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -125,11 +141,10 @@ class ProgressBars:
 
     def __call__(self, description: str) -> Bar:
         """Start a new bar, whose length is not known yet."""
-        task = self.bars.add_task(escape(description), total=None)
+        task = self.bars.add_task(description, total=None)
 
         def bar(done: int, total: int | None, description: str | None = None) -> None:
-            named = None if description is None else escape(description)
-            self.bars.update(task, completed=done, total=total, description=named)
+            self.bars.update(task, completed=done, total=total, description=description)
 
         return bar
 
@@ -148,17 +163,31 @@ class ProgressBars:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[ProgressBars]:
-    """Progress bars on stderr, if that is a terminal."""
+    """Progress bars on stderr if that is a terminal; if not, a line now and then that says how far it is."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
+        TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TextColumn("left", "dim"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    out = Console(stderr=True, emoji=False)
+    out, ended = _PlainText(stderr=True), Event()
     # Rich would send what is printed meanwhile to stderr, with the bars.
     with Progress(
         *columns, console=out, transient=True, redirect_stdout=False, disable=quiet or not out.is_terminal
     ) as bars:
-        yield ProgressBars(bars)
+        if not quiet and not out.is_terminal:
+            Thread(target=_break_silence, args=(bars, ended), daemon=True).start()
+        try:
+            yield ProgressBars(bars)
+        finally:
+            ended.set()
+
+
+def _break_silence(bars: Progress, ended: Event) -> None:
+    """Say how far the last bar is, again and again until the work has ended."""
+    begun = time.monotonic()
+    while not ended.wait(SILENCE):
+        for task in bars.tasks[-1:]:
+            share = f"{task.percentage:.0f}% done" if task.total else "at work"
+            complain(f"{task.description or 'this'}: {share} after {time.monotonic() - begun:.0f} seconds")
 
 
 @contextmanager
@@ -293,11 +322,10 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
         for layer in (first, curve.depth) if few else (first, middle, curve.depth):
             low, high = (power(float(side[layer])) for side in curve.log10_bands[-1]) if median else ("", "")
             line = "\n" if len(low) + len(high) > 12 else ""
-            quartiles = f"\n[dim]{low}–{line}{high}[/dim]" if median else ""
-            cells.append(f"{power(float(curve.log10[layer]))}{quartiles}")
+            cells.append(Text.assemble(power(float(curve.log10[layer])), (f"\n{low}–{line}{high}" * median, "dim")))
         uniform = None if threshold is None else curve.uniform_from(threshold)
         table.add_row(
-            escape(curve.variant if apart else curve.name),  # a name may hold brackets, which are not meant as colours
+            curve.variant if apart else curve.name,
             *([curve.arithmetic] if apart else []),
             sparkline(scaled_for_sparkline(curve.log10[first:].tolist())),
             *cells,

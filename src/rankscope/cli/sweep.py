@@ -94,11 +94,12 @@ def cells_table(result: "Sweep") -> "Table":
     """The first metric of each cell at its last layer, the smallest first: all cells, or both ends."""
     rows, metric = last_layers(result)
     varied = [factor for factor in result.spec.varied if factor in rows.columns]
-    table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.")
+    noise = " ○ at its floor: rounding noise." if rows["noise"].any() else ""
+    table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.{noise}")
     for heading in (*varied, "log10", metric):
         table.add_column(heading, justify="right")
     cells: list[tuple[str, ...]] = [
-        (*(_word(row[factor]) for factor in varied), f"{row['log10']:.3g}", f"{row['value']:.4g}")
+        (*(_word(row[factor]) for factor in varied), f"{row['log10']:.3g}", f"{row['value']:.4g}{' ○' * row['noise']}")
         for row in rows.iter_rows(named=True)
     ]
     if len(cells) > 2 * SHOWN:
@@ -117,7 +118,10 @@ def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
     rows = rows.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
     factors = [factor for factor in result.spec.factors if factor != "cell"]
     means = rows.group_by("cell", maintain_order=True).agg(
-        *(pl.col(factor).first() for factor in factors), pl.col("value").mean(), pl.col("log10").mean()
+        *(pl.col(factor).first() for factor in factors),
+        pl.col("value").mean(),
+        pl.col("log10").mean(),
+        pl.col("below_floor").any().alias("noise"),
     )
     return means.sort("log10", "cell"), metric
 

@@ -70,6 +70,8 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     hover: list[fig.Hover] = [
         (f"cell {view.cells['cell'][row]}\n{view.described(row)}\n", _number(view.ends[row], view), "") for row in some
     ]
+    noise = view.cells["noise"].to_numpy()[some]
+    hollow = noise if noise.any() else None
     aside = 0.5 * (np.array(some) * 0.618034 % 1 - 0.5)
     for factor in factors:
         levels = view.levels(factor)
@@ -82,7 +84,7 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
         ]
         x = at[levels.of[some]] + apart * aside
         marks = [
-            fig.Points(x, view.ends[some], fig.line_colour(0), "dot", 5, 0.4, hover=hover),
+            fig.Points(x, view.ends[some], fig.line_colour(0), "dot", 5, 0.4, hollow, hover),
             fig.Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
         ]
         names = dict(zip(at.tolist(), levels.labels, strict=True))

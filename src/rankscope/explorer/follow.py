@@ -1,12 +1,13 @@
-"""Serves the page of a training run, which keeps up with it.
+"""Serves the page of a training run, or of several to choose from, which keeps up with them.
 
     GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
-    GET  /api/training      ?metric=NAME&mark=MARK: all that is drawn, or only the mark where nothing was
-                            written since the answer that had it
+    GET  /api/training      ?run=INDEX&metric=NAME&mark=MARK: all that is drawn of a run, or only the mark where
+                            nothing was written since the answer that had it
 
 What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -26,25 +27,26 @@ from rankscope.runs.training import LEARNING, TrainingRun, decades, read_trainin
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 
 
-def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
-    """The page of the training run in a folder, for a server at that port of the loopback."""
+def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> Guard:
+    """The page of the training runs in these folders, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     pages.add_pages(api, "follow.html")
     lock = Lock()
 
-    @lru_cache(maxsize=1)
-    def read_at(mark: str) -> TrainingRun:
+    @lru_cache(maxsize=len(folders))
+    def read_at(folder: str | Path, mark: str) -> TrainingRun:
         """The run as it was at that mark, or later; it serves all requests until something is written again."""
         return read_training(folder)
 
     @api.get("/api/training")
-    def training(metric: str | None = metric, mark: str = "") -> dict[str, Any]:
+    def training(run: int = 0, metric: str | None = metric, mark: str = "") -> dict[str, Any]:
+        folder = folders[max(0, min(run, len(folders) - 1))]
         now = stamp(folder)
-        if mark == f"{now} {metric}":
+        if mark == f"{now} {run} {metric}":
             return {"mark": mark}
         with lock:
-            run = read_at(now)
-        return {"mark": f"{now} {metric}", **described(run, metric)}
+            shown = read_at(folder, now)
+        return {"mark": f"{now} {run} {metric}", "runs": list(map(str, folders)), **described(shown, metric)}
 
     @api.exception_handler(RankscopeError)
     async def report_error(_: Request, error: RankscopeError) -> Response:
@@ -77,9 +79,10 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "metric": chosen,
         "heads": grid.heads if grid is not None and grid.heads > 1 else None,
         "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,
+        "noise": grid is not None and bool(grid.noise.any()),
         "metrics": [{"name": name, "says": title_of(name)} for name in training.metrics],
         "figures": {name: page_figure(chart) for name, chart in charts.items()},
         "broken": training.broken,
-        "alarms": training.alarms.tail(ALARMS).reverse().to_dicts(),
+        "alarms": [*training.alarms.head(1).to_dicts(), *training.alarms[1:].tail(ALARMS).reverse().to_dicts()],
         "raised": training.alarms.height,
     }

@@ -130,6 +130,7 @@ class Heatmap:
     range: tuple[float, float] | None = None
     signed: bool = False  # Blue above zero, orange below it, shares of a whole in percent
     numbers: bool = False  # Each square has its number written into it
+    noise: np.ndarray | None = None  # [y, x]: where a value lies at its floor, the square is grey
     hover: Sequence[Sequence[Hover]] | None = None
 
 

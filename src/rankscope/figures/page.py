@@ -116,7 +116,7 @@ def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any
         lengths = np.subtract(mark.ends, mark.starts)
         span = {"type": "bar", "orientation": "h", "y": mark.rows, "x": lengths, "base": mark.starts}
         return [{**span, "name": escaped(mark.name), "width": 0.5, "marker": {"color": _colour(mark.colour)}}]
-    return [_heatmap(mark)]
+    return _heatmap(mark)
 
 
 def _trace(mark: fig.Line | fig.Points, panel: fig.Panel, y: np.ndarray | None = None) -> dict[str, Any]:
@@ -163,7 +163,8 @@ def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, 
     return [*traces, {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named}]
 
 
-def _heatmap(mark: fig.Heatmap) -> dict[str, Any]:
+def _heatmap(mark: fig.Heatmap) -> list[dict[str, Any]]:
+    """The squares by their numbers, and those that are noise in grey."""
     values, bar = np.asarray(mark.values, dtype=float), dict[str, Any](thickness=10, outlinewidth=0)
     low, high = mark.range or (float(np.nanmin(values)), float(np.nanmax(values)))
     if mark.title:
@@ -175,15 +176,20 @@ def _heatmap(mark: fig.Heatmap) -> dict[str, Any]:
     else:
         bar["tickformat"] = ".1%" if mark.signed else ".2~g"
     scale = [[0.0, NEGATIVE], [0.5, "@paper"], [1.0, POSITIVE]] if mark.signed else _scale(VIRIDIS)
+    noise = np.zeros(values.shape, bool) if mark.noise is None else mark.noise
     trace: dict[str, Any] = {
-        "type": "heatmap", "x": mark.x, "y": mark.y, "z": values, "colorscale": scale, "zmin": low,
-        "zmax": high, "colorbar": bar, "hovertemplate": HOVER,
+        "type": "heatmap", "x": mark.x, "y": mark.y, "z": np.where(noise, np.nan, values), "colorscale": scale,
+        "zmin": low, "zmax": high, "colorbar": bar, "hovertemplate": HOVER,
         "text": [[_sentence(item) for item in row] for row in mark.hover or []],
     }  # fmt: skip
     if mark.numbers:
         form = "%{z:+.1%}" if mark.signed else "%{z:.2f}" if high >= 0.1 else "%{z:.0e}"
         trace |= {"xgap": 1, "ygap": 1, "texttemplate": form, "textfont": {"size": 10}}
-    return trace
+    grey = {
+        "type": "heatmap", "x": mark.x, "y": mark.y, "z": np.where(noise, 0.0, np.nan), "showscale": False,
+        "colorscale": [[0.0, "@faint"], [1.0, "@faint"]], "hoverinfo": "skip",
+    }  # fmt: skip
+    return [trace, grey] if noise.any() else [trace]
 
 
 def _scale(colours: Sequence[str]) -> list[list[Any]]:

@@ -145,9 +145,14 @@ def _heatmap(axes: mpl.Axes, mark: fig.Heatmap) -> None:
     low, high = mark.range or (float(values.min()), float(values.max()))
     if mark.powers is not None:
         low, high = (mark.powers.place([k])[0] or 0.0 for k in (low, high))
+    noise = np.zeros(values.shape, bool) if mark.noise is None else mark.noise
+    values = np.ma.masked_where(noise, values)
     signs = mpl.LinearSegmentedColormap.from_list("signs", [NEGATIVE, "white", POSITIVE])
     image = axes.pcolormesh(mark.x, mark.y, values, shading="nearest", vmin=low, vmax=high,
                             cmap=signs if mark.signed else "viridis")  # fmt: skip
+    if noise.any():
+        grey = mpl.ListedColormap([FAINT])
+        axes.pcolormesh(mark.x, mark.y, np.ma.masked_where(~noise, noise), shading="nearest", cmap=grey)
     bar = axes.get_figure(root=True).colorbar(image, ax=axes, shrink=0.9, label=_words(mark.title))  # type: ignore[union-attr]
     if mark.powers is not None:
         ticks = mark.powers.ticks

@@ -40,7 +40,7 @@ class WatchPlan:
     blocks_named: bool = False  # by the user, not found
     decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
-    training_only: bool = False  # calls in eval mode do not count: an evaluation is no training batch
+    training_only: bool = False  # calls that are no training batches do not count, such as evaluations
 
     def measures(self, layer: int) -> bool:
         """True if this layer is to be measured."""

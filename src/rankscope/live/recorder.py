@@ -16,7 +16,8 @@ is twelve layers; a block that is passed over leaves its number out. `watch.py` 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
+EVALUATION = "it was in eval mode, as an evaluation"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 
@@ -138,12 +140,32 @@ class WatchTotals:
             self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
 
 
-class Recorder:
-    """Follows a model through its calls, and adds up what is read of them in `totals`."""
+def event(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that hooks call: if errors are contained, the first is kept as `failure`, and no event counts after."""
 
-    def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
-        self.plan, self.blocks = plan, blocks
+    @wraps(method)
+    def contained(self: "Recorder", *args: Any, **kwargs: Any) -> None:
+        try:
+            if self.failure is None:
+                method(self, *args, **kwargs)
+        except Exception as error:
+            if not self.contained:
+                raise
+            self.failure = error
+            self._forget_call()
+
+    return contained
+
+
+class Recorder:
+    """Follows a model through its calls, and adds up what is read of them in `totals`. If errors are `contained`, the
+    calls of the model do not see them."""
+
+    def __init__(self, plan: WatchPlan, blocks: WatchedBlocks, contained: bool = False) -> None:
+        self.plan, self.blocks, self.contained = plan, blocks, contained
+        self.failure: Exception | None = None  # the first error that was contained
         self.totals = WatchTotals()
+        self._trained = False  # a training batch was read in train mode
         self.projections = OutputProjectionFinder(self.on_contributions)
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
@@ -152,6 +174,7 @@ class Recorder:
         self._tracer = None if multihead_modules(blocks) else FunctionTracer(self._take_evidence)
         self._follows = False  # whether the tracer does
 
+    @event
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks; a call inside a call is part of it."""
         if not self._depth and torch._C._current_graph_task_id() != -1:  # a backward pass repeats an earlier call
@@ -166,11 +189,23 @@ class Recorder:
         self.projections.reset()
         if continues_from_cache(arguments):
             self.totals.calls_left_out[CACHED] += 1
-        elif self.plan.training_only and not model.training:
-            self.totals.calls_left_out["it was not in train mode"] += 1
+        elif self.plan.training_only and not torch.is_grad_enabled():
+            self.totals.calls_left_out["it computed no gradients"] += 1
+        elif self.plan.training_only and self._trained and not model.training:
+            self.totals.calls_left_out[EVALUATION] += 1
         else:
             self.call = ModelCall(arguments, alone)
+            if self.plan.training_only and model.training and not self._trained:
+                self._drop_evaluations()
 
+    def _drop_evaluations(self) -> None:
+        """Forget what was read in eval mode: in a step with calls in train mode those are the training batches."""
+        before, self.totals, self._trained = self.totals, WatchTotals(), True
+        self.totals.calls, self.totals.calls_left_out = before.calls, before.calls_left_out
+        if before.samples:
+            self.totals.calls_left_out[EVALUATION] += 1
+
+    @event
     def end_call(self, failed: bool) -> None:
         """End a call. Only the end of the outermost one counts: what was read is added, unless that call failed. If
         none was begun, as where a backward pass repeats one, nothing happens."""
@@ -194,6 +229,7 @@ class Recorder:
         self._depth = 0
         self._forget_call()
 
+    @event
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a block: its layer gets a number, and what the first block takes is layer 0."""
         call = self.call
@@ -226,6 +262,7 @@ class Recorder:
         for listener in self._listeners():
             listener.block_entered(candidates[position] if position < len(candidates) else None)
 
+    @event
     def leave_block(self, block: nn.Module, output: Any, failed: bool) -> None:
         """Leave a block: what it returned are its layer's hidden states."""
         call = self.call
@@ -244,6 +281,7 @@ class Recorder:
         if (hidden := call.chain.gave(layer, states, taken)) is not None:
             call.readings.states.read(layer, hidden)
 
+    @event
     def on_attention(self, attention: AttentionCall) -> None:
         """Measure attention that an observer reports, if a block of a measured call runs."""
         self._take_evidence(attention)
@@ -251,11 +289,13 @@ class Recorder:
         if (running := self._running()) is not None:
             running[1].attention.read(running[0], attention)
 
+    @event
     def on_contributions(self, contributions: Tensor) -> None:
         """Measure what each head adds, once the output projection was called."""
         if (running := self._running()) is not None:
             running[1].attention.read_heads(running[0], contributions)
 
+    @event
     def on_multihead(self, module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check padding that an `nn.MultiheadAttention` in a block is called with."""
         attention = attention_call(module, args, kwargs)
@@ -263,6 +303,7 @@ class Recorder:
         if (running := self._running()) is not None:
             running[1].attention.check_padding(attention.hidden_tokens(), "a key_padding_mask")
 
+    @event
     def on_module_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Measure the routing in what a module in a block returned, if it is a router."""
         if self.call is not None and self.call.readings is None and routing_in(output) is not None:
@@ -281,6 +322,7 @@ class Recorder:
         """Those who follow the run of the blocks, the first of them entered first."""
         return [*([self._tracer] if self._follows and self._tracer is not None else []), *self.blocks.listeners]
 
+    @event
     def _take_evidence(self, attention: AttentionCall) -> None:
         """Settle what is open in the first block by what attention of a block's tokens to themselves shows."""
         if (call := self.call) is None or not call.open or call.first is None or attention.unused:

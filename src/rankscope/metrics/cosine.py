@@ -55,7 +55,7 @@ def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
 
 
 def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
-    """The mean of |cos(x_i, x_j)| over pairs (Wu et al. 2024, figure 4); `at_once` bytes of cosines are held."""
+    """The mean of |cos(x_i, x_j)| over pairs (Wu et al. 2024, figure 4)."""
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     total = direction.new_zeros(direction.shape[:-2])
@@ -66,7 +66,7 @@ def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None, *, at_once: in
 
 
 def min_cosine(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
-    """The smallest cosine of any pair: Cor 1 of Wu et al. 2024 asks that it start above 0. `at_once` bytes are held."""
+    """The smallest cosine of any pair: Cor 1 of Wu et al. 2024 asks that it start above 0."""
     ready = tokens(X, padding)
     direction, _, _ = _directions(ready)
     lowest = direction.new_ones(direction.shape[:-2])
@@ -94,7 +94,7 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
 
 
 def max_cosine_gap(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
-    """The largest gap, `1 - min cos(x_i, x_j)`; `at_once` bytes of gaps are held."""
+    """The largest gap, `1 - min cos(x_i, x_j)`."""
     ready = tokens(X, padding)
     direction, size, _ = _directions(ready)
     nowhere = size == 0

@@ -177,7 +177,7 @@ VERDICT = (
     "cloud of a report says relative_mu of the one excerpt that it draws: another norm, and one excerpt "
     "instead of all, so the two numbers are alike and not equal."
 )
-CLOUD = "The cloud of a report says this of the one excerpt that it draws; its verdict, relative_residual."
+CLOUD = "A report's cloud gives this for the one excerpt that it draws; its verdict gives relative_residual."
 
 
 def _of_norm(

@@ -154,14 +154,14 @@ def _of_residual(
     def scale(X: TokensLike, padding: Tensor | None = None) -> Tensor:
         return compute(X, padding) / relative_mu(X, padding).clamp(min=1e-300)
 
-    note = f"Of how they differ, however little: it does not see by how much.{meaning.note}"
-    meaning = meaning._replace(note=note, equal="how they differed last")
+    note = f"It says how tokens differ, not by how much.{meaning.note}"
+    meaning = meaning._replace(note=note, equal="its value just before they are")
     rule = partial(_shape_rule, compute=compute, bounded=bounded)
     return Metric(compute.__name__, compute, symbol, tex, scale=scale, rule=rule, meaning=meaning)
 
 
 _RESOLVED = "It counts singular values above what the arithmetic resolves."
-_ZERO = "0 where all entries are."
+_ZERO = "0 where all entries are 0."
 _ENERGY = Meaning("1 to min(n, d)", "one direction has all the energy", "many directions share it", _ZERO, equal="1")
 _ONE, _MANY = "tokens differ along one direction", "tokens differ in many directions"
 _DIRECTIONS = Meaning("1 to min(n - 1, d)", _ONE, _MANY, " 0 where they are the same.")

@@ -17,7 +17,7 @@ from rankscope.nets.devices import Conversion, check_device, check_dtype, check_
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
-from rankscope.nets.norms import normalise
+from rankscope.nets.norms import Norm, normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
 from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
 from rankscope.nets.pass_settings import Memory, PassSettings
@@ -25,7 +25,7 @@ from rankscope.nets.plain import Plain
 from rankscope.nets.steps import ForwardPass, Step
 from rankscope.nets.tensors import assemble, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
-from rankscope.nets.variants import HeadChoice, chosen_layers, named_changes, with_changes, with_layers
+from rankscope.nets.variants import HeadChoice, chosen_layers, keeps_part, named_changes, with_changes, with_layers
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies.base import Remedy
 from rankscope.remedies.catalogue import remedy as named_remedy
@@ -96,8 +96,15 @@ class Transformer:
         """Whether its layers are read one at a time, and are not in memory."""
         return isinstance(self.weights.layers, StreamedLayers)
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
-        """The network in another dtype or on another device; itself where nothing changes."""
+    def to(
+        self,
+        dtype: torch.dtype | torch.device | str | None = None,
+        device: torch.device | str | torch.dtype | None = None,
+    ) -> "Transformer":
+        """The network in another dtype or on another device, in either order as of a tensor; itself where nothing
+        changes."""
+        if isinstance(dtype, str | torch.device) or isinstance(device, torch.dtype):  # net.to("cuda")
+            dtype, device = device, dtype  # type: ignore[assignment]
         if dtype is not None:
             check_dtype(dtype)
         if device is not None:
@@ -267,8 +274,8 @@ class Transformer:
         skip: float | bool | None = None,
         attention_skip: float | bool | None = None,
         mlp_skip: float | bool | None = None,
-        mlp: bool = True,
-        norm: bool = True,
+        mlp: bool | str = True,
+        norm: bool | str | Norm = True,
         mask: MaskLike | None = None,
         divisor: float | None = None,
         score_cap: float | None = None,
@@ -285,8 +292,9 @@ class Transformer:
             skip: The weight of both skips; False or 0 takes them out, True is 1.
             attention_skip: The weight of the skip around attention alone.
             mlp_skip: The weight of the skip around the MLP alone.
-            mlp: False takes out the MLP, its skip and its norm.
-            norm: False takes out every norm.
+            mlp: False or "none" takes out the MLP, its skip and its norm.
+            norm: False or "none" takes out every norm. A kind other than the network's own is refused, as of `mlp`:
+                there are no weights for it.
             mask: Which tokens see which, as in `Architecture`; so are the next four.
             divisor: What scores are divided by.
             score_cap: The cap on scores; 0 takes it out.
@@ -305,8 +313,11 @@ class Transformer:
         changes: dict[str, Any] = {**skips, **scores, "activation": activation, "heads": heads}
         if name is not None:
             base = self.variant(**named_changes(self.arch, name)) if name != "transformer" else self
-            unchanged = mlp and norm and layers is None and all(value is None for value in changes.values())
+            unchanged = (
+                mlp is True and norm is True and layers is None and all(value is None for value in changes.values())
+            )
             return base if unchanged else base.variant(mlp=mlp, norm=norm, layers=layers, **changes)
+        mlp, norm = keeps_part(self.arch, "mlp", mlp), keeps_part(self.arch, "norm", norm)
         chosen = chosen_layers(layers, self.arch.layers)
         arch = self.arch if layers is None else with_layers(self.arch, chosen)
         arch = with_changes(arch, mlp=mlp, norm=norm, **changes)

@@ -16,6 +16,7 @@ from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.checks import DEEPEST
 from rankscope.nets.masks import mask_spec
+from rankscope.nets.norms import Norm
 
 HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]  # Heads of every layer, or of some layers by number
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")
@@ -94,6 +95,22 @@ def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
     return arch.replace(**changes)
 
 
+def keeps_part(arch: Architecture, part: str, choice: bool | str | Norm) -> bool:
+    """True if a variant keeps its `mlp` or `norm`: True and the network's own name keep it, False and "none" do not.
+
+    Another name is refused: a variant has the weights of its network, and none for another part.
+    """
+    own = getattr(arch, part)
+    name = own.name if isinstance(own, Norm) else own
+    if not isinstance(choice, str) and choice in (False, True):
+        return bool(choice)
+    if choice in ("none", own, name):
+        return choice != "none"
+    sentence = f"{part} of a variant must be True (as it is, {name!r}), or False or 'none' (taken out)"
+    advice = f"Transformer.random(net.arch.replace({part}=...)) has weights for another"
+    raise ArchitectureError(f"{sentence}; got {choice!r:.60}: {advice}", subject=part)
+
+
 def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> Architecture:
     """Return the architecture with the options of `Transformer.variant` that are given: not None, or False."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -117,7 +134,7 @@ def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> A
     if "heads" in given:
         changes["kept_heads"] = kept_heads(arch, given["heads"])
     changed = arch.replace(**changes)
-    if changed.linformer_rank != arch.linformer_rank:
+    if changed.linformer_rank != arch.linformer_rank or (changed.kernel == "sink" != arch.kernel):
         sentence = f"a variant from kernel {arch.kernel!r} to {changed.kernel!r} needs other weights"
         raise ArchitectureError(f"{sentence}: use Transformer.random(arch.replace(kernel=...))", subject="kernel")
     return changed

@@ -30,7 +30,11 @@ class Curves(SavedTable):
 
     def __repr__(self) -> str:
         curves = self.views()
-        rows = [[curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"] for curve in curves]
+        rows = [
+            [curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"
+             f"{'' if curve.floor_from is None else f', at its floor from layer {curve.floor_from}'}"]
+            for curve in curves
+        ]  # fmt: skip
         return lines(f"{type(self).__name__}: {self._counts(curves)}", rows)
 
     def _repr_html_(self) -> str:

@@ -55,8 +55,13 @@ def curves_chart(
             lines)],
         _curve_table(curves),
         f"{curves[0].metric} by layer, {'logarithmic' if log else 'linear'}: "
-        + "; ".join(f"{curve.label} ends at {power(float(curve.log10[-1]))}" for curve in curves) + ".",
+        + "; ".join(f"{curve.label} ends {_ending(curve)}" for curve in curves) + ".",
         colour_bar=_steps_bar(curves, places) if places is not None and many else None)  # fmt: skip
+
+
+def _ending(curve: CurveView) -> str:
+    floor = f"below its floor, from layer {curve.floor_from}"
+    return f"at {power(float(curve.log10[-1]))}" if curve.floor_from is None else floor
 
 
 def order_of(curves: Sequence[CurveView]) -> list[int] | None:

@@ -129,11 +129,15 @@ def _named(ends: Mapping[str, Sequence[str]]) -> str:
 def _largest(curves: Sequence[CurveView]) -> str:
     """Of a metric that is no share: where it ends largest, and where smallest."""
     ends = {curve.name: float(curve.log10[-1]) for curve in curves}
-    known = sorted((log, name) for name, log in ends.items() if log == log)
+    noise = {curve.name: curve.floor_from for curve in curves if curve.floor_from is not None}
+    known = sorted((log, name) for name, log in ends.items() if log == log and name not in noise)
     lost = [name for name, log in ends.items() if log != log]
     broken = f" T{LISTED['broken'][1:]} in {', '.join(lost)}." if lost else ""
+    if noise:
+        named = ", ".join(f"{name} (from layer {layer})" for name, layer in noise.items())
+        broken = f" It is rounding noise, at or below its floor, in {named}.{broken}"
     if not known:
-        return broken.strip()
+        return f"{curves[0].metric}:{broken}" if noise else broken.strip()
     (low, least), (high, most) = known[0], known[-1]
     note = f"At the last layer {curves[0].metric} is {power(high)} in {most}"
     if len(known) > 1:

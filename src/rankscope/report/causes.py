@@ -9,6 +9,7 @@ from typing import Any
 from rankscope.extras import listed
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.verdict import Ending, ending, listing
+from rankscope.runs import Manifest
 
 FINEST = ("deviation", "float64", "float32", "bfloat16")
 NAMES = {
@@ -141,6 +142,36 @@ def removed(network: dict[str, Any], variant: dict[str, Any]) -> frozenset[str] 
     if any(network.get(name) != variant.get(name) for name in {*network, *variant} - ignored):
         return None
     return frozenset(gone)
+
+
+def same_network(one: Manifest, other: Manifest) -> bool:
+    """True unless two manifests are of different networks: another model, other random weights, or other sizes.
+
+    Variants of one network are the same network: their architectures differ in parts alone. What a manifest does not
+    say is not compared.
+    """
+    marks = [(network_name(manifest), manifest.seed, manifest.init) for manifest in (one, other)]
+    if any(a != b for a, b in zip(*marks, strict=True) if None not in (a, b)):
+        return False
+    pairs = [(a, b) for b in other.networks for a in one.networks]
+    prints = [(a.fingerprint, b.fingerprint) for a, b in pairs if a.variant == b.variant]
+    alike = [_same_sizes(a.architecture, b.architecture) for a, b in pairs if a.architecture and b.architecture]
+    return all(a == b for a, b in prints if a and b) and (not alike or any(alike))
+
+
+def network_name(manifest: Manifest) -> str | None:
+    """The model that a manifest is of, or the models that were compared; of a live model its class, None of none."""
+    compared = manifest.more.get("compared")
+    classes = [
+        str(network.model["class"]) for network in manifest.networks if network.model and "class" in network.model
+    ]
+    several = " and ".join(map(str, compared.values())) if isinstance(compared, dict) else ""
+    return manifest.model or several or next(iter(classes), None)
+
+
+def _same_sizes(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if two architectures differ in parts alone, in the fields that both versions know."""
+    return all(one[name] == other[name] for name in one.keys() & other.keys() - {*ABSENT, *FOLLOWS})
 
 
 def present(network: dict[str, Any]) -> frozenset[str]:

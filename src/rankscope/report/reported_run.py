@@ -27,6 +27,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
+from rankscope.report.causes import network_name, same_network
 from rankscope.report.sweep import Swept, read_sweep
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
@@ -125,12 +126,16 @@ def read_run(folder: str | Path) -> ReportedRun:
         if name not in PATHS and measured is not None and _created(manifest) not in ("", _created(inside[0])):
             notes.append(f"{name}.parquet is of another run than the numbers here, and left out.")
             continue
+        if _is_other(f"{name}.parquet", manifest, inside, notes):
+            continue
         tables[name] = table
         inside += [] if manifest is None else [manifest]
         closure = manifest.closure if name == "lengths" and manifest is not None else closure
     certificates = {}
     for path in sorted(folder.glob("certificates*.parquet")):
         certificate = validate.certificates(path, Certificates.read(stored.path(path.name)))
+        if _is_other(path.name, certificate.manifest, inside, notes):
+            continue
         certificates[", ".join(network.variant for network in certificate.manifest.networks)] = certificate
         inside.append(certificate.manifest)
     training = read_training(folder) if TRAINING in stored.names else None
@@ -163,6 +168,16 @@ def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
         shown = "profile.parquet" if isinstance(profiles[-1], Profile) else "summary.parquet"
         notes.append(f"Two runs were written into this folder; shown is the later, {shown}.")
     return profiles[-1] if profiles else None
+
+
+def _is_other(file: str, manifest: Manifest | None, inside: list[Manifest], notes: list[str]) -> bool:
+    """True, with a note, if a table is of another network than what was read before it: a chapter never mixes two."""
+    if manifest is None or not inside or same_network(inside[0], manifest):
+        return False
+    one, other = (network_name(known) or "another network" for known in (inside[0], manifest))
+    which = f"of {other}, and this chapter of {one}" if one != other else f"of other weights or sizes of {one}"
+    notes.append(f"{file} is {which}: it is left out. A folder for each network keeps both.")
+    return True
 
 
 def _created(manifest: Manifest | None) -> str:

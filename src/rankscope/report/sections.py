@@ -97,7 +97,7 @@ def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
     if len(shown):
         part = sentence("cloud", "plane", least=_percent(shown.min()), most=_percent(shown.max()))
     views = [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
-    caption = f"{sentence('cloud', 'caption')}{part}{_few(table, VARIANTS)}{_apart(run)}"
+    caption = f"{sentence('cloud', 'caption')}{part}{_few(run, table)}{_apart(run)}"
     return Section("cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)])
 
 
@@ -130,17 +130,20 @@ def _which(run: ReportedRun, k: int) -> str:
     return f"The first {k} excerpts of {every}."
 
 
-def _few(table: pl.DataFrame, most: int) -> str:
-    """Which part of the table is drawn, where that is not all."""
-    variants, samples = (table[name].n_unique() for name in ("variant", "sample"))
-    few = f" Drawn are the first {most} of {variants} variants." if variants > most else ""
-    return f"{few} One excerpt is shown of {samples}." if samples > 1 else few
+def _few(run: ReportedRun, table: pl.DataFrame, excerpt: bool = True) -> str:
+    """Which variants are drawn, where those are not all that were measured; with `excerpt`, how many excerpts."""
+    names, samples = table["variant"].unique(maintain_order=True).to_list(), table["sample"].n_unique()
+    measured = names if run.measured is None else run.measured.variants
+    drawn = f"Drawn are {min(len(names), VARIANTS)} of the {len(measured)} variants: {', '.join(names[:VARIANTS])}."
+    few = f" {drawn}" if len(measured) > min(len(names), VARIANTS) else ""
+    return f"{few} One excerpt is shown of {samples}." if excerpt and samples > 1 else few
 
 
 def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
     samples = table["sample"].n_unique()
     over = f", geometric means over {samples} excerpts" if samples > 1 else ""
-    plot = Plot("spectrum", [("", spectrum_chart(table))], sentence("spectrum", "caption", over=over))
+    caption = f"{sentence('spectrum', 'caption', over=over)}{_few(run, table, excerpt=False)}"
+    plot = Plot("spectrum", [("", spectrum_chart(table))], caption)
     return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
 
 

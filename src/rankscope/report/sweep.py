@@ -49,7 +49,8 @@ def sweep_sentences(swept: Swept) -> str:
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
     sentences = []
     if len(known):
-        ends = [f"{_value(view, int(row))} ({view.described(int(row))})" for row in known["row"][[0, -1]].to_list()]
+        rows = map(int, known["row"][[0, -1]])
+        ends = [f"{_value(view, row)} ({view.described(row)}{_at_floor(view, row)})" for row in rows]
         sentences.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
     effects = list(view.effects.items())
     if effects and effects[0][1] > 0:
@@ -168,6 +169,10 @@ def _shown(view: SweepView, end: float | None) -> tuple[str, float | None]:
 
 def _value(view: SweepView, row: int) -> str:
     return power(float(view.cells["log10"][row])) if view.log else f"{view.cells['value'][row]:.4g}"
+
+
+def _at_floor(view: SweepView, row: int) -> str:
+    return ", at or below its floor" if view.cells["noise"][row] else ""
 
 
 def _word(value: object) -> str:

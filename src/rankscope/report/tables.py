@@ -55,7 +55,11 @@ def certificate_table(certificates: Certificates, variant: str) -> Table:
     ]  # fmt: skip
     none = [view.theorem for view in bounds if not view.met_to]
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
-    notes = ["Vacuous: it holds, but says no more than is known anyway."] if rows else []
+    notes = (
+        ["Vacuous: the theorem holds, but its bound says nothing new (as large as the tokens, or zero)."]
+        if rows
+        else []
+    )
     if rows and certificates.table["sample"].n_unique() > 1:
         notes.append("Numbers are those of the excerpt with the most slack.")
     if none:

@@ -43,7 +43,8 @@ def training_sections(training: TrainingRun) -> list[Section]:
     marks = sentence("training", "marks") if len(training.alarms) else ""
     plots = []
     if shown := (read or learning)[:MAPS]:
-        caption = sentence("training", "maps", heads=_heads(training, shown), few=few, marks=marks)
+        noise = sentence("training", "noise") if any(training.grid(name).noise.any() for name in shown) else ""
+        caption = sentence("training", "maps", heads=_heads(training, shown), noise=noise, few=few, marks=marks)
         plots.append(Plot("training", [(title_of(name), layer_map(training, name)) for name in shown], caption))
         curves = [(title_of(name), layer_curves(training, [name])) for name in shown]
         caption = sentence("training", "curves", lines=_lines(training, shown, LINES))

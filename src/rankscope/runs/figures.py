@@ -30,21 +30,22 @@ def metric_title(metric: str) -> fig.Formula:
 def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
-    powers = _powers(grid.value)
-    limits = (powers.low, powers.high) if powers is not None else ends(grid.value)
+    seen = np.where(grid.noise, np.nan, grid.value)  # the scale is that of what is no rounding noise
+    powers = _powers(seen)
+    limits = (powers.low, powers.high) if powers is not None else ends(seen)
     hover: list[list[fig.Hover]] = [
         [(f"step {step}, layer {layer}\n", label, "") for step, label in zip(grid.steps, row, strict=True)]
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
     colours = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
-    cells = fig.Heatmap(grid.steps, grid.layers, colours, _unit(metric), powers, limits, hover=hover)
+    cells = fig.Heatmap(grid.steps, grid.layers, colours, _unit(metric), powers, limits, noise=grid.noise, hover=hover)
     layers, steps, last_step = len(grid.layers), len(grid.steps), training.steps[-1] if training.steps else 0
     last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
     panel = fig.Panel(fig.Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
-    alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid.value)}."
+    alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid)}."
     height = max(340, min(640, 130 + 24 * layers))
     return fig.Chart([panel], _table([grid]), alt, legend=False, height=height, kept=metric)
 
@@ -56,7 +57,8 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), FEW if several else LINES)
     panels = []
     for grid in grids:
-        title, powers, numbers, lines = title_of(grid.metric), _powers(grid.value), _numbers(grid), []
+        drawn = np.concatenate([grid.value, grid.floor]) if grid.noise.any() else grid.value
+        title, powers, numbers, lines = title_of(grid.metric), _powers(drawn), _numbers(grid), []
         for k, layer in enumerate(shown):
             if layer not in grid.layers:
                 continue
@@ -64,9 +66,10 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
             texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
             line = _line(grid.steps, _on_axis(grid.value[row], powers), _shade(k, shown), texts, numbers[row])
             lines.append(replace(line, name=name, group=name, noise=grid.noise[row]))
-        y = _value_axis("" if several else _unit(grid.metric), powers, grid.value)
+        lines += _floor_line(grid, powers)
+        y = _value_axis("" if several else _unit(grid.metric), powers, drawn)
         panels.append(_over_steps(training, y, lines, title if several else ""))
-    alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids) + "."
+    alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid)}" for grid in grids) + "."
     columns, kept = min(2, len(grids)), ",".join(metrics)
     return fig.Chart(panels, _table(grids), alt, columns=columns, shared=several, kept=kept)
 
@@ -112,6 +115,16 @@ def _line(
     """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says."""
     hover: list[fig.Hover] = [(text, label, after) for text, label in zip(texts, labels, strict=True)]
     return fig.Line(steps, y, colour, marker="dot" if len(steps) <= MARKED else None, hover=hover)
+
+
+def _floor_line(grid: Grid, powers: fig.Powers | None) -> list[fig.Line]:
+    """The largest floor of all layers at each step, where a value lies at its floor; none where no value does."""
+    if not grid.noise.any():
+        return []
+    floor = np.fmax.reduce(grid.floor, axis=0)
+    texts = [f"floor at step {step}: " for step in grid.steps]
+    line = _line(grid.steps, _on_axis(floor, powers), "faint", texts, list(map(_number, floor.tolist())))
+    return [replace(line, name="floor: below it is rounding noise", group="floor", marker=None, dash="dot", width=1.4)]
 
 
 def _shade(k: int, of: Sequence[object]) -> str:
@@ -196,8 +209,9 @@ def ends(values: np.ndarray) -> tuple[float, float]:
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
 
 
-def _span(values: np.ndarray) -> str:
-    return "from {:.3g} to {:.3g}".format(*ends(values))
+def _span(grid: Grid) -> str:
+    noise = ", some at their floor" if grid.noise.any() else ""
+    return "from {:.3g} to {:.3g}".format(*ends(grid.value)) + noise
 
 
 def _table(grids: Sequence[Grid]) -> dict[str, list[object]]:

@@ -61,13 +61,13 @@ class Run:
     @property
     def names(self) -> list[str]:
         """The names of the tables in the folder."""
-        files = [path.stem for path in sorted(self.folder.glob("*.parquet"))]
+        files = [path.stem for path in sorted(self.folder.glob("*.parquet")) if path.is_file()]
         grown = [name.split("/")[0] for entry in self.entries.values() for name in entry.files if "/" in name]
         return list(dict.fromkeys([*files, *grown]))
 
     def has(self, name: str) -> bool:
-        """True if there is a table of that name in one file."""
-        return (self.folder / f"{name}.parquet").is_file()
+        """True if there is a table of that name, in one file or growing: one of `names`."""
+        return name in self.names
 
     def table(self, name: str | None = None) -> pl.DataFrame:
         """A table, its checksum verified; of one that grows, all rows that are written so far. By default
@@ -197,6 +197,10 @@ class Store:
         written = self._table(file, table, manifest)
         before = self.run.entries.get(entry, RunEntry(manifest=manifest))
         self._list({**self.run.entries, entry: replace(before, files={**before.files, file: written})})
+
+    def describe(self, entry: str, manifest: Manifest) -> None:
+        """Give an entry another manifest; its files stay."""
+        self._list({**self.run.entries, entry: replace(self.run.entries[entry], manifest=manifest)})
 
     def drop(self, file: str) -> None:
         """Remove a file from the manifest and from the folder."""

@@ -5,8 +5,10 @@ texts and token ids become tokens of layer 0 (`net.encode`), and anything else i
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import SourceError, TokensError
@@ -16,8 +18,9 @@ from rankscope.nets.padding import padding_from
 from rankscope.sources.load import load
 
 NetworkLike = Transformer | nn.Module  # A network, or a model of transformers in memory, which `load` makes one of
-InputsLike = Tensor | Encoded | str | Sequence[str]
-"""Tokens `[batch, token, width]`; what `net.encode` gave; texts or token ids, which `net.encode` reads."""
+InputsLike = Tensor | np.ndarray | Encoded | str | Sequence[Any] | Mapping[str, Any]
+"""Tokens `[batch, token, width]`; what `net.encode` gave; texts or token ids, which `net.encode` reads. Ids and tokens
+may be tensors, numpy arrays or lists; ids also come as a tokenizer gives them, with their `attention_mask`."""
 
 
 class NetworkInputs(NamedTuple):
@@ -54,22 +57,31 @@ def inputs_of(
             message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out"
             raise TokensError(message, subject="padding")
         return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
-    if not isinstance(X, Tensor):
-        raise TokensError(_not_tokens(X), subject="X")
+    if isinstance(X, Mapping) and "input_ids" in X:  # as a tokenizer gives them
+        if padding is None and attention_mask is None and "attention_mask" in X:
+            attention_mask = _tensor(caller, X["attention_mask"])
+        X = X["input_ids"]
+    X = _tensor(caller, X)
+    padding, attention_mask = (
+        torch.from_numpy(mask) if isinstance(mask, np.ndarray) else mask for mask in (padding, attention_mask)
+    )
     padding = padding_from(padding, attention_mask, tuple(X.shape[:2]))
     if not X.is_floating_point():
         if X.ndim == 2 and net.origin is not None:
             return NetworkInputs(net, *net.encode(X, padding=padding))
         message = f"tokens must be a floating tensor [batch, token, width]; received {X.dtype} {tuple(X.shape)}"
-        raise TokensError(f"{message}: token ids go with a network that load or fresh gave", subject="X")
+        advice = "one text is ids [1, token], as ids[None]" if X.ndim == 1 and net.origin is not None else ""
+        advice = advice or "token ids [batch, token] go with a network that load or fresh gave"
+        raise TokensError(f"{message}: {advice}", subject="X")
     return NetworkInputs(net, X, padding)
 
 
-def _not_tokens(X: object) -> str:
-    """What to do with something that is not a tensor."""
-    if (isinstance(X, Mapping) and "input_ids" in X) or hasattr(X, "input_ids"):
-        advice = "give its ids, as in measure(net, batch['input_ids'], attention_mask=batch['attention_mask'])"
-        return f"tokens must be a tensor; received a {type(X).__name__} of a tokenizer: {advice}"
-    advice = ": convert it with torch.from_numpy" if type(X).__module__ == "numpy" else ""
-    expected = "tokens must be a floating tensor [batch, token, width], texts or token ids"
-    return f"{expected}; received {type(X).__name__}{advice}"
+def _tensor(caller: str, X: object) -> Tensor:
+    """The tensor of an array or of nested lists; anything else is a `TokensError` that says what to do."""
+    try:
+        numbers = X if isinstance(X, Tensor) else torch.from_numpy(np.asarray(X))
+    except (TypeError, ValueError) as error:
+        expected = f"{caller} takes texts, token ids [batch, token] or tokens [batch, token, width]"
+        advice = "pad ids of several lengths, as tokenizer(texts, padding=True, return_tensors='pt') does"
+        raise TokensError(f"{expected}; received a {type(X).__name__}: {advice}", subject="X") from error
+    return numbers

@@ -135,8 +135,8 @@ def bounds_sentence(bounds: Sequence[BoundView], where: str = "here") -> str:
     says, holds = states.count("says"), len(states) - states.count("refused")
     if not holds:
         return f"None of {len(states)} theorems holds {where}."
-    hold, say = "holds" if holds == 1 else "hold", "says" if says == 1 else "say"
-    return f"Of {len(states)} theorems {holds} {hold} {where}, and {says} {say} more than is trivial."
+    hold = "holds" if holds == 1 else "hold"
+    return f"Of {len(states)} theorems {holds} {hold} {where}, {says} of them with a bound that is not vacuous."
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def shares(run: Path) -> pl.DataFrame:
     return rows.with_columns(pl.col("metric").str.strip_prefix("paths_").cast(pl.Int64).alias("length"))
 
 
+@pytest.mark.slow
 def test_they_are_those_of_the_loaded_model_at_that_step(tmp_path: Path) -> None:
     model, nets, ours = gpt2().train(), {}, padded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

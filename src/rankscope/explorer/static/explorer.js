@@ -356,7 +356,7 @@ function theorems(lines) {
     row.insertCell().append(button);
     const words = line.state === "says"
       ? `layer ${line.layer}: ${line.measured} ${line.side} ${line.bound}`
-      : line.state === "vacuous" ? "holds, and says nothing" : line.why || "does not apply";
+      : line.state === "vacuous" ? "holds, but its bound is vacuous" : line.why || "does not apply";
     row.insertCell().textContent = words;
   }
   $("bounds-list").replaceChildren(table);

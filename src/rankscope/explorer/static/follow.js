@@ -2,12 +2,12 @@
    data-metric what is shown. */
 const $ = (id) => document.getElementById(id);
 const EVERY = 2000; // milliseconds between two questions
-const state = { metric: decodeURIComponent(location.hash.slice(1)) || null, mark: "", asked: 0, timer: 0 };
+const state = { run: 0, metric: decodeURIComponent(location.hash.slice(1)) || null, mark: "", asked: 0, timer: 0 };
 
 async function ask() {
   const number = (state.asked += 1);
   clearTimeout(state.timer);
-  const query = new URLSearchParams({ mark: state.mark, ...(state.metric && { metric: state.metric }) });
+  const query = new URLSearchParams({ run: state.run, mark: state.mark, ...(state.metric && { metric: state.metric }) });
   try {
     const answer = await fetch("/api/training?" + query);
     const found = await answer.json();
@@ -54,13 +54,15 @@ async function show(found) {
   $("map-note").textContent = [
     found.heads && `Mean over ${found.heads} heads.`,
     found.zeros && "Values of zero are drawn at the lower end of the scale.",
+    found.noise && "Grey: at or below its floor, which is rounding noise; dotted in the curves.",
     found.drawn && `Drawn are ${found.drawn} of ${whole(found.measurements)} measurements, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
   if (map && !matchMedia("(max-width: 56rem)").matches) curves.layout.height = map.layout.height; // they stand side by side
   if (map) {
-    const lines = curves.data.length, layers = map.data[0].y.length; // of a deep network some layers have a line
+    const groups = curves.data.map((trace) => trace.legendgroup).filter((name) => /^layer /.test(name));
+    const lines = new Set(groups).size, layers = map.data[0].y.length; // of a deep network some layers have a line
     $("curves-title").textContent = `Over the steps, ${lines < layers ? `${lines} of the ${layers} layers` : "a line for each layer"}`;
   }
   $("run").closest(".card").classList.toggle("wide", !paths);
@@ -74,6 +76,9 @@ async function show(found) {
 }
 
 function options(found) {
+  const runs = $("run-choice");
+  if (runs.options.length !== found.runs.length) runs.replaceChildren(...found.runs.map((name, place) => new Option(name, place)));
+  runs.hidden = found.runs.length < 2;
   const select = $("metric");
   const names = found.metrics.map((each) => each.name).join();
   if (select.dataset.names !== names) {
@@ -91,10 +96,10 @@ function alarms(found) {
   const now = found.alarms.map(key).join();
   if ($("alarms").dataset.key === now) return; // what is read aloud is what is new
   $("alarms").dataset.key = now;
-  $("alarms").replaceChildren(...found.alarms.map((each) => {
+  $("alarms").replaceChildren(...found.alarms.map((each, place) => { // the first of the run, then the latest before the earlier
     const item = document.createElement("li");
     const when = document.createElement("b");
-    when.textContent = `step ${whole(each.step)}`;
+    when.textContent = `step ${whole(each.step)}${place === 0 && found.raised > 1 ? ", the first" : ""}`;
     const rule = document.createElement("small");
     rule.textContent = each.rule;
     when.append(rule);
@@ -106,6 +111,7 @@ function alarms(found) {
   }));
 }
 
+$("run-choice").addEventListener("change", () => { state.run = $("run-choice").value; ask(); });
 $("metric").addEventListener("change", () => {
   state.metric = $("metric").value;
   history.replaceState(null, "", "#" + encodeURIComponent(state.metric));

@@ -6,7 +6,7 @@ export const THEORY = {
   tokens: {
     title: "Tokens",
     text: [
-      "Tokens are the rows of a matrix X. The text is taken apart as the model does it and cut to this many tokens. Under a random network every word has a random vector of its own, the same wherever it stands, plus one for its position.",
+      "Tokens are the rows of a matrix X. The text is split into tokens as the model does it, and cut to this many. A random network gives every word a random vector, the same wherever the word stands, plus one for its position.",
     ],
   },
   residual: {
@@ -22,14 +22,14 @@ export const THEORY = {
     title: "The token cloud",
     text: [
       "Every token as a point, on the two leading principal axes of the residuals of all layers together. As it is, distances are shares of the tokens' own length, and the cloud shrinks as tokens become the same. Magnified, every layer is drawn at the same size, and one sees the shape that is left: often a line, since the leading direction outlives the others.",
-      "Colours go by the place in the text. Settings that begin with the same tokens share their axes.",
+      "Colours show the place in the text, from dark to light. Settings that begin with the same tokens share their axes.",
     ],
     source: "docs/idea.md",
   },
   skip: {
     title: "Skip weight",
     text: [
-      "A skip adds a sub-block's input to its output: X ← λX + SA(X). It carries tokens past the averaging unchanged; with λ = 0 it is taken out. Turned here is the weight of both skips, around attention and around the MLP.",
+      "A skip adds a sub-block's input to its output: X ← λX + SA(X). It carries tokens past the averaging unchanged; with λ = 0 it is taken out. This sets the weight of both skips, around attention and around the MLP.",
       "A path that takes the skip in every layer never meets an average. So with skips there are lower bounds: collapse can be excluded.",
     ],
     theorem: "μ' ≥ |λ + a| μ, where a = ⟨res SA(X), res X⟩ / ‖res X‖² is how far the branch adds to the deviation itself (aligned-skip).",
@@ -39,7 +39,7 @@ export const THEORY = {
     title: "MLP",
     text: [
       "The MLP acts on each token alone. It can stretch differences between tokens by at most its Lipschitz constant λ, so it slows the collapse of attention and cannot stop it for good unless it stretches as fast as attention contracts.",
-      "Off: without the MLP, its skip and its norm.",
+      "Off: the MLP, its skip and its norm are taken out.",
     ],
     theorem: "‖res X_L‖ ≤ (4γβHλ/√d)^((3ᴸ−1)/2) · ‖res X₀‖^(3ᴸ).",
     source: `${DONG}, corollary 3.2`,
@@ -64,7 +64,7 @@ export const THEORY = {
   window: {
     title: "Window",
     text: [
-      "No token sees further than this many tokens to either side, whatever the mask allows besides. A narrow window makes the graph long: its radius is about (tokens / 2) / window, and the collapse as much slower. At 0 every token sees itself alone, and attention mixes nothing.",
+      "No token sees further than this many tokens to either side, whatever else the mask allows. A narrow window makes the graph long: its radius is about (tokens / 2) / window, and the collapse is that much slower. At 0 every token sees only itself, and attention mixes nothing.",
     ],
     source: `${WU}, section 4.1`,
   },
@@ -86,15 +86,15 @@ export const THEORY = {
   depth: {
     title: "Depth",
     text: [
-      "The layers of the model, repeated in order until there are this many, or the first of them alone. Weights are shared, nothing is copied. Deviation arithmetic follows a collapse to any depth.",
+      "The layers of the model, repeated in order until there are this many, or the first of them alone. Repeated layers share their weights. Deviation arithmetic follows a collapse to any depth.",
     ],
     source: `${DONG}, figure 2; docs/deviation.md`,
   },
   remedies: {
     title: "Remedies against collapse",
     text: [
-      "Since 2021 a dozen changes of the transformer were published that are to keep tokens apart. Here each goes onto the weights at hand as they are, with its numbers as published; what a remedy trains stays at its start. Some do nothing at their start, some undo what the weights have learnt.",
-      "Several go on in turn, each on what the one before has left. Depth is turned first and all else after, so a remedy can be seen without skips, MLP or norm. A remedy that does not fit the network, and a view that cannot take one apart, say so.",
+      "Since 2021 about twenty changes of the transformer were published that are meant to keep tokens apart. Here a remedy is put on the weights as they are, with its published numbers; parameters that it would train stay at their initial values. Some remedies do nothing at these values, some undo what the weights have learnt.",
+      "Several remedies are put on one after another. Depth is changed first and everything else after, so that a remedy can be seen without skips, MLP or norm. If a remedy does not fit the network, or a figure cannot show it, the page says so.",
     ],
     source: "docs/remedies.md",
   },
@@ -110,8 +110,8 @@ export const THEORY = {
   bounds: {
     title: "Bounds",
     text: [
-      "What is proved of this network on this text, next to what is measured, in the quantity that each theorem is about. Every hypothesis is checked: a theorem whose hypotheses fail gives no number and says which one failed. One that holds but says no more than is known anyway (an upper bound as large as the tokens, a lower bound of zero) is called vacuous and drawn hollow.",
-      "The list has every theorem with its reason.",
+      "What is proved of this network on this text, next to what is measured, in the quantity that each theorem is about. Every hypothesis is checked: a theorem whose hypotheses fail gives no number and says which one failed. One that holds but says nothing new (an upper bound as large as the tokens, a lower bound of zero) is called vacuous and drawn hollow.",
+      "The list has every theorem, and the reason where one does not apply.",
     ],
     source: "docs/theory.md, with every derivation",
   },

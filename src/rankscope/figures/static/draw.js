@@ -251,7 +251,25 @@ var rankscope = (function () {
     ]],
   };
 
+  // One drawing of an element at a time: what is asked for meanwhile is drawn once, after it, as things stand then.
   function render(state) {
+    state.drawn = state.stale = true;
+    state.turn = state.turn || turns(state).finally(() => { state.turn = null; });
+    return state.turn;
+  }
+
+  async function turns(state) {
+    while (state.stale) {
+      state.stale = false;
+      try {
+        await paint(state);
+      } catch (error) {
+        if (!state.stale) throw error;
+      }
+    }
+  }
+
+  function paint(state) {
     const { element } = state;
     const colours = theme();
     state.width = widthOf(element);
@@ -262,7 +280,6 @@ var rankscope = (function () {
       delete trace.texttemplate; // numbers do not fit into the squares of a map on a phone
     }
     kept(state, layout.height);
-    state.drawn = true;
     return Plotly.react(element, data, layout, CONFIG).then(() => named(element, state.figure.alt));
   }
 
@@ -381,7 +398,7 @@ var rankscope = (function () {
     label(state);
     const figure = state.shown();
     const colours = theme();
-    if (calm.matches || !state.drawn) return render(state);
+    if (calm.matches || !state.drawn || state.turn) return render(state);
     return Plotly.animate(
       state.element,
       {
@@ -475,13 +492,31 @@ var rankscope = (function () {
     return [...states.values()].filter((state) => !state.drawn).length;
   }
 
-  function retheme() {
-    const shown = [...states.values()].filter((state) => state.drawn || printing);
-    return Promise.all(shown.map(async (state) => render(state))); // async: one that fails holds up no other
+  // One after another, those on the screen first, so that a page of many figures answers meanwhile.
+  let themes = 0;
+  async function retheme() {
+    const now = (themes += 1);
+    const away = ({ element }) => Math.max(0, element.getBoundingClientRect().top - innerHeight, -element.getBoundingClientRect().bottom);
+    const shown = [...states.values()].filter((state) => state.drawn).sort((a, b) => away(a) - away(b));
+    for (const state of shown) {
+      if (now !== themes) return; // another theme came
+      await render(state).catch((error) => console.error(error)); // the others are drawn all the same
+      await new Promise((resolve) => setTimeout(resolve));
+    }
+  }
+
+  // A browser prints what is there when this returns.
+  function print() {
+    printing = true;
+    themes += 1;
+    for (const state of states.values()) {
+      state.drawn = true;
+      (async () => paint(state))().catch((error) => console.error(error));
+    }
   }
 
   dark.addEventListener("change", retheme);
-  addEventListener("beforeprint", () => { printing = true; retheme(); });
+  addEventListener("beforeprint", print);
   addEventListener("afterprint", () => { printing = false; retheme(); });
 
   return { draw, choose, later, waiting, csv, retheme };

@@ -18,6 +18,7 @@ from rankscope.errors import StudyError
 from rankscope.files import write_text
 from rankscope.lab.trial import NONE, SIGMA
 from rankscope.remedies import REMEDIES, remedy
+from rankscope.sources.load import is_drawn
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import HEADS, INIT, WIDTH, depths
@@ -37,7 +38,7 @@ class RemedyOptions:
     """What is to be in the table of remedies."""
 
     remedies: tuple[str, ...] = tuple(REMEDIES)  # As `--remedy` has them
-    model: str = "minilm"  # The trained model that they are put on
+    model: str = "minilm"  # The model that they are put on
     seeds: int = 3
     train: bool = False
     depths: tuple[int, ...] | None = None  # Depths of networks that are trained; as the setup's size has it if left out
@@ -238,7 +239,7 @@ def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements
     table = measurements.trained
     lines = TEXTS.notes(
         seeds=options.seeds, init=INIT, depths=", ".join(map(str, depths(setup.full))), width=WIDTH, heads=HEADS,
-        model=options.model, samples=on_trained_model.SAMPLES, tokens=on_trained_model.TOKENS,
+        model=named_with_weights(options.model), samples=on_trained_model.SAMPLES, tokens=on_trained_model.TOKENS,
     )  # fmt: skip
     lines += [] if setup.full else [TEXTS.sentence("quick")]
     lines += recipes(setup.folder) if len(table) else [TEXTS.sentence("untrained")]
@@ -248,6 +249,15 @@ def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements
     if len(table) and missing:
         lines.append(TEXTS.sentence("not_trained", remedies=", ".join(missing)))
     return lines if len(measurements.costs) else [*lines, TEXTS.sentence("untimed")]
+
+
+def named_with_weights(model: str) -> str:
+    """The name of the model that remedies are put on; one whose weights are random says so.
+
+    >>> named_with_weights("bert-tiny")
+    'bert-tiny (random weights)'
+    """
+    return f"{model} (random weights)" if is_drawn(model) else model
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ def put_cold(tables: RemedyMeasurements) -> PageTable:
         rows.append([remedy, NOTHING if residual is None else power(residual), *(_text(mean, ".3f") for mean in means)])
         note += "".join(f" {NOTHING} {why}." for why in tables.cold.filter(remedy=remedy)["refused"].drop_nulls())
     headings = ["remedy", "residual", *on_trained_model.QUANTITIES[1:]]
-    return PageTable("Put cold on the trained model", headings, rows, note)
+    return PageTable("Put cold on a model", headings, rows, note)
 
 
 def trained_in(table: pl.DataFrame, setting: str, how: str = "") -> PageTable:
@@ -154,7 +154,7 @@ def refusals(tables: RemedyMeasurements) -> PageTable:
         reasons["random, no skips"] = next(iter(mine["note"].drop_nulls()), None)
         arithmetic = next(iter(mine.filter(pl.col("arithmetic") != "deviation")["arithmetic"]), None)
         reasons["random"] = arithmetic and f"deviation arithmetic has no rule for it: run in {arithmetic}"
-        reasons["the trained model"] = tables.refused_cold(remedy)
+        reasons["the model"] = tables.refused_cold(remedy)
         rows += [[remedy, network, why] for network, why in reasons.items() if why]
     return PageTable("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)
 
