@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics import dobrushin, entropy, first_token_mass, row_sum_defect, second_singular_value, spectral_gap
+from rankscope.metrics.attention import METRICS
 from tests.raising import raises
 from tests.strategies import stochastic
 
@@ -84,8 +85,20 @@ def test_signed_attention_has_no_entropy() -> None:
     assert math.isnan(entropy(P).item())
 
 
-def test_attention_that_is_not_square_or_finite_is_a_sentence() -> None:
+def test_attention_that_is_not_square_is_a_sentence() -> None:
     with raises(TokensError, subject="P"):
         dobrushin(torch.ones(2, 3, 4))
-    with raises(TokensError, subject="P"):
-        entropy(torch.full((1, 2, 2), torch.nan))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_a_head_that_is_not_finite_has_no_value_and_leaves_others_theirs(bad: float, tokens: int) -> None:
+    """NaN, and marked; whether the matrix is small or read by rows."""
+    P = torch.rand(2, 2, tokens, tokens, dtype=torch.float64).softmax(-1)
+    broken = P.clone()
+    broken[1, 0, 1, 2] = bad
+    for known in METRICS:
+        whole, found = known.read(P), known.read(broken)
+        assert found.value[1, 0].isnan() and found.below_floor[1, 0]
+        kept = torch.tensor([[True, True], [False, True]])
+        torch.testing.assert_close(found.value[kept], whole.value[kept], rtol=1e-12, atol=1e-13)

@@ -50,12 +50,12 @@ class Logits:
     def softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """The pattern P as an ordinary tensor, over the columns visible to each row."""
         scores = self.ref[:, :, None] + self.D.explicit()
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # of padding
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)  # padding sees nothing
 
     def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """log P as an ordinary tensor, over the columns visible to each row; -inf elsewhere."""
         scores = self.ref[:, :, None] + self.D.explicit()
-        return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, -torch.inf)
 
     def restored(self, order: TokenOrder) -> "Logits":
         """Scores with tokens in their original order, padding included."""

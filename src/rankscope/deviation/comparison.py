@@ -3,7 +3,7 @@
 `second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
 was rounded differently: by their states (`state_distance`, `direction_difference`), by their attention
 patterns (`attends_elsewhere`, `undecided`, which only matter where scores are steep), and by tokens that left
-float64's range (`tokens_lost`).
+float64's range (`tokens_lost`, `short_tokens`).
 """
 
 import math
@@ -18,6 +18,7 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import LOWEST, LogScales, spread
 from rankscope.deviation.state import State
+from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
 
 STEEP = math.log(1e4)  # the log of scores from which on their rounding may decide a softmax
@@ -51,7 +52,8 @@ def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
     if not P.p.numel() or (sizes := score_sizes(P)) is None:
         return _none(P)
     ref, D = sizes
-    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
+    finer = math.log(torch.finfo(torch.float64).eps / precision(P.p))  # doubled precision rounds so much less
+    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP + finer
 
 
 def attends_elsewhere(P: AnyPattern, second: Pattern) -> Bool[Tensor, " batch"]:
@@ -89,15 +91,22 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:
-    """True for samples where a token that was not zero is now zero, or too short, beside the longest, for one scale to
-    hold. Only samples that have no common token now: beside one, a short deviation is no short token."""
+    """True for samples where a token that was not zero is now zero, or too short for one scale (`short_tokens`)."""
+    was = (_sizes(before) > 0) | (before.x.log > LOWEST)[:, None]
+    return (was & short_tokens(after)).any(-1)
 
-    def size(state: State) -> Tensor:
-        return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
 
-    was = (size(before) > 0) | (before.x.log > LOWEST)[:, None]
-    short = (size(after) < SHORTEST * after.R.largest()[:, None]) | (size(after) == 0)
-    return (was & short & after.valid.mask).any(-1) & (after.x.log <= LOWEST)
+def short_tokens(state: State) -> Bool[Tensor, "batch token"]:
+    """True for tokens that are zero, or too short, beside the longest, for one scale to hold. Only in samples that have
+    no common token: beside one, a short deviation is no short token."""
+    size = _sizes(state)
+    short = (size < SHORTEST * state.R.largest()[:, None]) | (size == 0)
+    return short & state.valid.mask & (state.x.log <= LOWEST)[:, None]
+
+
+def _sizes(state: State) -> Float[Tensor, "batch token"]:
+    """The largest |entry| of each token's deviation."""
+    return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
 
 
 def state_distance(a: State, b: State, deep: bool = True) -> LogScales:

@@ -5,6 +5,9 @@ readings. Layer by layer, `confirmations` runs the rules in float64 (`propagate.
 Where the two do not agree, float64 was not enough, and the question is whether 32 digits were: from there on
 a second doubled pass runs, perturbed by more than the rounding of the first can have grown to: `MARGIN` times
 what float64's has, brought down from 16 digits to 32.
+
+What no comparison of two passes shows is looked for in doubled precision as `second_pass.py` looks for it in float64
+(`Confirmation.lost`): numbers rounded to zero, signs that rounding decides, attention to tokens that rounding chose.
 """
 
 from collections.abc import Iterator
@@ -14,10 +17,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rankscope.deviation.comparison import state_distance, tokens_lost
-from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.comparison import (
+    attends_elsewhere,
+    short_tokens,
+    state_distance,
+    steep_scores,
+    tokens_lost,
+    undecided,
+)
+from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded, run_block
-from rankscope.deviation.rules import Deviation
+from rankscope.deviation.proved_zeros import unproved
+from rankscope.deviation.scaled import LOWEST
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool
@@ -31,7 +43,7 @@ class _DoubledPasses:
 
     def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None) -> None:
         self.inputs = PassInputs.of(net, X, padding, doubled=True)
-        self.rules = Deviation(self.inputs.net.arch, self.inputs.settings)
+        self.rules = WatchedDeviation(self.inputs.net.arch, self.inputs.settings, TORN * EPS)
         self.perturbed_rules = PerturbedDeviation(self.inputs.net.arch, self.inputs.settings)
         self.state = self.inputs.state
         self.perturbed_state: State | None = None  # the state of the perturbed pass; None until it starts
@@ -43,31 +55,59 @@ class Confirmation:
 
     doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
     single: DeviationStep  # the layer of the pass in float64
-    lost: Bool[Tensor, " batch"]  # True where a token has left the range of numbers beside the others
+    lost_before: Bool[Tensor, " batch"]  # `lost` of the layer before
     passes: _DoubledPasses
     before: State  # the doubled pass's tokens before this layer
+    after: DeviationStep  # the layer of the doubled pass as it is, valid tokens first
     grown: float  # the largest distance of float64's tokens from them so far
+
+    @cached_property
+    def lost(self) -> Bool[Tensor, " batch"]:
+        """True where nothing is known of the sample from this layer on, in 32 digits either: what
+        `SecondPassLayer.lost` is of float64."""
+        passes, step = self.passes, self.after
+        if not step.layer:
+            return self.lost_before
+        losses, parts = passes.rules.losses, passes.inputs.net.arch.parts
+        lost = self.lost_before | losses.torn
+        suspect = short_tokens(step.state).any(-1) | losses.short
+        suspect = suspect | (step.state.R.log <= LOWEST) & (self.before.R.log > LOWEST)
+        if parts:
+            lost = lost | tokens_lost(self.before, step.state)
+        elif bool(suspect.any()):
+            lost = lost | unproved(passes.inputs.block(step.layer - 1), passes.rules, self.before)
+        losses.short = False
+        for P, Q in ((step.attention, "attention"), (step.cross, "cross")):
+            if P is not None and bool(steep_scores(P).any()):
+                second: DeviationPattern = getattr(self.perturbed_inside, Q)
+                lost = lost | attends_elsewhere(P, second.matrix()) | undecided(P, second)
+        return lost
 
     @cached_property
     def perturbed(self) -> DeviationStep:
         """The layer of the perturbed doubled pass, rounded to float64; the first use starts that pass."""
+        return rounded(restored(self.perturbed_inside, self.passes.inputs.order))
+
+    @cached_property
+    def perturbed_inside(self) -> DeviationStep:
+        """The layer of the perturbed doubled pass as it is, valid tokens first."""
         passes, index = self.passes, self.doubled.layer - 1
         if index < 0:
-            return self.doubled
+            return self.after
         if passes.perturbed_state is None:
             share = MARGIN * max(self.grown, EPS) * EPS
             passes.perturbed_state = Perturbation(largest_share=min(share, 1e-12)).of(self.before)
             passes.perturbed_rules.memory = dict(passes.rules.memory)  # of the layers before
         step = run_block(passes.inputs.block(index), passes.perturbed_rules, passes.perturbed_state)
         passes.perturbed_state = step.state
-        return rounded(restored(step, passes.inputs.order))
+        return step
 
 
 def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[Confirmation]:
     """Yields every layer in float64 and in doubled precision."""
     passes = _DoubledPasses(net, X, padding)
     lost = torch.zeros(len(X), dtype=torch.bool, device=passes.inputs.net.device)
-    state_before, grown = None, 0.0
+    grown = 0.0
     for single in propagate(net, X, padding):
         before = passes.state
         step = DeviationStep(0, before, None)
@@ -75,11 +115,10 @@ def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) ->
             step = run_block(passes.inputs.block(single.layer - 1), passes.rules, before)
             passes.state = step.state
         doubled = rounded(restored(step, passes.inputs.order))
-        lost = lost if state_before is None else lost | tokens_lost(state_before, doubled.state)
-        state_before = doubled.state
-        confirmation = Confirmation(doubled, single, lost, passes, before, grown)
+        confirmation = Confirmation(doubled, single, lost, passes, before, step, grown)
+        lost = confirmation.lost
         yield confirmation
         distances = state_distance(doubled.state, single.state)
         grown = max(grown, float(distances.max()) if len(distances) else 0.0)
         if passes.perturbed_state is not None:
-            _ = confirmation.perturbed  # once started, it runs every layer
+            _ = confirmation.perturbed_inside  # once started, it runs every layer

@@ -27,6 +27,9 @@ LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
 LINEAR = 1e3  # beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits
 MOST_TERMS = 19
 REACH = 250.0  # the |log| of the size of z and d within which activations are evaluated as they are
+SUNK = 300.0
+"""By how much the log of products may lie below that of their factors. Below, what is left may be less than what
+underflowed on the way: a unit that is open where its other factor is zero sets the scale of all the others."""
 
 
 def mlp(
@@ -40,11 +43,54 @@ def mlp(
     else:
         gate = w.gate
         z, d = perturb(affine(state.x, gate)), perturb(state.R.mapped(lambda v: v @ gate.weight))
-        a, A = map(perturb, activation(arch.activation, z, d))
-        # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
-        R = product(A, rows(x)) + product(rows(a), R) + product(A, R)
-        x = product(a, x)
+        x, R = _gated(arch.activation, z, d, x, R, perturb)
     return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.valid)
+
+
+def _gated(
+    name: str, z: Scaled, d: Scaled, x: Scaled, R: Scaled, perturb: Callable[[Scaled], Scaled]
+) -> tuple[Scaled, Scaled]:
+    """(act(z) x, act(z + d) (x + R) - act(z) x), units that underflow at scales of their own.
+
+    Args:
+        name: The activation.
+        z: What the gates of the common token are made of, `[batch, unit]`.
+        d: What tokens add to z, `[batch, token, unit]`.
+        x: What gates are multiplied with, of the common token.
+        R: What tokens add to x.
+        perturb: Moves the last digits of what comes out of the activation.
+    """
+    a, A = map(perturb, activation(name, z, d))
+    common, rest = _products(a, A, x, R)
+    logs = torch.stack([A.log + x.log, a.log + R.log, A.log + R.log]).amax(0)
+    sunk = (rest.log < logs - SUNK) & (torch.maximum(d.log, R.log) > LOWEST) | (common.log < a.log + x.log - SUNK)
+    if not must_compute("mlp.sunk", sunk.any()):
+        return common, rest
+    shape = R.value.shape
+    z, d, x, R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
+    a, A = map(perturb, activation(name, z.mapped(lambda v: v[:, 0]), d))
+    fine, fine_rest = _products(a, A, x.mapped(lambda v: v[:, 0]), R)
+    fine, fine_rest = _from_entries(fine, shape), _from_entries(fine_rest, shape)
+    return chosen(sunk, fine.mapped(lambda v: v[:, 0]), common), chosen(sunk, fine_rest, rest)
+
+
+def _products(a: Scaled, A: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scaled]:
+    """(a x, (a + A_i) (x + R_i) - a x) = (a x, A_i x + a R_i + A_i R_i), entry by entry."""
+    return product(a, x), product(A, rows(x)) + product(rows(a), R) + product(A, R)
+
+
+def _by_entry(part: Scaled, shape: torch.Size) -> Scaled:
+    """Numbers as samples of one token and one unit each, at scales of their own; those of one token are repeated."""
+    value = part.value.expand(shape)
+    log = spread(part.log, value).expand(shape)
+    return Scaled(value.reshape(-1, 1, 1), log.reshape(-1)).normalised()
+
+
+def _from_entries(part: Scaled, shape: torch.Size) -> Scaled:
+    """Numbers of samples of one entry as `[batch, token, unit]` again, at the scale of each sample's largest."""
+    log = part.log.view(shape)
+    largest = log.flatten(1).amax(1)
+    return Scaled(part.value.view(shape) * (log - spread(largest, log)).exp(), largest)
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:

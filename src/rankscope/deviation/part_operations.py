@@ -201,5 +201,5 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     E = torch.expm1(scores.value * size) / size
     m = (C * E).sum(-1, keepdim=True)
     near = Scaled(C * (E - m) / (1 + size * m), scores.log)
-    plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
+    plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
     return chosen(scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()

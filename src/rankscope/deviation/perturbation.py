@@ -6,9 +6,11 @@ zero. What two passes then agree on does not depend on rounding; what they diffe
 
 `Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedStreamed` (float64, attention by rows),
 `PerturbedDeviation` and `PerturbedRows` (deviation arithmetic, attention whole or by rows) are the arithmetics of those
-names with every result perturbed. `SignLosses` looks for what a perturbation cannot show: norms of one entry, or of two
-about their mean, leave no more than a sign. A token that is zero but for rounding gets a sign from rounding, and two
-passes that differ agree on it by chance every second time.
+names with every result perturbed. `NormLosses` looks for what a perturbation cannot show. Norms of one entry, or of two
+about their mean, leave no more than a sign: a token, query or key that is zero but for rounding gets a sign from
+rounding, and two passes that differ agree on it by chance every second time. And a token that is zero, or nearly,
+beside others when it enters a norm may have left float64's range in both. `WatchedDeviation` is deviation arithmetic
+with nothing perturbed that looks for the same, for `confirm.py`.
 """
 
 import math
@@ -19,8 +21,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.by_rows import PatternByRows, RowMaker, StreamedDeviation
+from rankscope.deviation.comparison import SHORTEST
+from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, spread
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
@@ -103,37 +107,76 @@ def _kept(seed: int, length: int, device: torch.device) -> Tensor:
     return row[:length]
 
 
+NEGLIGIBLE = math.log(1e-20)  # the log of a token's length after a norm below which it is nothing beside the others
 TORN = 1e-11  # a token shorter than this share of the terms that it is the sum of may be zero but for rounding
 
 
-class SignLosses:
-    """Notes where a norm gave a sign to a token that is zero but for rounding.
+class NormLosses:
+    """Notes where a norm met a token that rounding may have decided.
 
-    `summed` and `met` are called during a pass; `torn` is the result."""
+    `summed`, `met` and `met_heads` are called during a pass; `torn` and `short` are the results."""
 
-    def __init__(self, arch: Architecture) -> None:
-        self.norm = norm_of(arch.norm)
-        self.matter = self.norm is not None and arch.width - self.norm.centred <= 1
+    def __init__(self, arch: Architecture, torn: float = TORN) -> None:
+        """Tokens shorter than the share `torn` of the terms that they are the sum of may be zero but for rounding."""
+        self.norm, self.share = norm_of(arch.norm), torn
+        self.narrow = self.norm is not None and arch.width - self.norm.centred <= 1
+        self.narrow_heads = arch.query_norm and arch.head_width == 1
         self.least = 0.5 * math.log(arch.norm_eps) if arch.norm_eps > 0 else -math.inf
         self.terms: Tensor | float = -math.inf
-        self.torn: Tensor | bool = False  # True for samples where a norm has met such a token
+        self.torn: Tensor | bool = False  # True for samples where a norm gave a sign to such a token, query or key
+        self.short: Tensor | bool = False  # True for samples where a norm met a token that is zero, or nearly
 
     def summed(self, *parts: Any) -> None:
         """Note the sizes of terms that were added up."""
-        for part in parts if self.matter else ():
+        for part in parts if self.narrow or self.narrow_heads else ():
             size = _log_size(part)
             self.terms = size if isinstance(self.terms, float) else torch.maximum(self.terms, size)
 
     def met(self, tokens: Any, valid: Tensor) -> None:
         """Look at the input of a norm; `valid` says which positions are tokens."""
-        if not self.matter or not valid.shape[1]:
+        if self.norm is None or not valid.shape[1]:
             return
-        assert self.norm is not None
+        if self._can_lengthen(tokens):
+            size = (tokens.scaled_tokens if isinstance(tokens, State) else tokens).abs().amax(-1)
+            longest = size.masked_fill(~valid, 0.0).amax(-1, keepdim=True)
+            self.short = self.short | (((size < SHORTEST * longest) | (size == 0)) & valid).any(-1)
+        if not self.narrow:
+            return
         self.summed(tokens)
         X, log = (tokens.scaled_tokens, tokens.log) if isinstance(tokens, State) else (tokens, 0.0)
         sizes = self.norm.centre(X).abs().amax(-1).masked_fill(~valid, math.inf).amin(-1)
-        limit = self.terms + math.log(TORN)
+        limit = self.terms + math.log(self.share)
         self.torn = self.torn | (sizes.log() + log <= limit) & (self.least < limit)
+
+    def _can_lengthen(self, tokens: Any) -> bool:
+        """True if the norm may give length to a token that is nothing beside the others: without eps, or where tokens
+        are so long that eps is nothing beside the shortest. Those of plain rules are not that long."""
+        if self.least == -math.inf:
+            return True
+        reach = self.least - math.log(SHORTEST) + NEGLIGIBLE
+        return isinstance(tokens, State) and must_compute("perturbation.long", (tokens.log > reach).any())
+
+    def met_heads(self, rules: Any, block: Block, tokens: Any, valid: Tensor) -> None:
+        """Look at queries and keys of one entry, of which their norm leaves the sign; one that is zero because its
+        token is zero has none."""
+        if not self.narrow_heads or not valid.shape[1]:
+            return
+        w, log_share = block.weights.attention, math.log(self.share)
+        self.summed(tokens)
+        for linear, latent in ((w.query, w.query_latent), (w.key, w.key_latent)):
+            inner = rules.latent(tokens, latent)
+            X, log = (
+                (inner.scaled_tokens, inner.log) if isinstance(inner, State) else (inner, inner.new_zeros(len(inner)))
+            )
+            W = linear.weight.flatten(1)
+            sums, terms = X @ W, X.abs() @ W.abs()  # [batch, token, head]
+            if linear.bias is not None:
+                bias = spread((-log).clamp(max=STEEPEST).exp(), sums) * linear.bias.flatten()
+                sums, terms = sums + bias, terms + bias.abs()
+            before = (self.terms - log)[:, None, None] + W.abs().amax(0).log()
+            limit = torch.maximum(terms.log(), before) + log_share
+            torn = (sums.abs().log() <= limit) & (terms > 0) & (limit + log[:, None, None] > self.least)
+            self.torn = self.torn | (torn.any(-1) & valid).any(-1)
 
 
 def _log_size(tokens: Any) -> Tensor:
@@ -144,15 +187,39 @@ def _log_size(tokens: Any) -> Tensor:
     return size
 
 
-class _Perturbed:
-    """Perturbs the result of every rule of the arithmetic that it is mixed into."""
+class _Watched:
+    """Shows what goes into norms of the arithmetic that it is mixed into to its `losses`."""
 
-    noise: Perturbation
-    signs: SignLosses
+    losses: NormLosses
     settings: PassSettings
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
-        self.signs.met(state, self.settings.valid)
+        self.losses.met(state, self.settings.valid)
+        return super().norm(block, name, state)
+
+    def pattern(self, block: Block, state: Any) -> Any:
+        self.losses.met_heads(self, block, state, self.settings.valid)
+        return super().pattern(block, state)
+
+    def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
+        self.losses.summed(state, *branches.values())
+        return super().add(block, half, state, branches)
+
+
+class WatchedDeviation(_Watched, Deviation):
+    """Deviation arithmetic as it is, with an eye on what goes into norms."""
+
+    def __init__(self, arch: Architecture, settings: PassSettings, torn: float = TORN) -> None:
+        super().__init__(arch, settings)
+        self.losses = NormLosses(arch, torn)
+
+
+class _Perturbed(_Watched):
+    """Perturbs the result of every rule of the arithmetic that it is mixed into."""
+
+    noise: Perturbation
+
+    def norm(self, block: Block, name: str, state: Any) -> Any:
         return self.noise.of(super().norm(block, name, state))
 
     def values(self, block: Block, state: Any) -> Any:
@@ -171,7 +238,6 @@ class _Perturbed:
         return self.noise.of(super().mlp(block, state))
 
     def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
-        self.signs.summed(state, *branches.values())
         return self.noise.of(super().add(block, half, state, branches))
 
 
@@ -186,7 +252,7 @@ class PerturbedPlain(_PerturbedTokens, Plain):
 
     def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
         super().__init__(arch, settings)
-        self.noise, self.signs = Perturbation(seed), SignLosses(arch)
+        self.noise, self.losses = Perturbation(seed), NormLosses(arch)
 
 
 class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
@@ -194,7 +260,7 @@ class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
 
     def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0) -> None:
         super().__init__(net, settings, asked)
-        self.noise, self.signs = Perturbation(seed), SignLosses(net.arch)
+        self.noise, self.losses = Perturbation(seed), NormLosses(net.arch)
 
     def mix(self, block: Block, P: PatternNumbers, V: Tensor) -> Tensor:  # type: ignore[override]
         """The outputs of the heads; the maker of rows, which mixing drops, is kept."""
@@ -214,7 +280,7 @@ class PerturbedDeviation(_Perturbed, Deviation):
 
     def _set_up(self, seed: int) -> None:
         """Draw the perturbations of this seed."""
-        self.noise, self.signs = Perturbation(seed), SignLosses(self.arch)
+        self.noise, self.losses = Perturbation(seed), NormLosses(self.arch)
         self.of_scores = Perturbation(seed, units=16 * UNITS)
         self.perturb_tensor = self.of_scores.perturb
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.replay import can_replay, pass_cache
@@ -65,6 +65,8 @@ def without_rule(net: Transformer) -> list[str]:
     arch = net.arch
     has_kernel = kernel_of(arch.kernel).deviation is not None
     missing = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    missing += ["disentangled positions"] if arch.positions == "disentangled" else []
+    missing += ["experts that are cut off"] if arch.experts is not None and arch.experts.limit else []
     missing += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return missing + [
         part.name for part in arch.parts if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
@@ -145,7 +147,14 @@ def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 
 def rounded(step: DeviationStep) -> DeviationStep:
-    """A step in doubled precision with every number rounded to the nearest float64."""
+    """A step in doubled precision with every number rounded to the nearest float64; scores as log P, which they are up
+    to a constant of each row: scores of 1e9 would lose what differs between them."""
+    P = step.attention
+    if P is not None and P.logits is not None and P.p.numel():
+        logs = P.logits.log_softmax(P.visible).masked_fill(~P.visible, 0.0)
+        zero = torch.zeros_like(P.p)
+        logits = Logits(zero, Scaled(logs, torch.zeros_like(P.off_top.log)), Scaled.plain(zero).by_head())
+        step = step._replace(attention=replace(P, logits=logits))
     return converted(step, nearest)
 
 

@@ -120,11 +120,16 @@ class _StreamedPattern:
 
 
 def _of_state(metric: Metric, state: State) -> Reading:
-    """By its rule; of a metric without one, in units of the tokens' own size."""
+    """By its rule; of a metric without one, in units of the tokens' own size. NaN of a sample that holds NaN."""
+    state, broken = state.finite
     if metric.rule is not None:
-        return metric.rule(_StateTokens(state))
-    reading = metric.read(state.scaled_tokens, ~state.valid.mask, unit=UNIT)
-    return _rescaled(reading, metric.degree * state.log) if metric.degree else reading
+        reading = metric.rule(_StateTokens(state))
+    else:
+        reading = metric.read(state.scaled_tokens, ~state.valid.mask, unit=UNIT)
+        reading = _rescaled(reading, metric.degree * state.log) if metric.degree else reading
+    if broken is None:
+        return reading
+    return Reading(*(part.masked_fill(broken, torch.nan) for part in (reading.value, reading.log10, reading.floor)))
 
 
 def _of_pattern(metric: Metric, P: DeviationPattern, padding: Tensor) -> Reading:

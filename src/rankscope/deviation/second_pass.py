@@ -1,12 +1,14 @@
 """Runs the network a second time with different rounding: readings on which the passes differ are marked.
 
-Called by `profiles/propagation.py` (`with_second_pass`); `profiles/agreement.py` compares the readings. Layer
-by layer, after the first pass (`propagate.py`) has finished a layer, `SecondPass.run_layer` takes the second
-pass's own state through the same block: by the plain rules where float64 resolves what tokens differ by (they
-share no formula with deviation arithmetic), below that by the rules of deviation arithmetic with their last
-digits perturbed (`perturbation.py`). That costs a plain pass where tokens stay apart, and as much as the
-first pass where they do not. On a GPU both passes are recorded and replayed together (`replay.py`), and layers
-of one form are stacked along the samples (`StackSecondPass`) for `profiles/layer_stack.py` to read in one go.
+Called by `profiles/propagation.py` (`with_second_pass`); `profiles/agreement.py` compares the readings. Layer by layer,
+after the first pass (`propagate.py`) has finished a layer, `SecondPass.run_layer` takes the second pass's own state
+through the same block: by the plain rules where float64 resolves what tokens differ by (they share no formula with
+deviation arithmetic), below that by the rules of deviation arithmetic with their last digits perturbed
+(`perturbation.py`). That costs a plain pass where tokens stay apart, and as much as the first pass where they do not.
+Over many layers float64's own rounding may grow beyond what counts as agreement while deviation arithmetic has lost
+nothing; then a pass by perturbed rules from the first layer on settles it (`alone`). On a GPU both passes are recorded
+and replayed together (`replay.py`), and layers of one form are stacked along the samples (`StackSecondPass`) for
+`profiles/layer_stack.py` to read in one go.
 """
 
 import math
@@ -31,8 +33,9 @@ from rankscope.deviation.perturbation import (
     is_cached,
 )
 from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, run_block
+from rankscope.deviation.proved_zeros import unproved
 from rankscope.deviation.replay import pass_cache
-from rankscope.deviation.scaled import chosen
+from rankscope.deviation.scaled import LOWEST, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.pass_settings import PassSettings
@@ -91,28 +94,28 @@ class SecondPass:
     def __init__(self, inputs: PassInputs, seed: int = 0, by_rows: AttentionRequest | None = None) -> None:
         """Starts from the inputs of the first pass; with `by_rows`, attention goes by blocks of rows."""
         self.inputs = inputs
-        arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1)
+        arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1, seed + 2)
         if by_rows is None:
             self.plain_rules = PerturbedPlain(arch, settings, seed)
             rules = [PerturbedDeviation(arch, settings, rule_seed) for rule_seed in seeds]
         else:
             self.plain_rules = PerturbedStreamed(inputs.net, settings, by_rows, seed)
             rules = [PerturbedRows(inputs.net, settings, rule_seed, by_rows.block_bytes) for rule_seed in seeds]
-        self.perturbed_rules, self.perturbed_again_rules = rules
+        self.perturbed_rules, self.perturbed_again_rules, self.rules_alone = rules
+        self.last_alone = DeviationStep(0, inputs.state, None)  # the last layer that `alone` was asked for
         # The first product with a matrix rounds the input as well.
         self.state = self.perturbed_rules.noise.of(inputs.state)
-        self.first_pass_before: State | None = None
+        self.first_pass_before = inputs.state
         self.lost = torch.zeros(len(inputs.state.valid.mask), dtype=torch.bool, device=inputs.net.device)
 
     def run_layer(self, step: DeviationStep) -> "SecondPassLayer":
         """The second pass through the layer that the first pass has just finished as `step`."""
-        if self.first_pass_before is not None:
-            self.lost = self.lost | comparison.tokens_lost(self.first_pass_before, step.state)
-        self.first_pass_before = step.state
+        before_first, self.first_pass_before = self.first_pass_before, step.state
         if step.layer == 0:
             return SecondPassLayer(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
         block, before = self.inputs.net.blocks[step.layer - 1], self.state
         resolved, plain, numbers = _resolves(before), None, None
+        self.plain_rules.losses.short = self.perturbed_rules.losses.short = False
         if self.inputs.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             resolved = torch.zeros_like(resolved)
         if must_compute("second_pass.resolved_before", resolved.any()):
@@ -130,9 +133,42 @@ class SecondPass:
         else:
             every = can_skip("second_pass.all_resolved", resolved.all())
             self.state = after if every else _chosen(resolved, after, layer.perturbed_inside.state)
-        torn = self.plain_rules.signs.torn | self.perturbed_rules.signs.torn
-        self.lost = self.lost | _hidden(step, layer) | torn
+        plain_losses, losses = self.plain_rules.losses, self.perturbed_rules.losses
+        zero = self._rounded_to_zero(block, before, before_first, step.state, plain_losses.short | losses.short)
+        self.lost = self.lost | _hidden(step, layer) | plain_losses.torn | losses.torn | zero
         return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far)
+
+    def alone(self, layer: int) -> DeviationStep:
+        """A layer by perturbed rules of deviation arithmetic alone, from the first layer on, tokens in their original
+        order; layers are best asked for in turn."""
+        if layer < self.last_alone.layer or self.last_alone.layer == 0:
+            self.rules_alone.memory = {}
+            self.last_alone = DeviationStep(0, self.rules_alone.noise.of(self.inputs.state), None)
+        for block in self.inputs.net.blocks[self.last_alone.layer : layer]:
+            self.rules_alone.begin(block)
+            self.last_alone = run_block(block, self.rules_alone, self.last_alone.state)
+        return restored(self.last_alone, self.inputs.order)
+
+    def _rounded_to_zero(
+        self, block: Block, before: State, first_before: State, first_after: State, short: Tensor | bool
+    ) -> Bool[Tensor, " batch"]:
+        """Return which samples hold a zero that is rounding (`proved_zeros.py`), if there is anything to look for.
+
+        Args:
+            block: The layer.
+            before: The second pass's state before it.
+            first_before: The first pass's state before it.
+            first_after: The first pass's state after it.
+            short: True for samples where a norm of this layer met a token that is zero or nearly so.
+        """
+        if self.inputs.net.arch.parts:  # they have no rule for what may be zero
+            return comparison.tokens_lost(first_before, first_after)
+        equal = (first_after.R.log <= LOWEST) & (first_before.R.log > LOWEST)
+        suspect = comparison.short_tokens(first_after).any(-1) | equal | short
+        if not must_compute("second_pass.zeros", suspect.any()):
+            return torch.zeros_like(suspect)
+        self.perturbed_rules.begin(block)
+        return unproved(block, self.perturbed_rules, before)
 
 
 def second_pass_of_layers(
@@ -160,8 +196,8 @@ class SecondPassLayer:
     plain_step: Step | None  # the layer by plain rules, valid tokens first; None if float64 resolves no sample
     lost: Bool[Tensor, " batch"]
     """True where nothing is known of the sample from here on: a token became so short beside the others that
-    one scale does not hold them, or the differences of equal tokens may have been all that was left, or a
-    norm gave a sign to a token that is zero but for rounding."""
+    one scale does not hold them, or was rounded to zero, or the differences of equal tokens may have been all that was
+    left, or a norm gave a sign to a token that is zero but for rounding."""
     perturbed_step: DeviationStep | None = None  # the layer by perturbed rules, if it was computed already
     numbers: PatternNumbers | None = None
     """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
@@ -204,6 +240,15 @@ class SecondPassLayer:
     def perturbed_again_for(self, where: Tensor) -> DeviationStep:
         """`perturbed_again`, of which the caller reads the samples `where` alone."""
         return self.perturbed_again
+
+    @cached_property
+    def alone(self) -> DeviationStep:
+        """The layer of a pass by perturbed rules from the first layer on, tokens in their original order."""
+        return self.second_pass.alone(0 if self.block is None else self.block.index + 1)
+
+    def alone_for(self, where: Tensor) -> DeviationStep:
+        """`alone`, of which the caller reads the samples `where` alone."""
+        return self.alone
 
     @cached_property
     def plain(self) -> Step | None:
@@ -310,6 +355,10 @@ class StackSecondPass:
     def perturbed_again_for(self, where: Tensor) -> DeviationStep:
         """The layers by perturbed rules once more, perturbed in another way."""
         return self._made("perturbed_again", where)
+
+    def alone_for(self, where: Tensor) -> DeviationStep:
+        """The layers of a pass by perturbed rules from the first layer on."""
+        return self._made("alone", where)
 
     def _made(self, name: str, where: Tensor) -> DeviationStep:
         """Nobody looks at the other layers: those of the first pass stand in for them."""

@@ -118,7 +118,7 @@ class ReferenceRow(NamedTuple):
         lost = ~_seen_at(self.top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
         # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
         large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
-        D = torch.where(large, (log_P - log_weight).nan_to_num(nan=0.0), (U - log_S) * size)
+        D = torch.where(large, (log_P - log_weight).masked_fill(~visible, 0.0), (U - log_S) * size)
         log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
         log_p = log_others.masked_fill(~seen, -torch.inf)
         reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
@@ -185,7 +185,8 @@ def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: 
     U = D.value * spread(D.log.clamp(min=0.0).exp(), D.value)
     count, E = rows.sum(2), torch.expm1(U * size) / size
     for _ in range(rounds):
-        p = ref.masked_fill(~columns[:, :, 0], -torch.inf).softmax(-1).nan_to_num(0.0)  # [batch, head, token]
+        p = ref.masked_fill(~columns[:, :, 0], -torch.inf).softmax(-1)  # [batch, head, token]
+        p = p.masked_fill(~columns[:, :, 0], 0.0)
         a = -torch.log1p(size * (E @ p[..., None])) / size  # [batch, head, row, 1]
         mean = (torch.expm1((U + a) * size) / size * rows).sum(2) / count
         in_units = -torch.log1p(size[:, :, 0] * mean) / size[:, :, 0]
@@ -198,7 +199,7 @@ def _balanced_plain(ref: Tensor, D: Tensor, visible: Visible, rounds: int) -> Te
 
     def log_sum(logs: Tensor, dim: int) -> Tensor:
         total = logs.masked_fill(~visible, -torch.inf).logsumexp(dim, keepdim=True)
-        return total.nan_to_num(nan=0.0, neginf=0.0)  # zero of nothing
+        return total.masked_fill(~visible.any(dim, keepdim=True), 0.0)  # zero of nothing
 
     for _ in range(rounds):
         ref = -log_sum(D - log_sum(ref[:, :, None] + D, -1), -2)[:, :, 0]

@@ -121,6 +121,16 @@ class State:
         return self.centred()[1].unit()
 
     @cached_property
+    def finite(self) -> tuple["State", Bool[Tensor, " batch"] | None]:
+        """(the state with zeros in place of samples that hold NaN, which these are): None if there are none, and the
+        state itself. NaN among the numbers is NaN in their log, once they are normalised."""
+        broken = self.log.isnan()
+        if not must_compute("state.broken", broken.any()):
+            return self, None
+        x, R = (Scaled(torch.zeros_like(part.value), torch.full_like(part.log, LOWEST)) for part in (self.x, self.R))
+        return State(chosen(broken, x, self.x), chosen(broken, R, self.R), self.valid), broken
+
+    @cached_property
     def scaled_tokens(self) -> Float[Tensor, "batch token width"]:
         """The hidden states as an ordinary tensor in units of e^log, the larger scale of x and R."""
         return self.tokens(self.log)

@@ -1,7 +1,8 @@
 """What an attention pattern does to differences between tokens.
 
 P is `[*batch, head, token, token]`, row i the weights with which token i averages; padding is
-`[*batch, token]`. Rows of padded tokens never count. A sample without tokens has no value: NaN.
+`[*batch, token]`. Rows of padded tokens never count. A sample without tokens has no value: NaN; nor has a head whose
+pattern holds NaN or infinity.
 """
 
 import torch
@@ -18,20 +19,22 @@ HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 FEW = 256  # the most tokens of which all pairs of rows are compared at once
 NARROW = 0.05  # by how much the weights of a row may miss one in all: bfloat16 has two to three digits
-Valid = Bool[Tensor, "*batch 1 token"]
+Valid = Bool[Tensor, "*batch #head token"]
 RowsOf = Float[Tensor, "*batch head row token"]  # Some rows of P, zero at padding, in the arithmetic that made them
 
 
 def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch head token token"], Valid]:
-    """P in float64 with padded rows and columns zero, and which rows count."""
+    """P in float64 with padded rows and columns zero, and which rows count: none of a head that holds NaN or infinity,
+    which is zero here."""
     if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
         raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
     if not P.is_floating_point():
         raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
     valid = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
     P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
-    if not bool(P.isfinite().all()):
-        raise TokensError("attention must be finite; received NaN or infinity: use a wider dtype", subject="P")
+    if not bool((finite := P.isfinite()).all()):
+        finite = finite.all(-1, keepdim=True).all(-2, keepdim=True)  # [*batch, head, 1, 1]
+        P, valid = P.masked_fill(~finite, 0.0), valid & finite[..., 0]
     if not P.shape[-1]:  # as of one token that does not count
         return P.new_zeros((*P.shape[:-2], 1, 1)), valid.new_zeros((*valid.shape[:-1], 1))
     return P, valid
@@ -53,7 +56,8 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """
     P, valid = _ready(P, padding)
     if P.shape[-1] > FEW and P.device.type == "cpu":
-        return dobrushin_by_head(PatternRows.of(P, valid)).reshape(P.shape[:-2])
+        distances = dobrushin_by_head(PatternRows.of(P, valid.any(-2, keepdim=True))).reshape(P.shape[:-2])
+        return _nan_where_empty(distances, valid)
     distance = torch.cdist(P, P, p=1.0) / 2
     pairs = valid[..., :, None] & valid[..., None, :]
     return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), valid)
@@ -143,12 +147,13 @@ def _entropy_rule(pattern: ScaledPattern) -> Reading:
 def _log_entropy(log_P: RowsOf) -> RowValues:
     """The log of each row's entropy. The largest weight of a row is `1 - s`, s the sum of the others: it adds
     `-(1 - s) log(1 - s)`."""
-    small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
+    top, at = log_P.max(-1, keepdim=True)
+    small = log_P.scatter(-1, at, -torch.inf)
     terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)
     log_s = small.logsumexp(-1)
     s = log_s.exp()
     largest = torch.where(log_s < -40, log_s, (-(1 - s) * torch.log1p(-s)).log())
-    return torch.logaddexp(terms, largest)
+    return torch.where(top[..., 0].isnan(), top[..., 0], torch.logaddexp(terms, largest))
 
 
 _UNMASKED = "without mask and positions"

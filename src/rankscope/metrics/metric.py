@@ -51,8 +51,8 @@ class Reading:
 
     @property
     def below_floor(self) -> Bool[Tensor, "*batch"]:
-        """True where the value cannot be told from rounding noise."""
-        return (self.value.abs() <= self.floor) & (self.floor > 0)
+        """True where the value is **marked**: it cannot be told from rounding noise, or is no number at all."""
+        return (self.value.abs() <= self.floor) & (self.floor > 0) | self.value.isnan()
 
 
 class Meaning(NamedTuple):

@@ -1,12 +1,13 @@
 """Compares the readings of two passes, and marks those that rounding decided.
 
-Called by `steps.py` for each layer: `checked` where a second pass ran beside the first (`check=True`),
-`confirmed` where doubled precision did. A reading holds to as many digits as both passes agree on. The second
-pass (`deviation/second_pass.py`) runs by plain float64 rules where float64 can **resolve** what tokens differ
-by: what it contradicts is marked, unless the two differ by less than float64's own floor. Then, and where
-float64 resolves nothing, the layer is run once more by **perturbed** rules of deviation arithmetic, and read
-again (`deviation/readings.py`). Numbers that agree by chance are found by comparing what they are read off:
-tokens, patterns, and what else a metric is `sensitive_to`.
+Called by `steps.py` for each layer: `checked` where a second pass ran beside the first (`check=True`), `confirmed`
+where doubled precision did. A reading holds to as many digits as both passes agree on. The second pass
+(`deviation/second_pass.py`) runs by plain float64 rules where float64 can **resolve** what tokens differ by: what it
+contradicts is marked, unless the two differ by less than float64's own floor. Then, and where float64 resolves nothing,
+the layer is run once more by **perturbed** rules of deviation arithmetic, and read again (`deviation/readings.py`).
+What agrees nearly, to six digits and not to nine, may be float64's own rounding that has grown over the layers: a pass
+by perturbed rules from the first layer on decides. Numbers that agree by chance are found by comparing what they are
+read off: tokens, patterns, and what else a metric is `sensitive_to`.
 """
 
 import math
@@ -31,6 +32,7 @@ from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 AGREED = 1e-9  # relative difference up to which two passes agree
+NEAR = 1e-6  # that up to which rounding of the second pass alone may be the reason, where a third one agrees
 NOISY = 100 * torch.finfo(torch.float64).eps
 """The share of rounding, for each token or width, above which singular values are not counted."""
 BLIND = 1e3  # float64's floors, up to which a difference from float64 says nothing
@@ -51,21 +53,27 @@ def checked(readings: Readings, plain: Readings | None, step: DeviationStep, sec
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
-    """Readings of doubled precision with float64's digits; marked where a second doubled pass differs too."""
-    doubled = confirmation.doubled.state
-    states = comparison.state_distance(doubled, confirmation.single.state)
-    if bool((states > AGREED).any()):
-        again = comparison.state_distance(doubled, confirmation.perturbed.state)
-        states = torch.where(states > AGREED, again, states)
+    """Readings of doubled precision with float64's digits; marked where a second doubled pass differs too, of the
+    reading or of what it is read off, and where doubled precision itself knows nothing (`Confirmation.lost`)."""
+    step = confirmation.doubled
+
+    def apart(distance: Callable[[DeviationStep], Errors]) -> Errors:
+        """How far the doubled pass is from float64's or, where that is too far, from the perturbed doubled pass."""
+        errors = distance(confirmation.single)
+        if not bool((errors > AGREED).any()):
+            return errors
+        return torch.where(errors > AGREED, distance(confirmation.perturbed), errors)
+
+    states = apart(lambda other: comparison.state_distance(step.state, other.state))
     marked = []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
         agreed = difference(reading, reference)
-        error = agreed
-        if bool((error > AGREED).any()):
-            perturbed = read(metric, confirmation.perturbed)
-            assert perturbed is not None
-            error = torch.where(error > AGREED, difference(reading, perturbed), error)
-        error = torch.maximum(error, _spread(states, error)) if metric.of == "tokens" else error
+        error = apart(partial(_error_against, metric, reading, step))
+        if metric.of == "tokens":
+            error = torch.maximum(error, _spread(states, error))
+        if metric.of == "tokens" and metric.sensitive_to == "directions":
+            turned = apart(lambda other: comparison.direction_difference(step.state, other.state))
+            error = torch.maximum(error, turned)
         error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
         marked.append((metric, replace(_marked(reading, error), digits=_digits(reading, agreed))))
     return marked
@@ -95,6 +103,7 @@ def _error(
             again = _error_against(metric, reading, step, second.perturbed_again_for(unsettled))
             perturbed = torch.maximum(perturbed, again)
         error = torch.where(unsettled, perturbed, error)
+    error = _settled(error, lambda near: _error_against(metric, reading, step, second.alone_for(near)))
     error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
     if metric.sensitive_to == "directions" and metric.of == "tokens":
         # Of a token that is short beside the others, rounding may have decided no more than its sign.
@@ -153,12 +162,19 @@ def _compared(
 ) -> Errors:
     """Errors against the plain second pass where float64 resolves a sample, else against the perturbed."""
     if second.plain is None:
-        return perturbed(second.perturbed_for(~second.resolved))
-    errors = plain(second.plain)
-    if bool(second.resolved.all()):
-        return errors
-    errors_of_perturbed = perturbed(second.perturbed_for(~second.resolved))
-    return torch.where(_spread(second.resolved, errors), errors, errors_of_perturbed)
+        errors = perturbed(second.perturbed_for(~second.resolved))
+    else:
+        errors = plain(second.plain)
+        if not bool(second.resolved.all()):
+            errors_of_perturbed = perturbed(second.perturbed_for(~second.resolved))
+            errors = torch.where(_spread(second.resolved, errors), errors, errors_of_perturbed)
+    return _settled(errors, lambda near: perturbed(second.alone_for(near)))
+
+
+def _settled(errors: Errors, against_third: Callable[[Tensor], Errors]) -> Errors:
+    """Errors, by a third pass where they are within `NEAR` of agreement; it is asked for which samples (and heads)."""
+    near = (errors > AGREED) & (errors <= NEAR)
+    return torch.where(near, against_third(near), errors) if bool(near.any()) else errors
 
 
 def _states(distance: Callable[[State, State], Errors], state: State, second: SecondPassStep) -> Errors:

@@ -92,7 +92,7 @@ class CorpusRows:
             columns = {**of_values, **{f"log10_{name}": column for name, column in logs.items()}}
             columns["zeros"] = np.isneginf(log10).sum(1)
             columns["not_finite"] = self.excerpts - of_values["count"]
-            columns["below_floor"] = (noise > 0).sum(1) / np.maximum(of_values["count"], 1)
+            columns["below_floor"] = ((noise > 0) & ~np.isnan(value)).sum(1) / np.maximum(of_values["count"], 1)
             columns["floor"] = statistics_of(floor)["mean"]
             parts.append(pl.DataFrame({name: column.astype(float) for name, column in columns.items()}))
         table = self.kinds.hstack(pl.concat(parts)).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))

@@ -150,8 +150,7 @@ class LayerStep:
     @property
     def row_sum_defect(self) -> Float[Tensor, ""] | None:
         """The largest |row sum of P - 1| of tokens, NaN counting as 0; None where nobody saw the rows. In deviation
-        arithmetic it is that of the row that all share: others differ from it by what sums to zero, or, after a part
-        that changes P, by its `row_excess`, which is left out."""
+        arithmetic rows sum to what the row sums to that all share, and to their `row_excess` where a part changed P."""
         P: Any = self.step.attention
         if isinstance(self.step, DeviationStep):
             P = P or self.step.rows
@@ -159,8 +158,11 @@ class LayerStep:
             defect = self.rows.of_rows.get(DEFECT)
             return None if defect is None else (defect * self.valid[:, None]).nan_to_num(0.0).max()
         if isinstance(P, DeviationPattern | PatternByRows):
-            nonempty = self.valid.any(-1)[:, None]
-            return ((P.p.sum(-1) - 1).abs() * nonempty).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
+            sums = P.p.sum(-1, keepdim=True)  # [batch, head, 1]
+            excess = getattr(P, "row_excess", None)
+            sums = sums if excess is None else sums + excess.explicit()
+            tokens = self.valid[:, None] if excess is not None else self.valid.any(-1)[:, None, None]
+            return ((sums - 1).abs() * tokens).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
         return None if self.attention is None else row_sum_defect(self.attention, self.valid)
 
     @cached_property

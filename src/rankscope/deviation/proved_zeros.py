@@ -1,0 +1,186 @@
+"""Which zeros of a block are exact, and which are numbers that left float64's range on the way.
+
+A token that sees only zeros is zero, and a matrix of zeros leaves nothing: such zeros are **proved**. The weight
+e^-1000 of a token beside others is not zero, though float64 has nothing left of it; a norm without eps gives what it
+was multiplied with length one. Both passes take it for zero, so no comparison finds it.
+
+`unproved` takes a state through a block once more, together with its **support**: which entries may be other than
+zero, from what is zero among tokens and weights alone (weights of attention are above zero wherever a token sees, and
+activations are zero at zero only, but for relu, whose zeros are those of its numbers). Where a token that enters a
+norm, a token after the block, or all that tokens differ by is zero in numbers and not in the support, it was rounded to
+zero, and nothing is known of the sample from there on. `second_pass.py` and `confirm.py` ask this only of layers
+where something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Mixable, Values, common_heads, deviation_heads
+from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.comparison import SHORTEST, short_tokens
+from rankscope.deviation.mlp import affine
+from rankscope.deviation.perturbation import NEGLIGIBLE
+from rankscope.deviation.rules import Deviation
+from rankscope.deviation.scaled import LOWEST, Scaled
+from rankscope.deviation.state import State
+from rankscope.nets.norms import norm_of
+from rankscope.nets.order import Half
+from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets.weights import Linear
+from rankscope.shapes import Bool
+
+NEAR_ZERO = 1e-9  # the share of a sum's terms below which rounding may have decided its sign
+
+
+class Support(NamedTuple):
+    """Numbers of deviation arithmetic, and which of their entries may be other than zero."""
+
+    numbers: Any  # a state, values, or outputs of heads
+    x: Bool[Tensor, "batch ..."]  # of the common part
+    R: Bool[Tensor, "batch ... token width"]  # of what tokens add to it
+
+    def through(self, linear: Linear) -> tuple[Tensor, Tensor]:
+        """The support after a linear map, of the common part (bias included) and of the rest."""
+        W = (linear.weight != 0).double()
+        x, R = self.x.double() @ W > 0, self.R.double() @ W > 0
+        return (x if linear.bias is None else x | (linear.bias != 0)), R
+
+
+def unproved(block: Block, rules: Deviation, before: State) -> Bool[Tensor, " batch"]:
+    """True for samples in which this block rounds a token, or all that tokens differ by, to zero.
+
+    `before` is the state that enters the block: what is zero in it is proved."""
+    nonzero = before.R.value.abs().amax(-1, keepdim=True) > 0
+    common = (before.x.log > LOWEST)[:, None].expand_as(before.x.value)
+    watched = SupportRules(rules)
+    after = traverse(block, watched, Support(before, common, nonzero.expand_as(before.R.value))).state
+    watched.compare(after)
+    state = after.numbers
+    differ = (after.R.any(-1) & state.valid.mask).any(-1) & (state.valid.count[:, 0] > 1)
+    return watched.lost | differ & (before.R.log > LOWEST) & (state.R.log <= LOWEST)
+
+
+class SupportRules(Arithmetic):
+    """Rules on states with their support: numbers by the rules of deviation arithmetic, beside them booleans.
+
+    Not for networks with parts of the user's own or remedies, which have no rule for a support."""
+
+    def __init__(self, rules: Deviation) -> None:
+        self.rules, self.arch = rules, rules.arch
+        self.lost = torch.zeros_like(rules.settings.valid[:, 0])  # True for samples where something was rounded to zero
+
+    def compare(self, state: Support, least: float = -math.inf) -> None:
+        """Note samples with a token that is zero, or nearly, in numbers and not in the support; those too whose longest
+        token is so short that the log of the shortest stays below `least`."""
+        numbers: State = state.numbers.tidy()
+        may = (state.x[:, None] | state.R).any(-1)
+        matters = numbers.R.log + math.log(SHORTEST) > least
+        self.lost = self.lost | (short_tokens(numbers) & may).any(-1) & matters
+
+    def norm(self, block: Block, name: str, state: Support) -> Support:
+        """Tokens of length zero stay zero; of others any entry that was not zero, or all if their mean is taken."""
+        norm, weights, eps = norm_of(self.arch.norm), getattr(block.weights, name), self.arch.norm_eps
+        assert norm is not None
+        self.compare(state, 0.5 * math.log(eps) + NEGLIGIBLE if eps > 0 else -math.inf)
+        tokens = state.x[:, None] | state.R
+        x, R = state.x, tokens & state.R.any(-1, keepdim=True)
+        if norm.centred:
+            x, R = (part.any(-1, keepdim=True).expand_as(part) for part in (x, R))
+        if weights.gain is not None:
+            x, R = x & (weights.gain != 0), R & (weights.gain != 0)
+        x = x if weights.bias is None else x | (weights.bias != 0)
+        return Support(self.rules.norm(block, name, state.numbers), x, R)
+
+    def values(self, block: Block, state: Support) -> Support:
+        """Values of heads, by the zeros of their weights."""
+        values: Values = self.rules.values(block, state.numbers)
+        w = block.weights.attention
+        latent = w.key_latent
+        if latent is not None:
+            count = w.value.weight.shape[0]
+            inner = Support(None, *state.through(Linear(latent.weight, latent.bias)))
+            state = Support(None, inner.x[..., :count], (inner.x[:, None] | inner.R)[..., :count])
+        zeros = Linear((w.value.weight != 0).double(), None if w.value.bias is None else (w.value.bias != 0).double())
+        x = common_heads(Scaled.plain(state.x.double()), zeros, self.arch).value > 0
+        R = deviation_heads(Scaled.plain(state.R.double()), zeros, self.arch).value > 0
+        return Support(values, x, R)
+
+    def pattern(self, block: Block, state: Support) -> Any:
+        """The pattern itself: its entries are above zero wherever a token sees."""
+        return self.rules.pattern(block, state.numbers)
+
+    def mix(self, block: Block, P: Mixable, values: Support) -> Support:
+        """A token has what the tokens have that it sees; where rows of P are equal, all tokens have the same."""
+        assert isinstance(P, DeviationPattern | PatternByRows)
+        heads: HeadOutputs = self.rules.mix(block, P, values.numbers)
+        blocks = [P.visible] if isinstance(P, DeviationPattern) else map(P.maker.visible, P.maker.blocks())
+        valid, first, rows = heads.valid.mask, None, []
+        alike = torch.ones_like(valid[:, 0])
+        for visible in blocks:
+            first = visible[:, 0, 0] if first is None else first  # what the first token sees; valid ones come first
+            start = sum(part.shape[2] for part in rows)
+            tokens = valid[:, start : start + visible.shape[2]]
+            alike = alike & ((visible[:, 0] == first[:, None]).all(-1) | ~tokens).all(-1)
+            rows.append(visible.double() @ values.R.double() > 0)
+        assert first is not None
+        R = torch.cat(rows, 2)
+        equal = alike if self.arch.kernel == "uniform" else alike & (first.sum(-1) == 1)
+        shared = R.any(2) & equal[:, None, None]
+        x, R = values.x | shared, R & ~equal[:, None, None, None]
+        active = torch.zeros(self.arch.heads, 1, dtype=torch.bool, device=x.device)
+        for head in self.active_heads(block):
+            active[head] = True
+        return Support(heads, x & active, R & active[:, None])
+
+    def gate(self, block: Block, heads: Support, state: Support) -> Support:
+        """Gates are sigmoids, above zero everywhere."""
+        return heads._replace(numbers=self.rules.gate(block, heads.numbers, state.numbers))
+
+    def output(self, block: Block, heads: Support) -> Support:
+        """The output projection, by the zeros of its weights."""
+        w = block.weights.attention.output
+        flat = Support(None, heads.x.flatten(1), heads.R.transpose(1, 2).flatten(-2))
+        return Support(self.rules.output(block, heads.numbers), *flat.through(Linear(w.weight.flatten(0, 1), w.bias)))
+
+    def cross(self, block: Block, state: Support) -> Support:
+        """Anything of the memory may come in; tokens differ by it if they differ and attention looks at them."""
+        differs = state.R.any(-1, keepdim=True).expand_as(state.R) & (self.arch.kernel != "uniform")
+        return Support(self.rules.cross(block, state.numbers), torch.ones_like(state.x), differs)
+
+    def mlp(self, block: Block, state: Support) -> Support:
+        """Activations are zero at zero alone, but for relu; of experts every entry of a token that is not zero."""
+        output, w = self.rules.mlp(block, state.numbers), block.weights.mlp
+        if w is None:
+            x = (state.x.any(-1, keepdim=True) | self.arch.biases).expand_as(state.x)
+            return Support(output, x, state.R.any(-1, keepdim=True).expand_as(state.R))
+        x, R = state.through(w.up)
+        gate = w.up if w.gate is None else w.gate
+        a, A = state.through(gate)
+        if self.arch.activation == "relu":
+            common, tokens = _alive(gate, state.numbers)
+            a = a & common
+            A = A & (tokens | a[:, None])
+        if w.gate is None:
+            x, R = a, A
+        else:
+            x, R = a & x, A & x[:, None] | a[:, None] & R | A & R
+        return Support(output, *Support(None, x, R).through(w.down))
+
+    def add(self, block: Block, half: Half, state: Support, branches: dict[str, Support]) -> Support:
+        """A sum may be other than zero where one of its terms may be."""
+        numbers = {name: branch.numbers for name, branch in branches.items()}
+        terms = [*branches.values(), *([state] if half.skip else [])]
+        x, R = (torch.stack(parts).any(0) for parts in zip(*((term.x, term.R) for term in terms), strict=True))
+        return Support(self.rules.add(block, half, state.numbers, numbers), x, R)
+
+
+def _alive(linear: Linear, state: State) -> tuple[Tensor, Tensor]:
+    """Which units of a relu may be above zero: for the common token `[batch, unit]`, for each token."""
+    z, d = affine(state.x, linear), state.R.mapped(lambda v: v @ linear.weight)
+    log = torch.maximum(z.log, d.log)
+    Z, D = z.at(log), d.at(log)
+    size = NEAR_ZERO * torch.maximum(Z.abs().amax(-1), D.abs().flatten(1).amax(1))
+    return -size[:, None] < Z, Z[:, None] + D > -size[:, None, None]
