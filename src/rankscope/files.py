@@ -36,9 +36,24 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
-    with atomic(path) as temporary:
+    with atomic(path) as temporary, _writable(path):
         # Half a character, as a path of odd bytes has, cannot be written as UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="replace")
+
+
+def append_whole(path: str | Path, size: int, text: str) -> int:
+    """Append a text to a file of `size` bytes, or leave these as they are: what an earlier write that failed, as on a
+    full disk, has left behind them is cut off first, and so is what this one leaves. Returns the new size."""
+    content = memoryview(text.encode(errors="replace"))
+    with _writable(path), Path(path).open("ab", buffering=0) as file:
+        size = file.truncate(min(size, file.seek(0, os.SEEK_END)))
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(size)
+            raise
+        return file.tell()
 
 
 def writable_folder(path: str | Path) -> None:

@@ -5,8 +5,24 @@ from pathlib import Path
 import polars as pl
 
 import rankscope
+from rankscope.errors import FileError
 from rankscope.runs import Manifest, Store
-from rankscope.runs.journal import Journal
+from rankscope.runs.journal import GATHERED, Journal
+from tests.full_disk import full_disk
+from tests.raising import raises
+
+SCHEMA = {"step": pl.Int64, "x": pl.Float64}
+
+
+def append(journal: Journal, *steps: int) -> None:
+    for step in steps:
+        journal.append(step, pl.DataFrame({"step": [step], "x": [step / 2]}))
+
+
+def steps_in(folder: Path) -> list[int]:
+    found = rankscope.read(folder).table("t")
+    assert found["x"].to_list() == [step / 2 for step in found["step"]]
+    return found["step"].to_list()
 
 
 def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
@@ -25,3 +41,73 @@ def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
         again.gather()
         assert again.last == 5
     assert rankscope.read(tmp_path).table("t")["step"].to_list() == [0, 1, 5]
+
+
+def test_a_full_disk_loses_the_line_that_it_cannot_take_and_no_other(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        journal = Journal(store, "e", "t", SCHEMA, Manifest())
+        append(journal, 0, 1, 2)
+        size = journal.path.stat().st_size
+        for room in (size, size + 10):  # nothing of the line, and half of it
+            with full_disk(room), raises(FileError, subject=str(journal.path)):
+                append(journal, 3)
+            assert journal.path.stat().st_size == size
+        append(journal, 4)
+        assert steps_in(tmp_path) == [0, 1, 2, 4]
+    with Store(tmp_path) as store:
+        again = Journal(store, "e", "t", SCHEMA, Manifest())
+        assert again.last == 4
+        append(again, 5)
+    assert steps_in(tmp_path) == [0, 1, 2, 4, 5]
+
+
+def test_half_a_line_that_a_killed_process_left_is_cut_before_the_next(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        append(Journal(store, "e", "t", SCHEMA, Manifest()), 0, 1)
+    path = tmp_path / "t" / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + '{"step": 2, "rows": {"ö'.encode()[:-1])  # half a character, too
+    assert steps_in(tmp_path) == [0, 1]
+    with Store(tmp_path) as store:
+        again = Journal(store, "e", "t", SCHEMA, Manifest())
+        append(again, 3)
+    assert steps_in(tmp_path) == [0, 1, 3] and path.read_bytes().startswith(whole)
+
+
+def test_lines_behind_a_damaged_one_are_read(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        append(Journal(store, "e", "t", SCHEMA, Manifest()), 0, 1, 2, 3)
+    path = tmp_path / "t" / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1][:9] + "".join(lines[2:]))  # as 0.2.0 left it: one line is within another
+    assert steps_in(tmp_path) == [0, 3]
+    with Store(tmp_path) as store:
+        append(Journal(store, "e", "t", SCHEMA, Manifest()), 4)
+    assert steps_in(tmp_path) == [0, 3, 4]
+
+
+def test_what_a_full_disk_cannot_cut_is_cut_before_the_next_line(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        journal = Journal(store, "e", "t", SCHEMA, Manifest())
+        append(journal, *range(GATHERED + 5))
+        with full_disk(), raises(FileError):
+            journal.cut(10)
+        with full_disk(), raises(FileError):
+            append(journal, 11)
+        append(journal, 12)
+        assert steps_in(tmp_path) == [*range(11), 12]
+        journal.gather()
+    assert steps_in(tmp_path) == [*range(11), 12]
+
+
+def test_lines_that_cannot_be_gathered_stay_lines(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        journal = Journal(store, "e", "t", SCHEMA, Manifest())
+        append(journal, *range(GATHERED - 1))
+        (tmp_path / "t" / "000001.parquet").mkdir()  # in the way of the chunk
+        append(journal, GATHERED - 1)
+        assert len(journal.lines) == GATHERED and steps_in(tmp_path) == list(range(GATHERED))
+        (tmp_path / "t" / "000001.parquet").rmdir()
+        append(journal, GATHERED)
+        assert steps_in(tmp_path) == list(range(GATHERED + 1))
+        assert len(journal.lines) == 0

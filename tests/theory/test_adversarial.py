@@ -5,12 +5,15 @@ The two must agree on the bound, and neither may be passed.
 
 import math
 
+import mpmath as mp
 import pytest
+import torch
 
 from rankscope.theory import certify
 from tests.theory.attack.climb import ATTACKS, Attack, climbed
 from tests.theory.attack.draw import drawn
-from tests.theory.attack.truth import judged
+from tests.theory.attack.truth import Exact, judged
+from tests.theory.features import Feature, features
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -28,6 +31,25 @@ def test_no_ascent_passes_a_bound(attack: Attack, seed: int) -> None:
         assert row["log10_bound"] == pytest.approx(bound, rel=1e-9, abs=1e-7)
     gain = (most - first) / -first  # the share of the slack that was taken away
     assert gain > 0.2, f"an attack that does not climb: {gain}"
+
+
+REFERRED = [feature for feature in features() if feature.field in
+            ("kernel", "mask", "kept_heads", "bias_ahead", "rotary_pairs", "score_cap", "query_norm", "padding")
+            and str(feature) != "kernel=a Kernel"]  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", REFERRED, ids=str)
+def test_the_reference_is_the_network_that_runs(feature: Feature) -> None:
+    net, X, padding = feature.example("with skips")
+    valid = torch.ones(X.shape[:2], dtype=torch.bool) if padding is None else ~padding
+    states = net.run(X, padding).states
+    with mp.workdps(30):
+        network = Exact(net, int((~valid).sum()))
+        rows = network.first(X[valid])
+        for layer in range(net.arch.layers):
+            rows = network.layer(layer, rows)
+            found = torch.tensor([[float(entry) for entry in row] for row in rows], dtype=torch.float64)
+            torch.testing.assert_close(states[layer + 1][valid], found, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The table of certificates: kept in a file, summed up, drawn, asked for a depth; and bad questions."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
-from rankscope.nets import Architecture, Transformer
+from rankscope.errors import FileError, MaskError, MetricError, RankscopeError, TheoremError, TokensError
+from rankscope.nets import Architecture, Kernel, Mask, Transformer
+from rankscope.nets.kernels import KernelContext, masked_softmax
+from rankscope.nets.masks import from_matrix
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
 from rankscope.theory.certify import SCHEMA
 from rankscope.theory.depth import depth_of
@@ -48,6 +51,77 @@ def test_padding_is_left_out() -> None:
     alone = FOUND.of("dong2021-2.3")
     for name in ("log10_bound", "log10_measured"):
         assert padded.table[name].to_list() == pytest.approx(alone[name].to_list())
+
+
+EVEN = Mask("even", lambda n: torch.eye(n, dtype=torch.bool) | (torch.arange(n)[:, None] * 2 % n == torch.arange(n)))
+PADDED = torch.tensor([[True, False, False, True, False, False, False, True, False]])
+"""At the front, in the middle and near the end."""
+
+
+@pytest.mark.parametrize("mask", ["bigbird:0:0:2:3", "strided", from_matrix(torch.ones(9, 9).bool().triu()), EVEN])
+def test_masks_are_those_of_the_run_with_its_padding(mask: str | Mask) -> None:
+    """Such masks depend on the number of positions. Wu et al.'s Thm 1 by hand, from the patterns of a plain run."""
+    arch = Architecture(layers=4, width=8, heads=1, mlp="none", norm="none", attention_skip=0.0, mask=mask)
+    net, tokens = Transformer.random(arch, init="xavier"), normal(1, 9, 8, seed=4)
+    found = certify(net, tokens, PADDED).of("wu2024-1")
+    run, at = net.run(tokens, PADDED, attention=True), ~PADDED[0]
+    patterns = [P[0, 0][at][:, at] for P in run.attention]
+    start = tokens[0][at]
+    reached, radius = torch.eye(6, dtype=torch.bool), 0
+    while not bool(reached.all(0).any()) and radius < 6:
+        reached, radius = (patterns[0] > 0).double() @ reached.double() > 0, radius + 1
+    assert found["met"].all() == bool(reached.all(0).any())  # a centre reaches all
+    product = torch.eye(8, dtype=torch.float64)
+    for layer, row in enumerate(found.iter_rows(named=True), 1):
+        after = run.states[layer][0][at]
+        assert row["log10_measured"] == pytest.approx(float((after - after.mean(0)).norm().log10()), abs=1e-9)
+        weights = net.weights.layers[layer - 1].attention
+        product = product @ weights.value.weight[:, 0] @ weights.output.weight[0]
+        eps = min(float(P[P > 0].min()) for P in patterns[:layer])
+        width = math.sqrt(6) / 2 * float((start.amax(0) - start.amin(0)).norm() * torch.linalg.matrix_norm(product, 2))
+        if row["met"]:
+            bound = math.log10(width * (1 - eps**radius) ** (layer // radius))
+            assert row["log10_bound"] == pytest.approx(bound, abs=1e-9) and row["slack"] > 0
+
+
+def test_padding_that_leaves_a_token_nothing_to_see_is_refused_as_the_run_refuses_it() -> None:
+    net = SAN.variant(mask=torch.eye(5, dtype=torch.bool).roll(1, 1))
+    padding = torch.tensor([[False, False, False, True, False]])
+    for run in (net.run, partial(certify, net)):
+        with raises(MaskError, "mask"):
+            run(X[:1], padding)
+
+
+def test_padding_is_refused_where_objects_of_the_users_own_may_count_it() -> None:
+    """A kernel of one's own, here one that divides by the number of positions."""
+
+    def pattern(q: torch.Tensor, k: torch.Tensor, context: KernelContext) -> torch.Tensor:
+        return masked_softmax(q @ k.mT / k.shape[-2], context.visible)
+
+    net = SAN.variant(kernel=Kernel("by length", pattern, averages=True))
+    padding = torch.tensor([[False] * 4 + [True]] * 2)
+    with raises(TheoremError, "padding"):
+        certify(net, X, padding)
+    assert "dobrushin" in set(certify(net, X).table.filter("met")["theorem"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_certified_is_the_float64_network_of_these_weights(dtype: torch.dtype) -> None:
+    rounded, tokens = SAN.to(dtype), X[:1].to(dtype)
+    found = certify(rounded, tokens)
+    assert found.table.equals(certify(rounded.to(torch.float64), tokens.double()).table)
+    last = rounded.to(torch.float64).run(tokens.double()).states[1][0]
+    row = found.of("dobrushin").filter(layer=1).row(0, named=True)
+    assert row["log10_measured"] == pytest.approx(math.log10(float(torch.pdist(last).max())), abs=1e-6)
+    assert found.manifest.networks[0].checks["network_dtype"] == str(dtype)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="certifies on a GPU")
+def test_a_gpu_certifies_the_same_network() -> None:
+    there, here = (certify(SAN, X, device=device).table for device in ("cuda", "cpu"))
+    assert there["met"].equals(here["met"])
+    for name in ("log10_bound", "log10_measured"):
+        assert there[name].drop_nulls().to_list() == pytest.approx(here[name].drop_nulls().to_list(), rel=1e-9)
 
 
 def test_saved_and_read_again(tmp_path: Path) -> None:
@@ -171,6 +245,16 @@ def test_bad_questions_are_answered_in_one_sentence() -> None:
             certify(SAN, **{"X": X, **options})
     with raises(TheoremError, "theorem"):
         certify(SAN, X, theorems="dong2021-2.3").of("oscillation")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_network_without_numbers_is_refused(bad: float) -> None:
+    tensors = NET.state()
+    tensors["layers.2.attention.value.weight"] = torch.full_like(tensors["layers.2.attention.value.weight"], bad)
+    with raises(TokensError, "X"):
+        certify(Transformer.from_weights(NET.arch, tensors), X)
+    with raises(TokensError, "X"):
+        certify(NET, X + bad)
 
 
 def test_progress_is_told_by_sample() -> None:

@@ -121,6 +121,18 @@ def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, k
         assert bool((sign * mu.diff() > 0).all())
 
 
+def test_nothing_is_guaranteed_with_parts() -> None:
+    """ContraNorm of 5 multiplies what tokens differ by, which the guarantee of heads alone does not know."""
+    net, X = pure("causal"), normal(1, 6, 8)
+    contra = net.with_remedy("contranorm", s=5.0)
+    bare, pushed = (critical_skip(variant, X, depth=2, tolerance=10.0) for variant in (net, contra))
+    assert bare.guaranteed is not None
+    below = contra.variant(attention_skip=bare.guaranteed[0] - 1e-6, layers=2)
+    mu = measure(below, X, metrics="mu", check=False).curve("mu", "log10")
+    assert bool((mu.diff() > 0).any())
+    assert pushed.guaranteed is None and pushed.bracket is None
+
+
 def test_where_nothing_crosses() -> None:
     X = normal(1, 4, 8)
     after = Transformer.random(Architecture(layers=1, width=8, heads=2, mlp="none"), init="xavier")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Experts, Transformer, masks
+from rankscope.nets import Architecture, Experts, Kernel, Transformer, masks
+from rankscope.nets.kernels import KernelContext
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.hand_built import counterexample, non_collapsing_network, non_collapsing_tokens
 from tests.builders import normal, one_head
@@ -141,6 +142,23 @@ def test_rows_that_nearly_sum_to_one_do_not_average() -> None:
     assert float(columns(run.output[0] - run.output[0].mean(0))) > 1e3 * false
     found = certify(net, X)
     assert not met(found) & AVERAGING
+
+
+def test_weights_below_zero_off_the_mask_are_no_averages() -> None:
+    """A kernel of one's own whose rows sum to one, on the mask above zero and off it below: tokens grow apart where
+    Wu et al.'s Thm 1 would have them contract."""
+
+    def pattern(q: torch.Tensor, k: torch.Tensor, context: KernelContext) -> torch.Tensor:
+        seen = context.visible.to(q.dtype).expand(len(q), q.shape[1], -1, -1)
+        hidden = 1 - seen
+        P = 4 * seen / seen.sum(-1, keepdim=True) - 3 * hidden / hidden.sum(-1, keepdim=True).clamp(min=1)
+        return P / P.sum(-1, keepdim=True)
+
+    net = net_of(heads=1, kernel=Kernel("apart", pattern, averages=True), mask="window:1", **SAN)
+    X = normal(1, 5, 4)
+    P = net.run(X, attention=True).attention[0]
+    assert float(P.min()) < 0 and bool((P.sum(-1) - 1).abs().max() < 1e-12)
+    assert "smallest attention weight on an edge" in why(certify(net, X), "wu2024-1")
 
 
 # Spheres

@@ -43,7 +43,7 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     assert set(bound_figures(found, views)) == {view.quantity for view in met if view.state == "says"}
     telling = sum(view.state == "says" for view in views)
     assert bounds_sentence(views, "for san").startswith(
-        f"Of {len(views)} theorems {len(met)} hold for san, and {telling} say"
+        f"Of {len(views)} theorems {len(met)} hold for san, {telling} of them "
     )
     depth = depth_of(found, 1e-6).view()
     upper = [layer for name, kind, layer in depth.proved if kind == "upper" and "exact" not in name]

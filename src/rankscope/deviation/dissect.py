@@ -104,11 +104,19 @@ class _RecordedPerturbed(_Recorder, PerturbedDeviation):
     """Perturbed deviation arithmetic that records."""
 
 
-def starting_state(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:
-    """The state and settings that a pass over tokens without padding starts from; with a seed, perturbed
+def starting_state(
+    net: Transformer, X: Tensor, seed: int | None = None, padding: Tensor | None = None
+) -> tuple[State, PassSettings]:
+    """The state and settings that a pass starts from, the padding of its one sample cut off; with a seed, perturbed
     (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
-    X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
+    X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
     settings = net.settings(X, valid)
+    if not bool(valid.all()):
+        # Masks stay those of all positions: whom tokens see may depend on how many there are (`bigbird`, `strided`).
+        n = int(valid.sum())
+        seen = {mask: visible[..., :n, :n] for mask, visible in settings.visible.items()}
+        X, valid = X[:, :n], valid[:, :n]
+        settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, seen=seen)
     if seed is None:
         return State.of(X, valid), settings
     noise = Perturbation(seed)
@@ -116,15 +124,19 @@ def starting_state(net: Transformer, X: Tensor, seed: int | None = None) -> tupl
     return noise.of(State.of(X, valid)), settings
 
 
-def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockRecord]:
+def dissect(
+    net: Transformer, X: Tensor, seed: int | None = None, padding: Tensor | None = None
+) -> Iterator[BlockRecord]:
     """What each block did to tokens, part by part: one record at a time, as the pass goes on.
 
-    Nothing is checked here: there must be a token, no padding and no cross-attention, as `certify` makes sure.
+    Nothing is checked here: there must be a token and no cross-attention, of which there are no records, as
+    `certify` makes sure.
 
     Args:
         net: The network, taken in float64.
         X: Its input tokens `[batch, token, width]`.
         seed: Makes the pass perturbed in its last digits, by random numbers of this seed.
+        padding: `[1, token]`, True at padding, which is in no record: then X is one sample.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
@@ -133,7 +145,7 @@ def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[Bl
     ['attention', 'mlp']
     """
     net = net.to(torch.float64)
-    state, settings = starting_state(net, X, seed)
+    state, settings = starting_state(net, X, seed, padding)
     recorded, perturbed = _RecordedDeviation, _RecordedPerturbed
     rules = recorded(net.arch, settings) if seed is None else perturbed(net.arch, settings, seed)
     for block in net.blocks:

@@ -101,13 +101,16 @@ def watch(
 
 class Watch:
     """A model that is being measured: what `watch` returns. Entered again, it continues to count. A `compiled` model is
-    made to run as it was written."""
+    made to run as it was written. Errors of its hooks reach the call of the model unless they are `contained`."""
 
-    def __init__(self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False,
+        contained: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
-        self._recorder = Recorder(plan, self._blocks)
+        self._recorder = Recorder(plan, self._blocks, contained)
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
@@ -167,6 +170,11 @@ class Watch:
         device = ", ".join(description["model"]["devices"])
         manifest = manifest_of(description, device, self.variant, arithmetic, list(order), results)
         return Profile(table(entries, self.variant, arithmetic), manifest)
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error of a hook that was contained, after which nothing was measured any more."""
+        return self._recorder.failure
 
     @property
     def readings(self) -> list[tuple[int, Readings]]:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.extras import need
-from rankscope.files import write_text
+from rankscope.files import append_whole, write_text
 from rankscope.live.monitor.measurement import Measurement
+from rankscope.runs.tables import read_lines
 from rankscope.runs.training import PATHS
 
 __all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
@@ -45,27 +46,25 @@ class JSONLines:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._opened = False
+        self._size: int | None = None  # bytes of complete lines; None before the first measurement
 
     def __call__(self, measurement: Measurement) -> None:
         """Append one line. Before the first one, drop the lines that an earlier run left of later steps."""
-        if not self._opened:
+        if self._size is None:
             self.resume(measurement.step - 1)
         alarms = [alarm.sentence for alarm in measurement.alarms]
         line = {"step": measurement.step, **scalars(measurement), "alarms": alarms}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._size = append_whole(self.path, self._size or 0, json.dumps(line) + "\n")
 
     def resume(self, step: int) -> None:
         """Drop the lines of steps after `step`, and the incomplete last line of a run that was killed."""
-        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
-        lines = text.split("\n")[:-1]  # the last part is empty or incomplete
-        write_text(self.path, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= step))
-        self._opened = True
+        lines = [line for line in read_lines(self.path, -1) if line["step"] <= step]
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._size = self.path.stat().st_size
 
     def close(self) -> None:
         """End the file; nothing is kept open between measurements."""
-        self._opened = False
+        self._size = None
 
 
 class TensorBoard:

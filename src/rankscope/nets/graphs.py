@@ -9,7 +9,7 @@ reached all. The **diameter** is the largest distance between any two tokens. (W
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.nets.masks import MaskLike, matrix
+from rankscope.nets.masks import MaskLike, Matrix, matrix
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,14 @@ def graph(mask: MaskLike, n: int) -> MaskGraph:
     >>> graph("causal", 5).centres
     (0,)
     """
+    return matrix_graph(matrix(mask, n))
+
+
+def matrix_graph(M: Matrix) -> MaskGraph:
+    """The graph of the boolean matrix `M[i, j]` of a mask on its tokens."""
     import rustworkx as rx
 
-    M = matrix(mask, n)
+    n = len(M)
     arrows = rx.PyDiGraph.from_adjacency_matrix(M.T.double().numpy())
     components = rx.strongly_connected_components(arrows)
     home = {node: index for index, component in enumerate(components) for node in component}

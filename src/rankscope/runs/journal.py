@@ -7,19 +7,24 @@ An incomplete line does not count. Lines are gathered into a chunk first and rem
 steps that a chunk has do not count, so no row counts twice. Rows have a column `step`, which grows from line
 to line; `cut` removes what came after a step, for a run that went back. The monitor's `RunWriter` and `sweep`
 write journals; `Run.table` reads them, also while they are being written.
+
+Where the disk is full, `append` raises FileError and leaves no part of its line; nothing else is lost. Lines that
+cannot be gathered stay lines until they can, and a `cut` that failed is made before the next line is written.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import polars as pl
 
-from rankscope.files import write_text
+from rankscope.files import append_whole, write_text
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.store import Store
 from rankscope.runs.tables import JOURNAL, frame_of, line_of, lines_of, read_lines, text_of
 
 GATHERED = 64  # lines that make a chunk
+FAILED_WRITES = (OSError, pl.exceptions.PolarsError)  # what a write to a full disk raises, in Python and in polars
 
 
 class Journal:
@@ -32,7 +37,9 @@ class Journal:
         if not store.run.chunks(name):
             store.append(entry, name, pl.DataFrame(schema=self.schema), manifest)
         self.lines = read_lines(self.path, store.run.gathered(name))
-        self._rewrite()
+        content = self.path.read_bytes() if self.path.is_file() else b""
+        self.size = content.rfind(b"\n") + 1  # bytes of complete lines; what follows is cut by the next `append`
+        self._cut_to: int | None = None  # the step of a `cut` that failed
 
     @property
     def last(self) -> int | None:
@@ -43,32 +50,40 @@ class Journal:
         return None if gathered < 0 else gathered
 
     def append(self, step: int, rows: pl.DataFrame) -> None:
-        """Write the rows of a step, all of them or, if the process is killed, none."""
+        """Write the rows of a step: all of them or, if the process is killed or the disk is full, none."""
+        if self._cut_to is not None:
+            self.cut(self._cut_to)
         line = line_of(step, rows.select(self.schema.names()))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text_of([line]))
+        self.size = append_whole(self.path, self.size, text_of([line]))
         self.lines.append(line)
         if len(self.lines) >= GATHERED:
-            self.gather()
+            with suppress(*FAILED_WRITES):  # the lines are there, and gathered later
+                self.gather()
 
     def gather(self) -> None:
         """Move the lines into a new chunk."""
+        if self._cut_to is not None:
+            self.cut(self._cut_to)
         if self.lines:
             self.store.append(self.entry, self.name, frame_of(self.lines, self.schema), self.manifest)
             self.lines = []
-            self._rewrite()
+            with suppress(OSError):  # lines that a chunk has do not count
+                self._rewrite()
 
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
+        self._cut_to = step
         for chunk in reversed(self.store.run.chunks(self.name)[1:]):
             table = pl.read_parquet(self.store.run.path(chunk))
             if int(table["step"].max()) <= step:  # type: ignore[arg-type]
                 break
             # Rows that stay are written as lines first; these count once their chunk is removed.
-            self.lines = [*lines_of(table.filter(pl.col("step") <= step)), *self.lines]
+            kept, there = lines_of(table.filter(pl.col("step") <= step)), {line["step"] for line in self.lines}
+            self.lines = [*(line for line in kept if line["step"] not in there), *self.lines]
             self._keep(step)
             self.store.drop(chunk)
         self._keep(step)
+        self._cut_to = None
 
     def _keep(self, step: int) -> None:
         self.lines = [line for line in self.lines if line["step"] <= step]
@@ -76,3 +91,4 @@ class Journal:
 
     def _rewrite(self) -> None:
         write_text(self.path, text_of(self.lines))
+        self.size = self.path.stat().st_size

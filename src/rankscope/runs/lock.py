@@ -26,7 +26,8 @@ def lock(folder: Path) -> int:
             _acquire(handle)
         except OSError as error:
             os.close(handle)
-            sentence = f"{folder} must have one writer at a time; another run writes there: give another folder"
+            ways = "call close() on it, or give another folder"
+            sentence = f"{folder} must have one writer at a time; another monitor or run writes there: {ways}"
             if not isinstance(error, BlockingIOError):
                 sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
             raise FileError(sentence, subject=str(folder)) from error

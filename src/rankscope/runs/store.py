@@ -198,6 +198,10 @@ class Store:
         before = self.run.entries.get(entry, RunEntry(manifest=manifest))
         self._list({**self.run.entries, entry: replace(before, files={**before.files, file: written})})
 
+    def describe(self, entry: str, manifest: Manifest) -> None:
+        """Give an entry another manifest; its files stay."""
+        self._list({**self.run.entries, entry: replace(self.run.entries[entry], manifest=manifest)})
+
     def drop(self, file: str) -> None:
         """Remove a file from the manifest and from the folder."""
         self._list(self._without([file]))

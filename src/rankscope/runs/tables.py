@@ -8,7 +8,7 @@ into a Parquet file.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -114,17 +114,15 @@ def text_of(lines: Sequence[Line]) -> str:
 
 
 def read_lines(path: Path, after: int) -> list[Line]:
-    """The complete lines of a journal file whose step is later than `after`."""
+    """The complete lines of a journal file whose step is later than `after`; a damaged one hides no other."""
     if not path.is_file():
         return []
     lines = []
-    for text in path.read_text(encoding="utf-8").split("\n")[:-1]:
-        try:
+    for text in path.read_bytes().split(b"\n")[:-1]:
+        with suppress(ValueError):  # half a line, which an earlier version let the next one follow
             line = json.loads(text)
-        except ValueError:
-            break  # an incomplete line, and something after it
-        if line["step"] > after:
-            lines.append(line)
+            if line["step"] > after:
+                lines.append(line)
     return lines
 
 

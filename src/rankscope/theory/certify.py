@@ -33,7 +33,7 @@ from rankscope.runs.tables import SavedTable
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre, Facts
-from rankscope.theory.hypotheses import outside
+from rankscope.theory.hypotheses import outside, own_objects
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import observe
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
@@ -158,12 +158,16 @@ def certify(
     """Evaluate theorems on a network and tokens, layer by layer, next to the measurement.
 
     A theorem whose hypotheses fail says so and gives no number. Bounds are moved outward by more than
-    rounding could have changed them (`rounding.py`).
+    rounding could have changed them (`rounding.py`). They are of the tokens after each layer, before a final norm.
+
+    What is certified is the network of these weights and tokens in float64, wherever it runs: weights in float32 or
+    bfloat16 are taken as they are, without the rounding of a pass in their own dtype. Masks are those of the padded
+    batch, since whom a token sees may depend on the number of positions (`bigbird`, `strided`).
 
     Args:
         net: The network, or a Hugging Face model in memory, which is loaded as one.
         X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padding.
+        padding: `[batch, token]`, True at padding, which masks count and measures do not.
         theorems: Names or `Theorem` objects; all if left out.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for
@@ -178,7 +182,8 @@ def certify(
         `Certificates`: a table of every theorem, sample and layer, with a summary and a figure.
 
     Raises:
-        TheoremError: A theorem that does not exist, or a network that no theorem covers.
+        TheoremError: A theorem that does not exist, a network that no theorem covers, or padding beside a kernel or
+            part of the user's own, which may count it.
         TokensError: Tokens of the wrong shape or dtype, or a sample without a token.
 
     >>> from rankscope.nets import Architecture, Transformer
@@ -202,11 +207,17 @@ def certify(
     valid = valid_tokens(X.shape[:-1], padding, X.device)
     if not bool(valid.any(-1).all()) or not len(X):
         raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
+    if not bool(valid.all()) and (own := own_objects(net.arch)):
+        message = f"padding must be out of sight of {own}, the user's own, which may count it"
+        raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
-    for sample in range(len(X)):
-        kept = X[sample][valid[sample]]
-        copies = [observe(net, kept, centre, norms, seed) for seed in (None, *range(COPIES))]  # type: ignore[arg-type]
+    for sample, empty in enumerate(~valid):
+        left_out = empty if bool(empty.any()) else None
+        copies = [
+            observe(net, X[sample], centre, norms, seed, left_out)  # type: ignore[arg-type]
+            for seed in (None, *range(COPIES))
+        ]
         marked = noisy_layers(copies)
         for theorem in chosen:
             rows += _rows(theorem, copies, marked, sample)
@@ -217,7 +228,7 @@ def certify(
     table = table.sort(pl.col("theorem").cast(pl.Enum(names)), "sample", "layer")
     description = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
     checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
-    checks["network_device"] = str(original_net.device)
+    checks |= {"network_device": str(original_net.device), "network_dtype": str(original_net.dtype)}
     manifest = manifest_of(description, str(net.device), variant, copies[0].arithmetic, names, checks)
     return Certificates(table, manifest)
 
@@ -230,11 +241,12 @@ def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sam
         size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
         # Two zeros, or two infinities, are equal.
         slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
+        known = met and not math.isnan(slack)
         rows.append({
             "theorem": theorem.name, "sample": sample, "layer": layer, "quantity": theorem.quantity,
             "kind": theorem.kind, "met": met, "vacuous": met and (bound >= size if upper else bound == -math.inf),
             "log10_bound": bound if met else None, "log10_measured": None if math.isnan(measured) else measured,
-            "log10_size": size, "slack": slack if met else None, "below_floor": layer_bound.noise,
+            "log10_size": size, "slack": slack if known else None, "below_floor": layer_bound.noise,
             "why": "; ".join(unmet) or None,
             "hypotheses": [
                 {"says": hypothesis.says, "number": hypothesis.number, "limit": hypothesis.limit, "met": hypothesis.met}

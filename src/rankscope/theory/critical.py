@@ -56,11 +56,11 @@ class CriticalSkip:
     theory: float | None  # Where the transverse exponent crosses zero; None where it does not, or is not defined
     theory_why: str
     bracket: tuple[float, float] | None
-    """1 -+ c, c measured at the critical weight: the crossing lies within. None with a norm, an MLP, no
-    crossing, or another metric than mu."""
+    """1 -+ c, c measured at the critical weight: the crossing lies within. None with a norm, an MLP, gates on
+    heads, parts, no crossing, or another metric than mu."""
     guaranteed: tuple[float, float] | None
     """1 -+ c, c from the weights: below the first, mu shrinks in every layer on any input of as many
-    tokens; above the second, it grows. None with a norm, an MLP, or another metric than mu."""
+    tokens; above the second, it grows. None with a norm, an MLP, gates on heads, parts, or another metric than mu."""
     table: pl.DataFrame  # Every measured point: weight, rate
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ def critical_skip(
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
-    bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
+    bare = net.arch.norm == "none" and net.arch.mlp == "none" and not (net.arch.head_gate or net.arch.parts)
     elementary = bare and metric == "mu"
     return CriticalSkip(
         weight=measured.weight, rate_low=measured.points[0][1], rate_high=measured.points[1][1],

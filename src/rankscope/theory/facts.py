@@ -2,7 +2,8 @@
 
 All sizes are natural logs, read in deviation arithmetic, so that a theorem can be compared with a residual of 1e-4000;
 where a kernel has no rule there the pass runs in float64, and what only deviation arithmetic can say is NaN. Tokens
-are those of one sample without its padding. Every number may be off by rounding: `rounding.py` has several passes'.
+are those of one sample without its padding, masks those of its pass, padding and all. Every number may be off by
+rounding: `rounding.py` has several passes'.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from rankscope.deviation import Scaled, State
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
-from rankscope.shapes import Float
+from rankscope.nets import Architecture, MaskGraph, Transformer
+from rankscope.nets.graphs import matrix_graph
+from rankscope.nets.masks import Mask
+from rankscope.shapes import Bool, Float
 from rankscope.theory.logs import log
 from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
@@ -87,6 +90,8 @@ class Facts:
     arithmetic: str
     X: Float[Tensor, "token width"]  # The tokens at layer 0, float64
     first: State  # The same as a common token and deviations
+    visible: dict[str | Mask, Bool[Tensor, "token token"]]
+    """Whom these tokens see by each mask, in the order of layers, on the CPU: as they ran, among any padding."""
     sizes: tuple[TokenSizes, ...]  # By layer, 0 the input
     layers: tuple[LayerFacts, ...]
     norms: WeightNorms
@@ -106,21 +111,20 @@ class Facts:
         """The number of tokens of the sample."""
         return len(self.X)
 
-    @cached_property
-    def mask_names(self) -> tuple[str, ...]:
-        """The masks of the layers, each once."""
-        return tuple(dict.fromkeys(self.arch.mask_of(layer) for layer in range(self.depth)))
+    @property
+    def mask(self) -> Bool[Tensor, "token token"]:
+        """Whom these tokens see in the first layer."""
+        return next(iter(self.visible.values()))
 
     @cached_property
     def graph(self) -> MaskGraph:
         """The mask of the first layer as a graph on these tokens."""
-        return graph(self.mask_names[0], self.token_count)
+        return matrix_graph(self.mask)
 
     @cached_property
     def distinct_views(self) -> int:
         """The most different sets of visible tokens in any layer: 1 where all tokens see the same."""
-        matrices = (mask_matrix(name, self.token_count) for name in self.mask_names)
-        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in matrices)
+        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in self.visible.values())
 
     @property
     def inflation(self) -> float:

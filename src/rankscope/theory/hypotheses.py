@@ -13,6 +13,7 @@ from typing import Any
 
 from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
+from rankscope.remedies.base import BuiltInRemedy
 
 SOFTMAX = ("softmax", "gaussian", "uniform")
 """Kernels that are a softmax of scores, bilinear in tokens but for what is constant down a column."""
@@ -88,6 +89,12 @@ def outside(arch: Architecture) -> str:
     if arch.log_gain:
         return "scores that grow with the log of the number of tokens"
     return ""
+
+
+def own_objects(arch: Architecture) -> str:
+    """The names of the kernel and parts that are the user's own; empty where there are none."""
+    own = [arch.kernel] if isinstance(arch.kernel, kernels.Kernel) else []
+    return ", ".join(part.name for part in (*own, *arch.parts) if not isinstance(part, BuiltInRemedy))
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:

@@ -15,12 +15,12 @@ TEN = math.log(10.0)
 
 
 def log(value: int | float) -> float:
-    """log(value), -inf at zero.
+    """log(value), -inf at zero; no number where there is none.
 
-    >>> log(0.0), log(1.0)
-    (-inf, 0.0)
+    >>> log(0.0), log(1.0), log(math.nan)
+    (-inf, 0.0, nan)
     """
-    return math.log(value) if value > 0 else -math.inf
+    return math.log(value) if value > 0 else math.nan if math.isnan(value) else -math.inf
 
 
 def within(value: float) -> float:
@@ -36,7 +36,7 @@ def plus(*logs: float) -> float:
     >>> round(math.exp(plus(math.log(2), math.log(3))), 12)
     5.0
     """
-    largest = max(logs)
+    largest = math.nan if any(map(math.isnan, logs)) else max(logs)
     if not math.isfinite(largest):
         return largest
     return largest + math.log(math.fsum(math.exp(log_value - largest) for log_value in logs))
@@ -72,7 +72,7 @@ def log_expm1(value: float) -> float:
 
 def log_of(value: Tensor, scale: Tensor) -> float:
     """log of one number held as `e^scale value`."""
-    return within(log(float(value)) + float(scale)) if float(value) > 0 else -math.inf
+    return -math.inf if float(value) == 0 else within(log(float(value)) + float(scale))
 
 
 def sized(x: Scaled) -> Scaled:

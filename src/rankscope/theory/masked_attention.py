@@ -55,7 +55,7 @@ def log_values(facts: Facts) -> list[float]:
 def connected(facts: Facts) -> list[Hypothesis]:
     """One mask graph with self-loops (A1) and a centre."""
     return [
-        equal("different masks", len(facts.mask_names), 1),
+        equal("different masks", len(facts.visible), 1),
         equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
         at_least("centres of the mask graph", len(facts.graph.centres), 1),
     ]

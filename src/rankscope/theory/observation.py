@@ -21,6 +21,7 @@ from rankscope.deviation.perturbation import PerturbedPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.deviation.second_pass import RESOLVED, WITHIN
+from rankscope.errors import TokensError
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
@@ -43,20 +44,31 @@ NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it
 
 
 def observe(
-    net: Transformer, X: Tensor, centre: Centre = "mean", norms: WeightNorms | None = None, seed: int | None = None
+    net: Transformer,
+    X: Tensor,
+    centre: Centre = "mean",
+    norms: WeightNorms | None = None,
+    seed: int | None = None,
+    padding: Tensor | None = None,
 ) -> Facts:
-    """Run the network on one sample's tokens `[token, width]` and collect what the theorems need to know.
+    """Run the network on one sample and collect what the theorems need to know.
 
-    `norms` caches norms of weights, for a network and its variants. With a `seed` every rule's result is
-    perturbed in its last digits (`deviation/perturbation.py`); without, a float64 pass runs beside it where
-    float64 resolves the residual.
+    Args:
+        net: The network, taken in float64.
+        X: The tokens of the sample `[token, width]`.
+        centre: What residuals are about, the "mean" or the "argmin".
+        norms: Cached norms of weights, for a network and its variants.
+        seed: Perturbs the result of every rule in its last digits (`deviation/perturbation.py`). Without one, a
+            float64 pass runs beside it where float64 resolves the residual.
+        padding: `[token]`, True at padding: part of the pass, by its masks, and of no fact.
     """
     net = net.to(torch.float64)
+    X, padding = X[None].to(torch.float64), None if padding is None else padding[None]
     norms, deviates = WeightNorms() if norms is None else norms, applies(net)
-    first, settings = starting_state(net, X[None], seed)
+    first, settings = starting_state(net, X, seed, padding)
     sizes, layers = [_sizes(first, centre, deviates)], []
     float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
-    records = dissect(net, X[None], seed) if deviates else float64_records(net, first, settings, seed)
+    records = dissect(net, X, seed, padding) if deviates else float64_records(net, first, settings, seed)
     for index, record in enumerate(records):
         before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
         if float64_pass is not None:
@@ -64,9 +76,10 @@ def observe(
             size = replace(size, float64_difference=difference)
         sizes.append(size)
         layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
-    start = net.prepared(X[None].to(torch.float64), None)[0][0]
+    start = net.prepared(X, padding)[0][0, : settings.valid.shape[1]]
+    visible = {mask: settings.visible[mask][0, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
     arithmetic = "deviation" if deviates else "float64"
-    return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
+    return Facts(net, centre, arithmetic, start, first, visible, tuple(sizes), tuple(layers), norms)
 
 
 RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
@@ -83,6 +96,9 @@ def _log(name: str, state: State) -> float:
 
 
 def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
+    if not bool(state.scaled_tokens.isfinite().all()):
+        sentence = "tokens and weights must be finite to be certified; NaN or infinity came out of a layer"
+        raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
     R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
     lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
     unit = (all_tokens.log + state.log)[0]
@@ -123,7 +139,8 @@ def _layer(
         log_attention_factor=_attention_factor(Delta, norms[0]),
         log_exact_factor=_exact_factor(arch, layer, before, Delta, active, centre) if pure else math.nan,
         log_averaging=averaging,
-        log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if active else -math.inf,
+        # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
+        log_smallest=log(float(P.masked_fill(~visible & (P >= 0), torch.inf).min())) if active else -math.inf,
         row_sum_defect=float((P.sum(-1) - 1).abs().max()) if active else 0.0,
         attention=record.attention,
         halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in record.halves),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.nets.kernels import kernel_of
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
@@ -145,4 +146,4 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     alike = facts.distinct_views == 1 and arch.positions in ("none", "absolute") and arch.kernel in SOFTMAX
     heads = [layer_facts.heads for layer_facts in facts.layers[:layer]]
     blind = alike and any(not bool(norms.scores.any()) for norms in heads)  # attention that sees no token's content
-    return blind or any(not bool(norms.columns.any()) for norms in heads)
+    return blind or (kernel_of(arch.kernel).averages and any(not bool(norms.columns.any()) for norms in heads))

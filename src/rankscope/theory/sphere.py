@@ -31,7 +31,6 @@ from torch import Tensor
 
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
-from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads
 from rankscope.shapes import Bool, Float
@@ -133,7 +132,7 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
         return [-math.inf] * facts.depth
     if radius is None:
         return [math.inf] * facts.depth
-    count, bounds = reaching(mask_matrix(facts.mask_names[0], N), radius), []
+    count, bounds = reaching(facts.mask, radius), []
     for layer in range(1, facts.depth + 1):
         length = facts.sizes[layer].longest
         if start is None or layer < start:

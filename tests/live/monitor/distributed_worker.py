@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
 from rankscope.errors import RankscopeError
+from rankscope.live.monitor import distributed
 from tests.live.monitor.small import encoder, loss_of, tokens
 
 METRICS = ["relative_mu", "mu", "entropy"]
@@ -30,7 +31,7 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
 
 
 def train(way: str, rank: int, number: int, folder: Path) -> None:
-    """`way`: ddp or fsdp with a probe, inline, or ranks that disagree in what they measure or say."""
+    """`way`: ddp or fsdp with a probe, inline, ranks that disagree in what they measure or say, or one rank alone."""
 
     def part(whole: Tensor) -> Tensor:
         return whole[rank * len(whole) // number : (rank + 1) * len(whole) // number]
@@ -52,6 +53,10 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         given["probe"] = X = part(tokens(99))
         given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if way.startswith("alone"):
+        distributed.PATIENCE = 3.0
+    if way == "alone from the start" and rank:
+        return
     monitor = Monitor(model, optimizer=optimizer, **given)
     if way == "fsdp":  # after a measurement each rank has its share again
         assert all(isinstance(each, DTensor) for each in model.parameters())
@@ -60,7 +65,8 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        monitor.step(loss=None if way == "silent" and rank else loss)
+        if way != "alone" or rank == 0:
+            monitor.step(loss=None if way == "silent" and rank else loss)
     monitor.close()
 
 

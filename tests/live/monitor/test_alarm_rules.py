@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,11 @@ from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
         (GradientSize(), {"grad_tokens": lambda at, k: 1e4 if k >= 6 else 1.0}, 1, None, 60, 80),
         (GradientSize(), {"grad_mlp": lambda at, k: None if k == 2 else 0.2}, 1, None, 20, 20),
         (DeadHead(), {"head_mu/1": lambda at, k: 1e-6 if at == 2 and k >= 3 else 2.0}, 2, 1, 30, 70),
+        # All heads of a layer add exactly nothing.
+        (DeadHead(), {f"head_mu/{head}": lambda at, k: 0.0 if at == 2 and k >= 3 else 2.0 for head in range(3)},
+         2, None, 30, 70),
+        # The last layer's gradient is as ever; those before it get nothing.
+        (GradientSize(), {"grad_mlp": lambda at, k: 0.13 if at == 4 else 1e-6}, 1, None, 0, 20),
     ],
 )  # fmt: skip
 def test_a_fault_is_said_once_where_and_when_it_is(
@@ -67,3 +73,25 @@ def test_a_run_that_stays_about_its_start_raises_nothing(band: list[float], head
     for index in range(8):
         table = rows(index, run, index, heads)
         assert not [alarm for rule in rules for alarm in rule.on_measurement(table, index)]
+
+
+def test_a_gradient_that_stays_is_not_said_to_blow_up_where_the_others_vanish() -> None:
+    (alarm,) = heard([GradientSize()], otherwise({"grad_mlp": lambda at, k: 0.13 if at == 4 else 1e-6}))
+    assert "layer 1 vanish" in alarm.sentence and "layer 4" not in alarm.sentence and "blow" not in alarm.sentence
+
+
+def test_layers_whose_heads_all_begin_at_zero_have_not_died() -> None:
+    """As output projections that are initialised at zero give them: no layer differs from the others."""
+    zeros = {f"head_mu/{head}": lambda at, k: 0.0 for head in range(3)}
+    assert not heard([DeadHead()], otherwise(zeros))
+
+
+@pytest.mark.parametrize(("value", "is_noise"), [(6e-8, True), (9.5e-7, True), (2e-6, False)])
+def test_what_lies_below_its_floor_is_not_said_as_a_result(value: float, is_noise: bool) -> None:
+    rule, floor, alarms = Collapse(), 9.5e-7, []
+    for k in range(4):
+        run = otherwise({"relative_mu": lambda at, index: value if at >= 3 and index >= 1 else 0.7})
+        alarms += rule.on_measurement(rows(10 * k, run, k).with_columns(floor=pl.lit(floor)), 10 * k)
+    (alarm,) = alarms
+    assert alarm.layer == 3 and (f"{value:.2g} of" in alarm.sentence) is not is_noise
+    assert (f"{floor:.2g}" in alarm.sentence) is is_noise

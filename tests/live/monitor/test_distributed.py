@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import rankscope
+from rankscope.live.monitor.monitor import UNMEASURED
 from rankscope.live.monitor.weight_gradients import GROUPS
 from tests.live.monitor.distributed_worker import main
 
@@ -34,7 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "1").mkdir()
     main(0, 1, folder / "1", ["ddp", "inline"])
-    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp")
+    ways = ("ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "alone", "alone from the start")
+    return folder, together(2, folder / "2", *ways)
 
 
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
@@ -62,9 +64,18 @@ def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tup
 
 
 def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
-    for subject in ("metrics and steps", "numbers in monitor.step"):
-        assert all(f"MonitorError about {subject}\n" in printed for printed in runs[1])
+    assert all("MonitorError about metrics and steps\n" in printed for printed in runs[1])
     assert not (runs[0] / "2" / "disagree").exists()
+    silent = rankscope.read(runs[0] / "2" / "silent")  # one rank gives no loss: after the first measurement, an alarm
+    assert silent.table("training")["step"].unique().to_list() == [0]
+    assert [(row["rule"], row["since"]) for row in silent.table("alarms").to_dicts()] == [(UNMEASURED, 0)]
+
+
+def test_a_rank_that_steps_alone_is_told_and_the_training_ends(runs: tuple[Path, list[str]]) -> None:
+    run = rankscope.read(runs[0] / "2" / "alone")
+    assert run.table("training")["step"].unique().to_list() == [0]  # where all ranks were
+    assert [(row["rule"], row["since"]) for row in run.table("alarms").to_dicts()] == [(UNMEASURED, 0)]
+    assert ["MonitorError about ranks\n" in printed for printed in runs[1]] == [True, False]
 
 
 @pytest.mark.slow  # processes that import transformers; `test_probe_paths.py` has what one process reads

@@ -10,7 +10,7 @@ from torch import nn
 
 import rankscope
 from rankscope import Monitor
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, TrainingWarning, WatchError
 from tests.live.monitor.training import batch, gpt2, loss_of, train
 from tests.raising import raises
 
@@ -190,6 +190,92 @@ def test_blocks_that_return_more_than_tokens_are_refused(tmp_path: Path) -> None
 
     model = Odd()
     with Monitor(model, every=1, run=tmp_path), raises(MonitorError, subject="blocks"):
+        model(torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("metrics", [["mu"], ["mu", "entropy"]])
+def test_a_call_without_gradients_is_no_training_batch(metrics: list[str], tmp_path: Path) -> None:
+    model = gpt2(dropout=0.0)
+    with Monitor(model, metrics, every=1, run=tmp_path) as monitor:
+        with torch.no_grad():  # in train mode, as an average of weights or a teacher is computed
+            model(input_ids=batch(6, 9))
+        loss_of(model(input_ids=batch(5)).logits, batch(5)).backward()
+        with torch.no_grad():
+            model(input_ids=batch(7, 9))
+        monitor.step()
+    assert set(table(tmp_path).filter(metric="mu")["samples"]) == {4}
+
+
+@pytest.mark.parametrize("metrics", [["mu"], ["mu", "entropy"]])
+def test_training_in_eval_mode_is_measured_and_an_evaluation_beside_it_is_not(
+    metrics: list[str], tmp_path: Path
+) -> None:
+    model = gpt2(dropout=0.5).eval()
+    with Monitor(model, metrics, every=1, run=tmp_path) as monitor:
+        for step in range(2):
+            loss_of(model(input_ids=batch(step)).logits, batch(step)).backward()
+            monitor.step()
+        model(input_ids=batch(6, 9))  # an evaluation with gradients, and with the batches in train mode
+        model.train()
+        loss_of(model(input_ids=batch(5)).logits, batch(5)).backward()
+        model.eval()
+        model(input_ids=batch(7, 9))
+        monitor.step()
+    rows = table(tmp_path).filter(pl.col("metric").is_in(["mu", "grad_tokens"]), layer=1)
+    assert rows.filter(metric="mu")["step"].to_list() == [1, 2, 3] and set(rows["samples"]) == {4}
+    assert rows.filter(metric="grad_tokens")["step"].to_list() == ([1, 2, 3] if metrics == ["mu"] else [])
+
+
+def test_blocks_that_stay_in_eval_mode_are_layers_too(tmp_path: Path) -> None:
+    model = gpt2(dropout=0.0).train()
+    model.transformer.h[0].eval()  # frozen
+    with Monitor(model, "mu", every=1, run=tmp_path) as monitor:
+        model(input_ids=batch(5))
+        monitor.step()
+    assert table(tmp_path).filter(metric="mu")["layer"].to_list() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_that_was_called_before_is_measured(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = gpt2(dropout=0.0, layers=1).train()
+    called: Any = torch.compile(model, backend="aot_eager")
+    loss_of(called(input_ids=batch(0)).logits, batch(0)).backward()
+    with Monitor(called, METRICS, every=1, run=tmp_path / "compiled") as monitor:
+        loss_of(called(input_ids=batch(5)).logits, batch(5)).backward()
+        monitor.step()
+    with Monitor(model, METRICS, every=1, run=tmp_path / "eager") as monitor:
+        loss_of(model(input_ids=batch(5)).logits, batch(5)).backward()
+        monitor.step()
+    assert closest(table(tmp_path / "eager"), table(tmp_path / "compiled")) < 1e-6
+
+
+@pytest.mark.parametrize("metrics", [["mu"], ["mu", "entropy"]])
+def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tmp_path: Path) -> None:
+    class Growing(nn.Module):
+        """A block that returns more tokens than it took, once it is told to."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.more = nn.MultiheadAttention(8, 2, batch_first=True), False
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            Y = X + self.attention(X, X, X)[0]
+            return torch.cat([Y, Y], 1) if self.more else Y
+
+    model = nn.Sequential(Growing(), Growing())
+    with Monitor(model, metrics, every=1, run=tmp_path, alarms=()) as monitor:
+        for step in range(4):
+            model[1].more = step == 1
+            model(torch.randn(2, 5, 8)).sum().backward()
+            if step == 1:
+                with pytest.warns(TrainingWarning):
+                    monitor.step()
+            else:
+                monitor.step()
+    assert table(tmp_path)["step"].unique().sort().to_list() == [1, 3, 4]
+    with Monitor(model, metrics, every=1, run=tmp_path / "first"), raises(WatchError):
+        model[1].more = True
         model(torch.randn(2, 5, 8))
 
 

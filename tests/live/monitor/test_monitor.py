@@ -1,6 +1,7 @@
 """Any stride of steps is measured and recorded; a folder with a run in it is continued; wrong arguments are refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from torch import Tensor
 
 import rankscope
 from rankscope import Monitor
-from rankscope.errors import MonitorError
-from rankscope.live.monitor.monitor import STRIDES, Schedule
+from rankscope.errors import FileError, MonitorError, TrainingWarning
+from rankscope.live.monitor import Alarm, Measurement
+from rankscope.live.monitor.monitor import STRIDES, UNMEASURED, Schedule
+from rankscope.live.monitor.probe import Probe
 from rankscope.live.writers import JSONLines
+from tests.full_disk import full_disk
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
 
@@ -41,8 +45,6 @@ def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_in_it_asks_from_where(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as monitor:
         monitor.step(2)
-        with raises(MonitorError, subject="step"):
-            monitor.step(1)
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as again:
         with raises(MonitorError, subject="run"):
             again.step()
@@ -212,3 +214,234 @@ def test_steps_that_do_not_grow_are_refused() -> None:
     with raises(MonitorError, subject="step"):
         schedule.advance(3)
     assert schedule.step == 3
+
+
+class Ailing(torch.nn.Module):
+    """A model that cannot be called while it is ill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.ill = encoder(), False
+
+    def forward(self, X: Tensor) -> Tensor:
+        if self.ill:
+            raise ValueError("no memory is left")
+        return self.encoder(X)
+
+
+def alarms(run: Path) -> list[dict[str, Any]]:
+    return rankscope.read(run).table("alarms").to_dicts()
+
+
+def test_a_measurement_that_fails_later_is_an_alarm_and_training_goes_on(tmp_path: Path) -> None:
+    model = Ailing()
+    with Monitor(model, "mu", 10, tokens(99), run=tmp_path, alarms=()) as monitor:
+        monitor.step(10, loss=1.0)
+        model.ill = True
+        with pytest.warns(TrainingWarning) as warned:
+            monitor.step(20, loss=2.0)
+            monitor.step(30, loss=3.0)
+            assert monitor.measure_now() is None
+        assert len(warned) == 1 and len(monitor.notes) == 1
+        model.ill = False
+        monitor.step(40, loss=4.0)
+        assert not monitor.notes
+        model.ill = True
+        with pytest.warns(TrainingWarning):
+            monitor.step(50)
+    rows = table(tmp_path)
+    assert rows["step"].unique().sort().to_list() == [0, 10, 40]
+    assert rows.filter(metric="loss")["value"].to_list() == [1.0, 4.0]
+    said = [(row["rule"], row["step"], row["since"]) for row in alarms(tmp_path)]
+    assert said == [(UNMEASURED, 20, 10), (UNMEASURED, 50, 40)]
+
+
+def test_a_step_that_cannot_be_counted_is_an_alarm_and_training_goes_on(tmp_path: Path) -> None:
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path) as monitor:
+        monitor.step(2)
+        with pytest.warns(TrainingWarning):
+            monitor.step(1)
+        monitor.step(4)
+        with pytest.warns(TrainingWarning):
+            monitor.step(6, loss="low")
+        monitor.step(8)
+    assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2, 4, 8]
+
+
+class Fickle:
+    """A writer and a rule that fails at these steps."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.seen = steps, list[int]()
+
+    def __call__(self, measurement: Measurement) -> None:
+        self.on_measurement(measurement.rows, measurement.step)
+
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+        if step in self.steps:
+            raise ConnectionError("the server is away")
+        self.seen.append(step)
+        return []
+
+
+@pytest.mark.parametrize("place", ["writers", "alarms"])
+def test_a_writer_or_a_rule_that_fails_takes_nothing_else_with_it(place: str, tmp_path: Path) -> None:
+    before, fickle, after = Fickle(), Fickle(2, 4), Fickle()
+    options: dict[str, Any] = {"alarms": (), place: [before, fickle, after]}
+    monitor = Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, **options)
+    with monitor, pytest.warns(TrainingWarning) as warned:
+        for _ in range(8):
+            monitor.step()
+    assert len(warned) == 1
+    assert before.seen == after.seen == [0, 2, 4, 6, 8] and fickle.seen == [0, 6, 8]
+    assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2, 4, 6, 8]
+    assert [(row["rule"], row["since"]) for row in alarms(tmp_path)] == [(UNMEASURED, 0)]
+
+
+def test_a_writer_that_fails_from_the_start_is_raised_and_the_folder_is_free(tmp_path: Path) -> None:
+    model = encoder()
+    with pytest.raises(ConnectionError):
+        Monitor(model, "mu", 2, tokens(99), run=tmp_path, writers=[Fickle(0)])
+    with Monitor(model, "mu", 2, tokens(99), run=tmp_path) as monitor:
+        monitor.resume(0)
+    assert table(tmp_path)["step"].unique().to_list() == [0]
+
+
+def test_a_disk_that_is_full_for_a_moment_loses_that_moment_alone(tmp_path: Path) -> None:
+    writer = JSONLines(tmp_path / "lines.jsonl")
+    with Monitor(encoder(), "mu", 1, tokens(99), run=tmp_path / "run", writers=[writer], alarms=()) as monitor:
+        for step in range(1, 9):
+            if step in (4, 5):
+                room = min(path.stat().st_size for path in (writer.path, tmp_path / "run/training/journal.jsonl"))
+                with full_disk(room + 20), pytest.warns(TrainingWarning) if step == 4 else full_disk(room + 20):
+                    monitor.step()
+            else:
+                monitor.step()
+        following = rankscope.read(tmp_path / "run").table("training")["step"].unique().sort().to_list()
+    assert following == [0, 1, 2, 3, 6, 7, 8] == table(tmp_path / "run")["step"].unique().sort().to_list()
+    assert [json.loads(line)["step"] for line in writer.path.read_text().splitlines()] == following
+    said = [(row["rule"], row["since"]) for row in alarms(tmp_path / "run")]
+    assert said == [(UNMEASURED, 3), (UNMEASURED, 3)]  # the folder and the file
+
+
+def test_the_functions_of_alarms_are_the_users_own(tmp_path: Path) -> None:
+    class High:
+        def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+            return [Alarm(step, step, "high", None, None, "call", "")] if step else []
+
+        def action(self, alarm: Alarm) -> None:
+            raise InterruptedError
+
+        name = "high"
+
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=[High()]) as monitor:
+        monitor.step()
+        with pytest.raises(InterruptedError):
+            monitor.step()
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "subject"),
+    [
+        ({"x": tokens(1)}, {}, "probe"),  # no argument of that name
+        (torch.zeros(2, 5, 7, dtype=torch.float64), {}, "probe"),
+        (tokens(1), {"loss": lambda output: output["logits"]}, "loss"),
+        (tokens(1), {"loss": lambda output: (output - torch.zeros(3)).mean()}, "loss"),
+    ],
+)
+def test_a_probe_of_the_wrong_kind_is_one_sentence(
+    probe: Any, options: dict[str, Any], subject: str, tmp_path: Path
+) -> None:
+    with raises(MonitorError, subject=subject) as caught:
+        Monitor(encoder(), "mu", 2, probe, run=tmp_path, **options)
+    assert len(str(caught.value).splitlines()) == 1
+    with Monitor(encoder(), "mu", 2, tokens(1), run=tmp_path):  # the folder is free, and holds nothing
+        pass
+
+
+def deep() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 5, enable_nested_tensor=False).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "probe"),
+    [(deep, tokens(99)), (encoder, tokens(98)), (encoder, tokens(99)[:3]), (encoder, None)],
+    ids=["another depth", "another probe", "a part of the probe", "training batches"],
+)
+def test_a_run_of_another_network_or_probe_is_not_continued(
+    model: Callable[[], torch.nn.Module], probe: Tensor | None, tmp_path: Path
+) -> None:
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path) as monitor:
+        monitor.step(10)
+    rows = table(tmp_path)
+    with raises(MonitorError, subject="run"):
+        Monitor(model(), "mu", 2, probe, run=tmp_path, step=10)
+    assert table(tmp_path).equals(rows)
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, step=10) as monitor:
+        monitor.step()
+        monitor.step()
+    assert table(tmp_path)["step"].unique().sort().to_list() == [0, 10, 12]
+
+
+def test_a_probe_is_the_same_in_whatever_order_ranks_have_its_samples() -> None:
+    X = tokens(99)
+    assert Probe.of(X).description == Probe.of(X.flip(0)).description != Probe.of(2 * X).description
+    whole = Probe.of({"x": X, "labels": torch.arange(4)}).description
+    assert whole == Probe.of({"x": X.flip(0), "labels": torch.arange(4).flip(0)}).description
+    assert whole != Probe.of({"x": X.flip(0), "labels": torch.arange(4)}).description
+    assert Probe.of((X, torch.tensor(2.0))).description != Probe.of((X, torch.tensor(3.0))).description
+
+
+def test_a_probe_is_tried_when_a_run_is_resumed_not_in_mid_training(tmp_path: Path) -> None:
+    model = Ailing()
+    with Monitor(model, "mu", 10, tokens(99), run=tmp_path) as monitor:
+        monitor.step(10)
+    model.ill = True
+    with raises(MonitorError, subject="probe"):
+        Monitor(model, "mu", 10, tokens(99), run=tmp_path, step=10)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_going_back_to_the_start_has_step_0_once(times: int, tmp_path: Path) -> None:
+    writer = JSONLines(tmp_path / "lines.jsonl")
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path / "run", writers=[writer]) as monitor:
+        for _ in range(times):
+            monitor.resume(0)
+        monitor.step(2)
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path / "run", writers=[writer]) as monitor:
+        monitor.resume(0)
+    rows = table(tmp_path / "run")
+    assert rows["step"].to_list() == [0] * 4 and rows["layer"].to_list() == [0, 1, 2, 3]
+    assert [json.loads(line)["step"] for line in writer.path.read_text().splitlines()] == [0]
+
+
+def test_a_second_monitor_of_this_process_waits_for_close(tmp_path: Path) -> None:
+    first = Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path)
+    with raises(FileError, subject=str(tmp_path)):
+        Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path)
+    first.close()
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, step=1):
+        pass
+
+
+def test_an_optimizer_that_makes_no_step_is_noted(tmp_path: Path) -> None:
+    model = encoder()
+    given, used = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    for name, steps in (("other", used), ("same", given)):
+        with Monitor(model, "mu", 1, tokens(99), run=tmp_path / name, optimizer=given, alarms=()) as monitor:
+            assert not monitor.notes
+            for step in range(2):
+                loss_of(model, tokens(step)).backward()
+                steps.step()
+                monitor.step()
+            assert len(monitor.notes) == (1 if name == "other" else 0)
+
+
+def test_steps_that_reach_no_multiple_are_noted(tmp_path: Path) -> None:
+    with Monitor(encoder(), "mu", 100, tokens(99), run=tmp_path, alarms=()) as monitor:
+        for epoch in range(1, 6):  # epochs, where steps were meant
+            monitor.step(epoch)
+        assert len(monitor.notes) == 1
+        monitor.step(100)
+        assert not monitor.notes

@@ -5,16 +5,19 @@ What is drawn depends on the seed and the number of the draw alone.
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Architecture, Experts, Mask, Transformer
+from rankscope.remedies.catalogue import REMEDIES
 from tests.builders import normal
 
 Case = tuple[Transformer, Tensor]
 Tensors = dict[str, Tensor]
+Fields = dict[str, Any]
 MASKS = ("complete", "complete", "causal", "window:1", "unidirectional", "prefix:2", "strided:2",
          "longformer:1:1", "causal&window:2")  # fmt: skip
 NO_SKIP = (0.0, 0.0, 0.0, 0.0, 1e-9, -1e-12, 1e-16, 1e-80, 1e-300)
@@ -26,7 +29,99 @@ def drawn(seed: int, number: int) -> tuple[str, Case]:
     """(the family, a network and the tokens of one sample `[token, width]`)."""
     draw = Random(f"{seed} {number}")
     name = draw.choice(list(FAMILIES))
-    return name, FAMILIES[name](draw)
+    return name, FAMILIES[name](draw, {})
+
+
+class Featured(NamedTuple):
+    """A network with features beyond its family's, and one sample with its padding."""
+
+    family: str
+    features: tuple[str, ...]
+    net: Transformer
+    X: Tensor  # [token, width]
+    padding: Tensor | None  # [token], True at padding
+
+
+def featured(seed: int, number: int) -> Featured:
+    """The same families with up to three of all the features that a network can have, and padding."""
+    draw, choose = Random(f"{seed} {number}"), Random(f"{seed} {number} features")
+    family = draw.choice(list(FAMILIES))
+    names = tuple(sorted(choose.sample(list(FEATURES), choose.choice((0, 1, 1, 1, 2, 2, 3)))))
+    extra: Fields = {}
+    for name in names:
+        extra |= FEATURES[name](choose)
+    padded = choose.choice((0, 0, 1, 2, 3)) if "mask" in names else choose.choice((0, 0, 0, 0, 1))
+    while True:
+        try:
+            net, X = FAMILIES[family](draw, extra)
+            break
+        except ArchitectureError:  # features that do not go together
+            extra.pop(choose.choice(list(extra)))
+    if choose.random() < 0.04:
+        remedy = choose.choice(list(REMEDIES))
+        try:
+            net, names = net.with_remedy(remedy), (*names, remedy)
+        except ArchitectureError:  # one that is not for such a block
+            names = names
+    padding = torch.zeros(len(X) + padded, dtype=torch.bool)
+    padding[choose.sample(range(len(padding)), padded)] = True
+    whole = normal(len(padding), X.shape[1], seed=choose.getrandbits(30)) * 10.0 ** choose.choice((0, 3, -3))
+    whole[~padding] = X
+    return Featured(family, names, net, whole, padding if padded else None)
+
+
+def _masked(choose: Random) -> Fields:
+    """Masks that depend on the number of tokens, or differ from layer to layer."""
+    window, few, seed = choose.choice((0, 0, 1)), choose.choice((0, 1)), choose.randrange(1000)
+    bigbird = f"bigbird:{window}:{few}:{choose.choice((1, 1, 2))}:{seed}"
+    every = 2 + seed % 2
+    own = Mask(
+        "own", lambda n: torch.eye(n, dtype=torch.bool) | (torch.arange(n)[:, None] * every % n == torch.arange(n))
+    )
+    return {"mask": choose.choice((bigbird, bigbird, bigbird, "strided", "dilated:1:2", f"{bigbird};causal", own))}
+
+
+def _rotated(choose: Random) -> Fields:
+    pairs, base = choose.choice(("half", "adjacent")), choose.choice((10.0, 10000.0))
+    scales: tuple[float, ...] = choose.choice(((), (1.5, 0.7)))
+    turned = {"rotary_pairs": pairs, "rotary_base": base, "rotary_scales": scales}
+    return {"positions": "rotary", "head_width": 2, **turned}
+
+
+def _few_heads(choose: Random) -> Fields:
+    kept = choose.choice((((0,),), ((1,),), ((0, 1),), ((),)))
+    return {"heads": 2, "layers": 1, "kept_heads": kept, "key_heads": choose.choice((1, 2))}
+
+
+def _mixed(choose: Random) -> Fields:
+    experts = Experts(number=3, chosen=choose.choice((1, 2)), width=2, shared_width=choose.choice((0, 2)))
+    return {"mlp": "experts", "experts": experts}
+
+
+FEATURES: dict[str, Callable[[Random], Fields]] = {
+    "mask": _masked,
+    "cap": lambda choose: {"score_cap": choose.choice((1e-3, 0.3, 5.0))},
+    "query norm": lambda choose: {"query_norm": True},
+    "rotary": _rotated,
+    "positions": lambda choose: {"positions": choose.choice(("alibi", "bias", "relative", "absolute")),
+                                 "width": choose.choice((2, 4, 6)), "bias_buckets": 8, "bias_reach": 6,
+                                 "bias_ahead": choose.random() < 0.5},
+    "kernel": lambda choose: {"kernel": choose.choice(("sinkhorn:1", "sinkhorn:3", "linear", "sigmoid", "linformer:2")),
+                              "length": 16},
+    "heads": _few_heads,
+    "values": lambda choose: {"value_width": choose.choice((1, 3))},
+    "shared": lambda choose: {"shared": True},
+    "final norm": lambda choose: {"final_norm": True},
+    "bare layer": lambda choose: {"bare_layers": (0,), "norm_place": choose.choice(("pre", "sandwich")),
+                                  "norm": choose.choice(("layer", "rms", "scale"))},
+    "parallel": lambda choose: {"parallel": True, "mlp_skip": 1.0},
+    "divisor": lambda choose: {"divisor": 10.0 ** choose.uniform(-6, 6)},
+    "biases": lambda choose: {"biases": tuple(choose.sample(("query", "key", "value", "output", "mlp", "norm"), 2))},
+    "gate": lambda choose: {"head_gate": True},
+    "experts": _mixed,
+    "log gain": lambda choose: {"log_gain": 1.0},
+}  # fmt: skip
+"""By name, the fields of each."""
 
 
 def tokens(draw: Random, width: int) -> Tensor:
@@ -66,7 +161,8 @@ def tokens(draw: Random, width: int) -> Tensor:
     return X * 10.0 ** draw.choice((0, 0, 0, 0, -3, 3, draw.uniform(-12, 12), draw.uniform(-120, 120)))
 
 
-def shape(draw: Random, **fixed: Any) -> Architecture:
+def shape(draw: Random, extra: Fields, **fixed: Any) -> Architecture:
+    """What the family fixes, the rest by chance; but for the fields of features."""
     heads, fields = draw.choice((1, 1, 2)), dict(fixed)
     fields.setdefault("layers", draw.choice((1, 1, 2, 2, 3, 4)))
     fields.setdefault("width", draw.choice((2, 3, 4, 6)))
@@ -80,7 +176,7 @@ def shape(draw: Random, **fixed: Any) -> Architecture:
     fields.setdefault("mlp", "none")
     fields.setdefault("norm", "none")
     fields.setdefault("attention_skip", draw.choice(NO_SKIP))
-    return Architecture(**fields)
+    return Architecture(**{**fields, **extra})
 
 
 def weighted(draw: Random, arch: Architecture) -> Tensors:
@@ -143,7 +239,7 @@ def twisted(draw: Random, arch: Architecture, tensors: Tensors, X: Tensor) -> Te
                 tensors[name][0] *= 10.0 ** -draw.uniform(3, 12)
     elif kind == 8:  # a branch that takes the skip away
         eye = torch.eye(arch.width, dtype=torch.float64)
-        if arch.head_width == arch.width:
+        if arch.value_width == arch.width:
             change("value.weight", lambda W: eye[:, None].expand_as(W).clone())
             change("output.weight", lambda W: -arch.attention_skip / arch.heads * eye.expand_as(W))
             change("query.weight", lambda W: W * 1e6)
@@ -154,25 +250,25 @@ def of(arch: Architecture, tensors: Tensors) -> Transformer:
     return Transformer.from_weights(arch, tensors)
 
 
-def pure(draw: Random) -> Case:
-    arch = shape(draw, mask=draw.choice(("complete", "complete", "prefix:8", draw.choice(MASKS))))
+def pure(draw: Random, extra: Fields) -> Case:
+    arch = shape(draw, extra, mask=draw.choice(("complete", "complete", "prefix:8", draw.choice(MASKS))))
     X = tokens(draw, arch.width)
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X
 
 
-def with_mlp(draw: Random) -> Case:
+def with_mlp(draw: Random, extra: Fields) -> Case:
     arch = shape(
-        draw, mlp=draw.choice(("plain", "plain", "gated")), mlp_width=3,
+        draw, extra, mlp=draw.choice(("plain", "plain", "gated")), mlp_width=3,
         activation=draw.choice(ACTIVATIONS), mlp_skip=draw.choice((0.0, 1.0, -0.5, 1e-9)),
     )  # fmt: skip
     X = tokens(draw, arch.width)
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X
 
 
-def skipped(draw: Random) -> Case:
+def skipped(draw: Random, extra: Fields) -> Case:
     width = draw.choice((2, 3, 4))
     arch = shape(
-        draw, width=width, head_width=draw.choice((1, 2, width)), mask=draw.choice(MASKS),
+        draw, extra, width=width, head_width=draw.choice((1, 2, width)), mask=draw.choice(MASKS),
         attention_skip=draw.choice(SKIPS),
         mlp=draw.choice(("none", "none", "plain", "gated")), mlp_width=3, activation=draw.choice(ACTIVATIONS),
         norm=draw.choice(("none", "none", "layer", "rms", "scale")),
@@ -183,17 +279,20 @@ def skipped(draw: Random) -> Case:
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X
 
 
-def sphere(draw: Random) -> Case:
+def sphere(draw: Random, extra: Fields) -> Case:
     width = draw.choice((2, 3, 4, 6))
+    extra = {
+        name: value for name, value in extra.items() if name not in ("width", "heads", "head_width", "value_width")
+    }
     arch = shape(
-        draw, width=width, heads=1, head_width=width, mask=draw.choice(MASKS),
+        draw, extra, width=width, heads=1, head_width=width, mask=draw.choice(MASKS),
         kernel=draw.choice(("softmax", "uniform")),
         norm=draw.choice(("scale", "rms")), norm_eps=draw.choice((0.0, 0.0, 0.0, 1e-30)), positions="none",
         biases=draw.choice(((), ("query",))),
     )  # fmt: skip
     tensors, bend = weighted(draw, arch), draw.choice((0.0, 0.0, 1e-13, 1e-10, 1e-8))
     for name in tensors:
-        if ".value." in name or ".output." in name:
+        if name.endswith((".value.weight", ".output.weight")):
             turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(-3, 3)
             turn = turn * (1 + bend * normal(width, width, seed=draw.getrandbits(30)))
             tensors[name] = turn[:, None] if ".value." in name else turn[None]
@@ -203,9 +302,9 @@ def sphere(draw: Random) -> Case:
     return of(arch, tensors), X.abs() if draw.random() < 0.6 else X
 
 
-def under_a_norm(draw: Random) -> Case:
+def under_a_norm(draw: Random, extra: Fields) -> Case:
     arch = shape(
-        draw, attention_skip=draw.choice((1.0, -1.0, 4.0, 100.0)), mask=draw.choice(MASKS), positions="none",
+        draw, extra, attention_skip=draw.choice((1.0, -1.0, 4.0, 100.0)), mask=draw.choice(MASKS), positions="none",
         norm=draw.choice(("scale", "rms", "layer")), norm_eps=draw.choice((0.0, 0.0, 0.0, 1e-40)),
         biases=draw.choice(((), ("query",))),
     )  # fmt: skip
@@ -219,8 +318,8 @@ def under_a_norm(draw: Random) -> Case:
     return of(arch, twisted(draw, arch, tensors, X)), X
 
 
-def low_rank(draw: Random) -> Case:
-    net, X = skipped(draw)
+def low_rank(draw: Random, extra: Fields) -> Case:
+    net, X = skipped(draw, extra)
     arch, width = net.arch, net.arch.width
     rank, turn = draw.randrange(width), torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q
     if draw.random() < 0.3:
@@ -235,10 +334,10 @@ def low_rank(draw: Random) -> Case:
     return of(arch, tensors), X
 
 
-def gated(draw: Random) -> Case:
+def gated(draw: Random, extra: Fields) -> Case:
     """Gated MLPs whose gates, or values, are rounding on these tokens."""
     arch = shape(
-        draw, mlp="gated", mlp_width=2, activation=draw.choice(ACTIVATIONS), biases=True,
+        draw, extra, mlp="gated", mlp_width=2, activation=draw.choice(ACTIVATIONS), biases=True,
         mlp_skip=draw.choice((0.0, 0.0, 1e-9)), attention_skip=draw.choice((1.0, 1.0, 0.0)),
     )  # fmt: skip
     X, tensors = tokens(draw, arch.width), weighted(draw, arch)
@@ -247,14 +346,15 @@ def gated(draw: Random) -> Case:
     for name in tensors:
         if name.endswith(f"mlp.{part}.weight") and draw.random() < 0.7:
             mean = X.mean(0)
-            there = mean @ tensors[name]
-            tensors[name.replace("weight", "bias")] = shift - there if bool(there.isfinite().all()) else there * 0
+            there, bias = mean @ tensors[name], name.replace("weight", "bias")
+            if bias in tensors:
+                tensors[bias] = shift - there if bool(there.isfinite().all()) else there * 0
     return of(arch, twisted(draw, arch, tensors, X)), X
 
 
-def anything(draw: Random) -> Case:
+def anything(draw: Random, extra: Fields) -> Case:
     arch = shape(
-        draw, norm=draw.choice(("layer", "rms", "scale")),
+        draw, extra, norm=draw.choice(("layer", "rms", "scale")),
         norm_place=draw.choice(("pre", "post", "sandwich")), norm_eps=draw.choice((0.0, 1e-12, 1e-5)),
         mlp=draw.choice(("none", "plain", "gated")), mlp_width=3, attention_skip=draw.choice((0.0, 1.0)),
         mask=draw.choice(MASKS),
@@ -265,7 +365,7 @@ def anything(draw: Random) -> Case:
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X
 
 
-FAMILIES: dict[str, Callable[[Random], Case]] = {
+FAMILIES: dict[str, Callable[[Random, Fields], Case]] = {
     "pure": pure, "with MLP": with_mlp, "skips": skipped, "sphere": sphere, "under a norm": under_a_norm,
     "low rank": low_rank, "gated": gated, "anything": anything,
 }  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope.nets import Transformer
 from rankscope.theory import Certificates
-from tests.deviation.reference import Network, Rows, composite, dot, exact
+from tests.deviation.reference import Network, Rows, composite, dot, exact, sigmoid, times
 
 FEWEST, MOST = 250, 8000
 """Digits: twice what the measurement says tokens are alike to, and as many again while that is not enough."""
@@ -20,11 +20,73 @@ READ = 1e-6
 
 
 class Exact(Network):
-    """The reference network, noting what each norm was given and gave; a zero token stays zero."""
+    """The reference network with every kernel, active heads and padding, noting what each norm was given and gave; a
+    zero token stays zero."""
 
-    def __init__(self, net: Transformer) -> None:
+    def __init__(self, net: Transformer, padded: int = 0) -> None:
         super().__init__(net)
+        self.padded = padded
         self.normed: list[tuple[Rows, Rows]] = []
+
+    def content(self, q: list[Any], k: list[Any]) -> Any:
+        if self.arch.kernel != "linear":
+            return super().content(q, k)
+        a, b = ([u + 1 if u > 0 else mp.exp(u) for u in part] for part in (q, k))
+        return mp.log(dot(a, b))
+
+    def score(self, index: int, here: int, h: int, i: int, j: int, q: list[Any], k: list[Any]) -> Any:
+        arch = self.arch
+        if arch.positions != "bias" or arch.bias_ahead or arch.kernel == "uniform":
+            return super().score(index, here, h, i, j, q, k)
+        # T5's decoder: what lies ahead is at distance 0, and half of the buckets are exact.
+        back, half = max(i - j, 0), arch.bias_buckets // 2
+        if back >= half:
+            grown = mp.log(mp.mpf(back) / half) / mp.log(mp.mpf(arch.bias_reach) / half)
+            back = min(arch.bias_buckets - 1, half + int(grown * (arch.bias_buckets - half)))
+        return self.content(q, k) + self.tensors["bias_table"][back][h]
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """The pattern of each kernel, zero of a head that is not active."""
+        name, _, number = str(self.arch.kernel).partition(":")
+        of = {"sigmoid": self.opened, "linformer": self.projected}.get(name, super().matrices)
+        found = of(index, here, X)
+        for _ in range(int(number) if name == "sinkhorn" else 0):
+            found = [shares(turned(shares(turned(P)))) for P in found]
+        kept = self.arch.kept_heads
+        return [
+            P if kept is None or h in kept[index] else [[mp.mpf(0)] * len(X) for _ in X] for h, P in enumerate(found)
+        ]
+
+    def opened(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """Sigmoid attention: scores less the log of how many tokens are seen, each on its own."""
+        arch, n = self.arch, len(X)
+        (q, k), seen = (self.parts(here, part, X) for part in ("query", "key")), self.sees(index, n)
+
+        def weight(h: int, i: int, j: int) -> Any:
+            g = h // (arch.heads // arch.key_heads)
+            score = self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j]))
+            return sigmoid(score - mp.log(sum(seen[i]))) if seen[i][j] else mp.mpf(0)
+
+        return [[[weight(h, i, j) for j in range(n)] for i in range(n)] for h in range(arch.heads)]
+
+    def projected(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """Linformer: softmax of scores against mixtures of keys, times the mixtures of values."""
+        arch, n, name = self.arch, len(X), f"layers.{here}.attention"
+        q, k = (self.parts(here, part, X) for part in ("query", "key"))
+        E, F = ([row[:n] for row in self.tensors[f"{name}.{mixer}"]] for mixer in ("mix_keys", "mix_values"))
+
+        def row(h: int, asked: list[Any]) -> list[Any]:
+            mixed = times(E, k[h // (arch.heads // arch.key_heads)])
+            scores = [dot(asked, key) / mp.mpf(arch.divisor) for key in mixed]
+            weights = [mp.exp(score - max(scores)) for score in scores]
+            return times([[weight / mp.fsum(weights) for weight in weights]], F)[0]
+
+        return [[row(h, asked) for asked in q[h]] for h in range(arch.heads)]
+
+    def parts(self, here: int, part: str, X: Rows) -> list[Rows]:
+        """Queries or keys, through their norm if they have one."""
+        heads = self.heads(here, part, X)
+        return self.scaled(f"layers.{here}.attention.{part}_norm", heads) if self.arch.query_norm else heads
 
     def first(self, X: Tensor) -> Rows:
         """Layer 0."""
@@ -52,6 +114,16 @@ class Exact(Network):
         least = size * mp.mpf(10) ** (-digits // 2)
         rows = [_centred_row(self.arch.norm, row) for given, _ in self.normed for row in given]
         return any(0 < max(map(abs, row)) < least for row in rows)
+
+
+def turned(A: Rows) -> Rows:
+    return [list(column) for column in zip(*A, strict=True)]
+
+
+def shares(A: Rows) -> Rows:
+    """Each row divided by its sum, if there is any."""
+    sums = [mp.fsum(row) for row in A]
+    return [[u / total for u in row] if total else row for row, total in zip(A, sums, strict=True)]
 
 
 def _centred_row(kind: Any, row: list[Any]) -> list[Any]:
@@ -87,9 +159,10 @@ class Layer:
     """Whether the digits that were used see what tokens differ by, and what norms without eps divide by."""
 
 
-def layers(net: Transformer, X: Tensor, digits: int) -> Iterator[Layer]:
-    """Layer by layer, from 1 on, of one sample; within `mp.workdps(digits)`."""
-    network = Exact(net)
+def layers(net: Transformer, X: Tensor, digits: int, padded: int = 0) -> Iterator[Layer]:
+    """Layer by layer, from 1 on, of the tokens X of one sample with so many padded positions; within
+    `mp.workdps(digits)`."""
+    network = Exact(net, padded)
     rows = network.first(X)
     resolved = True
     for index in range(net.arch.layers):
@@ -136,18 +209,19 @@ class Verdict:
     """Beyond the most digits."""
 
 
-def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
+def judged(net: Transformer, X: Tensor, found: Certificates, padding: Tensor | None = None) -> Verdict:
     """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is
     looked at again in many more digits."""
+    padded, X = (0, X) if padding is None else (int(padding.sum()), X[~padding])
     rows = found.guarantees().to_dicts()
     for row in rows:
         row["digits"] = _needed(row)
     most = max((row["digits"] or FEWEST for row in rows), default=FEWEST)
     for row in rows:
         row["digits"] = row["digits"] or min(most, MOST)
-    verdict = _at(net, X, rows, FEWEST)
+    verdict = _at(net, X, rows, FEWEST, padded)
     if verdict.false or verdict.misread:
-        return _at(net, X, rows, 4 * most + 600)
+        return _at(net, X, rows, 4 * most + 600, padded)
     return verdict
 
 
@@ -160,14 +234,14 @@ def _needed(row: dict[str, Any]) -> int | None:
     return FEWEST + 2 * int(max(0.0, alike))
 
 
-def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int) -> Verdict:
+def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int, padded: int) -> Verdict:
     verdict = Verdict([], [], [])
     while rows and digits <= MOST:
         again = [row for row in rows if row["digits"] > digits]
         ready = [row for row in rows if row["digits"] <= digits]
         deepest = max((row["layer"] for row in ready), default=0)
         with mp.workdps(digits):
-            for number, layer in zip(range(1, deepest + 1), layers(net, X, digits), strict=False):
+            for number, layer in zip(range(1, deepest + 1), layers(net, X, digits, padded), strict=False):
                 here = [row for row in ready if row["layer"] == number]
                 if not layer.resolved:
                     again += here

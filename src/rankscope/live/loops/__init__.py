@@ -2,15 +2,18 @@
 (`transformers.py`) and Lightning (`lightning.py`). Each module is imported by those who use it."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.errors import MonitorError, one_of
 from rankscope.live.monitor import Monitor
 
 
-def check_options(callback: str, options: Mapping[str, Any]) -> None:
-    """Raise a sentence if a callback was given an option that `Monitor` does not have."""
+def check_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> None:
+    """Raise a sentence if a callback was given an option without its name, or one that `Monitor` does not have."""
+    if positional:
+        came = f"received a {type(positional[0]).__name__} without one"
+        raise MonitorError(f"{callback} takes its options by name; {came}: {callback}(probe=batch)", subject="options")
     known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
     for name in options:
         if name not in known:

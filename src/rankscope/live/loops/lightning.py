@@ -53,10 +53,10 @@ class LightningMonitor(Callback):
     'model'
     """
 
-    def __init__(self, *, part: str = "", **options: Any) -> None:
+    def __init__(self, *positional: object, part: str = "", **options: Any) -> None:
         if not isinstance(part, str):
             raise MonitorError(f"part must be the name of a submodule; got a {type(part).__name__}", subject="part")
-        check_options("LightningMonitor", options)
+        check_options("LightningMonitor", positional, options)
         self.part, self.options = part, options
         self.monitor: Monitor | None = None
         self._state: Mapping[str, Any] = {}

@@ -43,8 +43,8 @@ class MonitorCallback(TrainerCallback):
     100
     """
 
-    def __init__(self, **options: Any) -> None:
-        check_options("MonitorCallback", options)
+    def __init__(self, *positional: object, **options: Any) -> None:
+        check_options("MonitorCallback", positional, options)
         self.options = options
         self.monitor: Monitor | None = None
         self._waiting: int | None = None  # a step whose log is still to come

@@ -25,7 +25,7 @@ class Collapse(AlarmRule):
 
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
-    advice = "Skips of full weight, LayerNorm, and branches of weight 1/sqrt(depth) hold tokens apart."
+    advice = "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart."
 
     def __init__(
         self, threshold: float = 0.03, decades: float = 2.0, patience: int = 2, action: Action = "warn"
@@ -35,9 +35,11 @@ class Collapse(AlarmRule):
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """One fault, at the first of the layers up to the last that have all collapsed. Layers with a sample that is
-        not finite are skipped (`rows.layers` leaves them out), so no value here is NaN."""
+        not finite are skipped (`rows.layers` leaves them out), so no value here is NaN. A value below its floor counts
+        as the floor, and is said to be there."""
         metric = next((name for name in self.metrics if name in rows.by_metric), None)
-        now = rows.layers(metric) if metric else {}
+        floors = rows.layers(metric, "floor") if metric else {}
+        now = {layer: max(value, floors[layer]) for layer, value in rows.layers(metric).items()} if metric else {}
         start = self.first_values("start", now)
         collapsed: list[int] = []
         for layer in sorted(now, reverse=True):
@@ -48,7 +50,9 @@ class Collapse(AlarmRule):
         if not collapsed:
             return {}
         layer, last = collapsed[-1], max(now)
-        differ = f"{_short(now[layer])} of their size there and {_short(now[last])} at layer {last}"
+        sizes = [f"less than rounding shows ({_short(floors[at])})" if now[at] <= floors[at] else _short(now[at])
+                 for at in (layer, last)]  # fmt: skip
+        differ = f"{sizes[0]} of their size there and {sizes[1]} at layer {last}"
         before = f"{_short(start[str(layer)])} and {_short(start[str(last)])} at the first measurement"
         description = f"tokens collapse from layer {layer} on: they differ by {differ} ({before})"
         return {"tokens": Fault(layer, None, description)}
@@ -202,12 +206,15 @@ class GradientSize(SizeRule):
         changes: dict[str, Fault] = {}
         for metric, words in zip(self.metrics, self.WORDS, strict=True):
             now = rows.layers(metric)
-            middle = median(now.values()) if now else 0.0
+            middle, which = median(now.values()) if now else 0.0, "the median of the layers"
+            high = [layer for layer in now if -_decades_fallen(middle, now[layer]) > self.apart]
+            if high and high == list(now)[-len(high) :]:  # a gradient comes from the last layer: those before vanish
+                middle, which = now[high[-1]], "the last layer's"
             for layer, size in now.items():
                 above = -_decades_fallen(middle, size)
                 if abs(above) > self.apart:
                     way, verb = WAYS[above > 0]
-                    beside = f"{_short(size)}, where the median of the layers is {_short(middle)}"
+                    beside = f"{_short(size)}, where {which} is {_short(middle)}"
                     fault = Fault(layer, None, f"{words} of layer {layer} {verb}: {beside}", f"{metric} {way}")
                     faults[f"{metric} {layer} {way}"] = fault
             changes |= self.changes(metric, words, now, rows.broken(metric))
@@ -223,10 +230,10 @@ class GradientSize(SizeRule):
 
 class DeadHead(AlarmRule):
     """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of
-    the layer's other heads.
+    the layer's other heads; or all heads of a layer do, beside those of the other layers.
 
     Args:
-        threshold: The share of the other heads' median below which it is small.
+        threshold: The share of the other heads' median below which it is small; of the other layers', its square.
     """
 
     name = "a head has died"
@@ -240,7 +247,15 @@ class DeadHead(AlarmRule):
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each head that has died."""
         faults = {}
-        for layer, heads in rows.heads("head_mu").items():
+        layers = rows.heads("head_mu")
+        for layer, heads in layers.items():
+            others = [size for at, sizes in layers.items() if at != layer for size in sizes.values()]
+            middle, largest = median(others) if others else 0.0, max(heads.values(), default=0.0)
+            if heads and largest < self.threshold**2 * middle:
+                adds = f"what its heads add differs by at most {_short(largest)} between them"
+                description = f"attention of layer {layer} tells tokens apart no more: {adds}"
+                faults[str(layer)] = Fault(layer, None, f"{description}, that of other layers by {_short(middle)}")
+                continue
             for head, size in heads.items():
                 rest = [heads[k] for k in heads if k != head]
                 middle = median(rest) if rest else 0.0

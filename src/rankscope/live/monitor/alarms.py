@@ -137,7 +137,7 @@ class MeasurementRows:
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.by_metric: dict[str, list[dict[str, Any]]] = {}
-        for row in rows.select("layer", "head", "metric", "value", "samples", "broken").iter_rows(named=True):
+        for row in rows.select("layer", "head", "metric", "value", "floor", "samples", "broken").iter_rows(named=True):
             self.by_metric.setdefault(row["metric"], []).append(row)
 
     def run_value(self, metric: str) -> float | None:
@@ -145,13 +145,14 @@ class MeasurementRows:
         rows = self.by_metric.get(metric, [])
         return next((row["value"] for row in rows if row["layer"] is None), None)
 
-    def layers(self, metric: str) -> dict[int, float]:
-        """The value at each layer, the mean over heads; layers with a sample that is not finite are left out."""
+    def layers(self, metric: str, column: Literal["value", "floor"] = "value") -> dict[int, float]:
+        """The value at each layer, or its floor, the mean over heads; layers with a sample that is not finite are left
+        out. A value at or below its floor is rounding noise, and no result."""
         by_layer: dict[int, list[float]] = {}
         broken = self.broken(metric)
         for row in self._of_layers(metric):
             if row["value"] is not None and row["layer"] not in broken:
-                by_layer.setdefault(row["layer"], []).append(row["value"])
+                by_layer.setdefault(row["layer"], []).append(row[column] or 0.0)
         return {layer: sum(values) / len(values) for layer, values in sorted(by_layer.items())}
 
     def heads(self, metric: str) -> dict[int, dict[int, float]]:

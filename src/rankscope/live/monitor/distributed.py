@@ -4,6 +4,7 @@
 `torch.distributed`, or with one process, each returns at once.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Sums, merge_sums
+
+PATIENCE = 300.0  # seconds that ranks wait for one another; torch itself gives up after ten minutes or more
+_missed: list[str] = []  # the last meetings, if not all ranks came
 
 
 def world_size() -> int:
@@ -22,6 +26,35 @@ def world_size() -> int:
 def is_writer() -> bool:
     """True on the one process that writes the run, rank 0."""
     return world_size() == 1 or dist.get_rank() == 0
+
+
+def require_all_ranks(where: str, meeting: str) -> None:
+    """Wait until every rank is here, before anything that only all ranks together can do. If some do not come, raise on
+    those that do: on all ranks, or on none, also if one comes just when the others give up.
+
+    Args:
+        where: What the ranks call, for the sentence.
+        meeting: A name that no other meeting has, and that all ranks know.
+    """
+    if world_size() == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    came, verdict = f"rankscope/{meeting}/came", f"rankscope/{meeting}/verdict"
+    seconds = PATIENCE / 30 if _missed else PATIENCE  # who did not come once will hardly come again
+    if store.add(came, 1) == world_size():
+        store.compare_set(verdict, "", "all")
+    else:
+        try:
+            store.wait([verdict], timedelta(seconds=seconds))
+        except RuntimeError:  # none is there in time; the first to write it decides for all
+            store.compare_set(verdict, "", "not all")
+    if store.get(verdict) == b"all":
+        _missed.clear()
+        return
+    _missed.append(meeting)
+    missing = f"{world_size() - store.add(came, 0)} of {world_size()} ranks did not come within {seconds:g} s"
+    sentence = f"every rank must call {where}; {missing}: call it on all of them, not inside of `if rank == 0`"
+    raise MonitorError(sentence, subject="ranks")
 
 
 def merged_over_ranks(sums: Sums) -> Sums:

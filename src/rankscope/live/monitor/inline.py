@@ -10,10 +10,15 @@ measured, calls `record` again, which drops them.
 - `WatchMeasurement` enters a `Watch` for the steps that are recorded. Metrics of attention and heads need
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
-Calls in eval mode, such as an evaluation between two steps, are not read, nor are forward passes that
-activation checkpointing repeats inside the backward pass.
+A training batch is a call of the model with gradients, in train mode; or in eval mode, as some fine-tune, if the step
+has none in train mode. An evaluation between two steps is not read, nor are forward passes that activation
+checkpointing repeats inside the backward pass.
+
+Once a measurement has succeeded (`contained`), an error in a hook no longer reaches the model's call: the rest of the
+step is not read, and `values()` raises it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,17 +42,17 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
-def _called(mask: Tensor | None, name: str, seen: Tensor, of: int) -> None:
-    """Hand over that a call of the model begins, with this padding mask under this argument's name."""
+def _called(mask: Tensor | None, name: str, seen: Tensor, of: int, training: bool, grad: bool) -> None:
+    """Hand over that a call of the model begins, in this mode and with this padding mask under this argument's name."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
-        measurement.begin_call({} if mask is None else {name: mask})
+        measurement.guarded(measurement.begin_call, {} if mask is None else {name: mask}, training, grad)
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
-def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
+def _passed(x: Tensor, seen: Tensor, of: int, layer: int, training: bool) -> None:
     """Hand over the tokens of a layer."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
-        measurement.read_layer(layer, x)
+        measurement.guarded(measurement.read_layer, layer, x, training)
 
 
 @dataclass
@@ -65,9 +70,8 @@ class OperatorMeasurement:
     has_gradients = True
 
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
-        self.plan, blocks, self.recording = plan, plan.blocks, False
-        self.recorded = MetricValues()
-        self.call: TrainingCall | None = None
+        self.plan, blocks, self.contained = plan, plan.blocks, False
+        self.record(False)
         self.seen = torch.zeros(1)  # operators write to it, so that the compiler neither removes nor moves them
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # if not, layers are numbered by calls
         _by_id[id(self)] = self
@@ -76,8 +80,7 @@ class OperatorMeasurement:
         outer = next(iter(modules_around(model, blocks[0])), model)
         self.masks = mask_arguments_of(outer)
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
-        if self.masks or not self.called_once:
-            self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
+        self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
             on_output = partial(self._on_output, k + 1 if self.called_once else -1)
@@ -90,16 +93,32 @@ class OperatorMeasurement:
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""
-        self.recording, self.call, self.recorded = on, None, MetricValues()
+        self.recording, self.recorded = on, MetricValues()
+        self.call: TrainingCall | None = None
+        self.left_out = False  # the call that runs is no training batch
+        self.trained = False  # a call in train mode was read
+        self.failure: Exception | None = None  # of a hook, after which nothing is read
 
     def values(self) -> MetricValues:
-        """What was read since `record`; raises if the model was not called."""
-        self._end_call()
+        """What was read since `record`; raises if the model was not called, or if a hook failed."""
+        self.guarded(self._end_call)
+        if self.failure is not None:
+            raise self.failure
         values, self.recorded = self.recorded, MetricValues()
         if not values:
-            expected = "training batches are measured while the model is called in train mode, with its hooks"
-            raise MonitorError(f"{expected}; in this step it was not: model.train(), model(...)", subject="model")
+            expected = "training batches are measured while the model is called with gradients, through its hooks"
+            raise MonitorError(f"{expected}; in this step it was not: call model(...)", subject="model")
         return values
+
+    def guarded(self, read: Callable[..., None], *args: Any) -> None:
+        """Read something; an error is kept for `values` if it is to be contained, and then nothing more is read."""
+        try:
+            if self.failure is None:
+                read(*args)
+        except Exception as error:
+            if not self.contained:
+                raise
+            self.failure, self.call, self.left_out = error, None, True
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -108,20 +127,27 @@ class OperatorMeasurement:
         for hook in self._hooks:
             hook.remove()
 
-    def begin_call(self, arguments: dict[str, Any]) -> None:
-        """Begin to read a call of the model, with these arguments that may say what is padding."""
-        if not _in_backward():
-            self._end_call()
-            self.call = TrainingCall(arguments)
-
-    def read_layer(self, layer: int, x: Tensor) -> None:
-        """Read the metrics of a layer's tokens."""
+    def begin_call(self, arguments: dict[str, Any], training: bool, grad: bool) -> None:
+        """Begin to read a call of the model, with these arguments that may say what is padding, in train mode or not,
+        with gradients or not. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
             return
+        self._end_call()
+        self.left_out = not grad or (self.trained and not training)
+        if self.left_out:
+            return
+        if training and not self.trained:
+            self.trained, self.recorded = True, MetricValues()
+        self.call = TrainingCall(arguments)
+
+    def read_layer(self, layer: int, x: Tensor, training: bool) -> None:
+        """Read the metrics of a layer's tokens."""
+        if _in_backward() or self.left_out:
+            return
         if self.call is None or (layer == 0 and self.call.states is not None and self.called_once):
-            self.begin_call({})  # no hook around the blocks has said that a call begins
-        call = self.call
-        assert call is not None
+            self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
+        if (call := self.call) is None:
+            return
         hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if layer < 0:  # one module called many times: layers in the order of calls
             layer = call.layer = call.layer + 1
@@ -141,40 +167,43 @@ class OperatorMeasurement:
             for layer, readings in call.states.all_readings():
                 self.recorded.add_readings(layer, readings)
 
-    def _ignores(self, module: nn.Module) -> bool:
-        # A graph must not depend on whether a step is recorded; on the mode it depends anyway.
-        return not module.training or (not torch.compiler.is_compiling() and not self.recording)
-
     def _on_call(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._ignores(model):
-            for name, position in self.masks:
+        # A graph must not depend on whether a step is recorded; on the two modes it depends anyway.
+        if torch.compiler.is_compiling() or self.recording:
+            named, modes = ("", None), (model.training, torch.is_grad_enabled())
+            for name, position in reversed(self.masks):
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
-                if isinstance(mask, Tensor):
-                    _called(mask, name, self.seen, id(self))
-                    return
-            _called(None, "", self.seen, id(self))
+                named = (name, mask) if isinstance(mask, Tensor) else named
+            _called(named[1], named[0], self.seen, id(self), *modes)
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._ignores(block) and (self.called_once or self.call is None or self.call.states is None):
-            hidden = kwargs.get("hidden_states", args)
-            self._hand_over(0, hidden if isinstance(hidden, Tensor) else hidden[0])
+        if self.called_once or self.call is None or self.call.states is None:
+            first = args[0] if args else next(iter(kwargs.values()), ())
+            self._take(0, block, kwargs.get("hidden_states", first))
 
     def _on_output(self, layer: int, block: nn.Module, args: Any, output: Any) -> None:
-        if not self._ignores(block):
-            self._hand_over(layer, _tokens_in(output, type(block).__name__))
+        self._take(layer, block, output)
 
-    def _hand_over(self, layer: int, x: Tensor) -> None:
+    def _take(self, layer: int, block: nn.Module, values: Any) -> None:
+        """Hand over what a block took or returned; an error in compiled code is one of its compilation."""
+        if torch.compiler.is_compiling():
+            self._hand_over(layer, block, values)
+        elif self.recording:
+            self.guarded(self._hand_over, layer, block, values)
+
+    def _hand_over(self, layer: int, block: nn.Module, values: Any) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
-        _passed(x.detach(), self.seen, id(self), layer)
+        x = _tokens_in(values, type(block).__name__)
+        _passed(x.detach(), self.seen, id(self), layer, block.training)
         compiling = torch.compiler.is_compiling()
         if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
-            at = self.call.layer if layer < 0 else layer
+            at, recorded = self.call.layer if layer < 0 else layer, self.recorded
             if self.plan.measures(at):
-                x.register_hook(lambda gradient, at=at: self._on_gradient(at, gradient))  # type: ignore[no-untyped-call]
+                x.register_hook(lambda gradient: self._on_gradient(at, recorded, gradient))  # type: ignore[no-untyped-call]
 
-    def _on_gradient(self, layer: int, gradient: Tensor) -> None:
-        if self.recording:
-            self.recorded.add(layer, GRADIENT_METRIC, gradient_norms(self.plan, gradient))
+    def _on_gradient(self, layer: int, recorded: MetricValues, gradient: Tensor) -> None:
+        if self.recording and recorded is self.recorded:
+            self.guarded(lambda: recorded.add(layer, GRADIENT_METRIC, gradient_norms(self.plan, gradient)))
 
 
 class WatchMeasurement:
@@ -183,7 +212,7 @@ class WatchMeasurement:
     has_gradients = False
 
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
-        self.model, self.plan = model, plan
+        self.model, self.plan, self.contained = model, plan, False
         self.watch: Watch | None = None
 
     @property
@@ -200,12 +229,14 @@ class WatchMeasurement:
         """Drop what was read, and read the next step or not."""
         self.close()
         if on:
-            self.watch = Watch(self.model, self.plan).__enter__()
+            self.watch = Watch(self.model, self.plan, contained=self.contained).__enter__()
 
     def values(self) -> MetricValues:
-        """What was read since `record`; raises if the model was not called."""
+        """What was read since `record`; raises if the model was not called, or if a hook failed."""
         watch = self.watch
         self.close()
+        if watch is not None and watch.failure is not None:
+            raise watch.failure
         return MetricValues() if watch is None else values_of(watch)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ lines, and gathered into Parquet files. (`rankscope checkpoints` writes run fold
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import polars as pl
 
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
-from rankscope.runs.journal import Journal
+from rankscope.runs.journal import FAILED_WRITES, Journal
 from rankscope.runs.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
 
 ENTRY = "training"  # the entry of the run folder's manifest
@@ -80,12 +81,19 @@ class RunWriter:
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement, its own rows last: so a crash leaves none without its alarms and certificates."""
-        if measurement.alarms:
-            self.alarms.append(measurement.step, alarm_rows(measurement.alarms))
+        self.write_alarms(measurement.step, measurement.alarms)
         certificates = measurement.certificates
         if self.certificates is not None and certificates is not None and len(certificates):
             self.certificates.append(measurement.step, certificates)
         self.measurements.append(measurement.step, measurement.rows)
+
+    def write_alarms(self, step: int, alarms: Sequence[Alarm]) -> bool:
+        """Write the alarms of a step, unless that step has alarms already; returns whether they are written."""
+        last = self.alarms.last
+        if alarms and (last is None or last < step):
+            self.alarms.append(step, alarm_rows(alarms))
+            return True
+        return not alarms
 
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
@@ -93,8 +101,9 @@ class RunWriter:
             journal.cut(step)
 
     def close(self) -> None:
-        """Gather the last lines into Parquet files and release the folder."""
+        """Gather the last lines into Parquet files, or on a full disk leave them lines, and release the folder."""
         if not self.store.closed:
             for journal in self.journals:
-                journal.gather()
+                with suppress(*FAILED_WRITES):
+                    journal.gather()
             self.store.close()

@@ -5,8 +5,11 @@ what happens then, file by file. With a probe, a fixed batch is measured in eval
 Without one, training batches are measured inline, as they pass.
 """
 
+import itertools
+import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
@@ -23,7 +26,7 @@ from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.inline import inline_measurement
-from rankscope.live.monitor.measurement import Measurement, RunWriter, rows_of
+from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.running_sums import MetricValues
@@ -33,8 +36,11 @@ from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
+from rankscope.sources.checkpoint import first_line
 
 STRIDES = 16  # how many strides of steps are remembered
+UNMEASURED = "not measured"  # the name of alarms about the monitor itself
+_monitors = itertools.count()  # monitors of this process: ranks that make the same ones count alike
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -49,7 +55,7 @@ class Schedule:
     """
 
     def __init__(self, step: int) -> None:
-        self.step, self.previous = step, step - 1
+        self.step, self.previous, self.first, self.counted = step, step - 1, step, 0
         self.strides: deque[int] = deque(maxlen=STRIDES)
 
     def advance(self, step: int | None) -> None:
@@ -59,7 +65,7 @@ class Schedule:
             expected = "after going back to a checkpoint, call monitor.load_state_dict(...) or monitor.resume(step)"
             raise MonitorError(f"steps must grow; step {step} came after {self.step}: {expected}", subject="step")
         self.strides.append(step - self.step)
-        self.step, self.previous = step, self.step
+        self.step, self.previous, self.counted = step, self.step, self.counted + 1
 
     def crossed(self, every: int) -> bool:
         """True if the last step reached or passed a multiple of `every`; step 0 is one."""
@@ -77,6 +83,10 @@ class Monitor:
     a multiple of `every`; with a probe also before the first step. Its numbers are rows of the table
     `training` of the run folder, its alarms rows of `alarms`. If the folder holds an earlier part of this
     training, `step=`, `load_state_dict` or `resume` says from which step it continues.
+
+    What is wrong at the start is raised: an argument, a probe that the model does not take, a folder that cannot be
+    written. Once a measurement has succeeded nothing is raised any more: what fails later is a warning and an alarm
+    ("not measured since step N"), and the training goes on.
 
     Args:
         model: The model that is trained; it may be compiled, or wrapped for several processes.
@@ -96,7 +106,8 @@ class Monitor:
         step: The number of steps that the model has made already.
 
     Raises:
-        MonitorError: An argument does not fit; processes disagree; or, from `step`, see there.
+        MonitorError: An argument does not fit; the model cannot be called with the probe, or keeps something of the
+            call; the run in the folder is of another network or probe; processes disagree, or some do not come.
         WatchError: The blocks of the model are not found.
         FileError: Another process writes to the run folder.
 
@@ -132,6 +143,8 @@ class Monitor:
         step: int = 0,
     ) -> None:
         _check_arguments(model, every, probe, run, writers, loss, step)
+        self._number, self._resumed = next(_monitors), 0
+        distributed.require_all_ranks("Monitor(...)", str(self._number))
         self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
         self.plan = make_plan(
@@ -148,8 +161,12 @@ class Monitor:
         self.probe = None if probe is None else Probe.of(probe, loss)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
-        self.inline = inline_measurement(self.model, self.plan) if probe is None else None
+        self._what = f"a network of {len(self.plan.blocks)} layers, measured on "
+        self._what += "training batches" if self.probe is None else self.probe.description
+        if probe is None and is_compiled(submodules(model)):
+            torch.compiler.reset()  # graphs of earlier calls have no hooks
         self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
+        self.inline = inline_measurement(self.model, self.plan) if probe is None else None
         self._recorders = [part for part in (self.inline, self.gradients) if part is not None]
         self._notes = self._initial_notes(names)
         self.schedule = Schedule(step)
@@ -157,14 +174,26 @@ class Monitor:
         self._scalars: dict[str, list[Tensor]] = {}
         self._last: Measurement | None = None
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
-        self._run_writer = self._open_run(names)
-        last = None if self._run_writer is None else self._run_writer.measurements.last
-        # The last step of an earlier part of this run, until it is said from where it continues.
-        self._earlier: int | None = distributed.from_writer(last)
-        if self._earlier is None:
-            self._begin()
-        elif step:
-            self.resume(step)
+        self._succeeded = False  # True once the model was measured: from then on nothing is raised
+        self._good_steps: dict[str, int] = {}  # by what the monitor does, the last step at which that did not fail
+        self._failures: dict[str, str] = {}  # what fails now, and the sentence that says so
+        self._unwritten: list[Alarm] = []  # alarms about the monitor itself that wait to be written
+        self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
+        self._run_writer: RunWriter | None = None
+        try:
+            self._run_writer = self._open_run(names)
+            last = None if self._run_writer is None else self._run_writer.measurements.last
+            # The last step of an earlier part of this run, until it is said from where it continues.
+            self._earlier: int | None = distributed.from_writer(last)
+            if self._earlier is None:
+                self._begin()
+            elif step:
+                self.resume(step)
+            self._act()
+        except BaseException:
+            with suppress(Exception):
+                self.close()
+            raise
 
     def __enter__(self) -> "Monitor":
         return self
@@ -188,15 +217,23 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what is not measured, and about rules that can raise nothing."""
+        """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
         parts = [part for part in (self.probe, self.paths) if part is not None]
-        return [*self._notes, *(note for part in parts for note in part.notes)]
+        notes = [*self._notes, *(note for part in parts for note in part.notes), *self._failures.values()]
+        if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
+            made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
+            notes.append(f"gradients and updates of weights are not measured: {made}")
+        first, calls = self.schedule.first, self.schedule.counted
+        if calls > 1 and self.steps // self.every == first // self.every:
+            came = f"monitor.step was called {calls} times, and has come to step {self.steps}"
+            notes.append(f"no step after {first} was measured: one is at each multiple of every={self.every}; {came}")
+        return notes
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
         """Count a step of the optimiser, and measure the model if a measurement is due (`Schedule`).
 
         If training batches fall due at a step that was not recorded, because the counter leapt farther than
-        before, the next step is measured instead.
+        before, the next step is measured instead. Once a measurement has succeeded, nothing is raised.
 
         Args:
             step: The number of the step; by default one more than the last.
@@ -208,22 +245,24 @@ class Monitor:
                 run; or training batches are measured and the model was not called in train mode.
         """
         self._refuse_earlier()
-        self.schedule.advance(step)
-        for name, value in {"loss": loss, **scalars}.items():
-            if value is not None:
-                self._scalars.setdefault(name, []).append(_scalar(value))
-        self._overdue |= self.schedule.crossed(self.every)
-        if self._overdue and (self.inline is None or self.inline.recording):
-            self._measure()
-        else:
-            self._prepare_recording()
+        with self._contained("steps are not counted"):
+            self.schedule.advance(step)
+            given = {"loss": loss, **scalars}
+            for name, value in [(name, _scalar(value)) for name, value in given.items() if value is not None]:
+                self._scalars.setdefault(name, []).append(value)
+            self._overdue |= self.schedule.crossed(self.every)
+            if self._overdue and (self.inline is None or self.inline.recording):
+                self._try_to_measure()
+            else:
+                self._prepare_recording()
+        self._act()
 
     def measure_now(self) -> Measurement | None:
         """Measure the model now, whether or not a measurement is due.
 
         Returns:
-            The measurement; the same again if this step was measured already. None if training batches are
-            measured and none was read since the last step: then the next step is measured.
+            The measurement; the same again if this step was measured already. None if it failed, or if training
+            batches are measured and none was read since the last step: then the next step is measured.
 
         Raises:
             MonitorError: The run folder holds an earlier part of the run.
@@ -235,7 +274,9 @@ class Monitor:
             self._overdue = True
             self._prepare_recording()
             return None
-        return self._measure()
+        measurement = self._try_to_measure()
+        self._act()
+        return measurement
 
     def resume(self, step: int) -> None:
         """Continue after `step`, the number of steps that the model has made; what was written of later steps
@@ -254,7 +295,8 @@ class Monitor:
         step, rule_states = int(state["step"]), state.get("alarms")
         _check_step(step)
         if self._run_writer is not None:
-            self._run_writer.cut(step or -1)  # step 0 is measured again
+            with self._contained("later steps are not removed from the run folder"):
+                self._run_writer.cut(step or -1)  # step 0 is measured again
             self._call_writers("resume", step or -1)
         if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
             self.rules.load_state_dict(rule_states)
@@ -262,14 +304,22 @@ class Monitor:
             table = None if self._run_writer is None else read(self.run).table("training")
             self.rules.replay(distributed.from_writer(table))
         self.schedule = Schedule(step)
+        self._resumed += 1
         self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
         if step == 0:
             self._begin()
+            self._act()
+        elif self.probe is not None and not self._succeeded:  # what is wrong with it is found now, not in mid-training
+            self.probe.measure(self.model, self.plan)
+            self._succeeded = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
 
     def close(self) -> None:
         """Remove all hooks, close the writers and release the run folder."""
+        if self._run_writer is not None and not self._run_writer.store.closed:
+            with suppress(Exception):
+                self._run_writer.write_alarms(self.steps, self._unwritten)
         for part in (self.inline, self.gradients, self._run_writer):
             if part is not None:
                 part.close()
@@ -281,8 +331,51 @@ class Monitor:
             ways = "continue it (monitor.resume(step) or load_state_dict(...)), or give another folder"
             raise MonitorError(f"{self.run} holds a run up to step {self._earlier}: {ways}", subject="run")
 
-    def _measure(self) -> Measurement:
-        """Measure, raise alarms, write, and act on the alarms."""
+    @contextmanager
+    def _contained(self, fault: str) -> Iterator[None]:
+        """Inside, errors are raised until a measurement has succeeded; later they become an alarm, once while the
+        fault lasts, that says since which step there is this `fault`."""
+        try:
+            yield
+        except Exception as error:
+            if not self._succeeded:
+                raise
+            since = self._good_steps.get(fault, self.steps)
+            why = f"{type(error).__name__}: {first_line(error)}"
+            sentence = f"Step {self.steps}: {fault} since step {since}: {why}. The training goes on."
+            known = fault in self._failures
+            self._failures[fault] = sentence
+            if not known:
+                alarm = Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)
+                self._unwritten = [*self._unwritten, alarm]
+                if self._run_writer is not None:
+                    with suppress(Exception):  # else it is written with the next measurement
+                        if self._run_writer.write_alarms(self.steps, self._unwritten):
+                            self._unwritten = []
+                    warnings.warn(sentence, TrainingWarning, stacklevel=5)
+        else:
+            self._failures.pop(fault, None)
+            self._good_steps[fault] = self.steps
+
+    def _try_to_measure(self) -> Measurement | None:
+        """Measure, and prepare for the next step whether that succeeds or not."""
+        measurement = None
+        with self._contained(UNMEASURED):
+            measurement = self._measure()
+        self._succeeded = True
+        if self.inline is not None:
+            self.inline.contained = True
+        self._scalars, self._overdue = {}, False
+        self._prepare_recording()
+        return measurement
+
+    def _act(self) -> None:
+        """Warn of the alarms that rules have raised, or call their functions, whose errors are the user's own."""
+        alarms, self._raised = self._raised, ()
+        self.should_stop |= self.rules.act(alarms, warn=self._run_writer is not None)
+
+    def _read(self) -> tuple[MetricValues, Any]:
+        """What this process reads of the model and of the step, and certificates if they are due."""
         values = MetricValues()
         if self.probe is not None:
             values.update(self.probe.measure(self.model, self.plan))
@@ -294,25 +387,42 @@ class Monitor:
         if self.paths is not None and self.schedule.crossed(self.paths.every):
             shares, certificates = self.paths.measure(self.steps)
             values.update(shares)
+        return values, certificates
+
+    def _measure(self) -> Measurement:
+        """Measure, raise alarms, write, and act on the alarms."""
+        distributed.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
+        failure, values, certificates = None, MetricValues(), None
+        try:
+            values, certificates = self._read()
+        except Exception as error:
+            failure = error
+        reasons = [why for why in distributed.gathered(None if failure is None else first_line(failure)) if why]
+        if reasons:  # no rank waits for one that has failed
+            raise failure or MonitorError(f"another rank could not measure the model: {reasons[0]}", subject="ranks")
         distributed.require_agreement("numbers in monitor.step", sorted(self._scalars))
         for name, scalars in sorted(self._scalars.items()):
             values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
-        self._scalars, self._overdue = {}, False
         rows = rows_of(self.steps, values.keys(), distributed.merged_over_ranks(values.sums()))
-        alarms = self.rules.on_measurement(rows, self.steps)
-        measurement = self._last = Measurement(self.steps, rows, alarms, certificates)
+        alarms: tuple[Alarm, ...] = ()
+        for k, rule in enumerate(self.rules.rules):
+            with self._contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
+                alarms += tuple(rule.on_measurement(rows, self.steps))
+        written = (*self._unwritten, *alarms)
+        measurement = self._last = Measurement(self.steps, rows, written, certificates)
         if self._run_writer is not None:
-            self._run_writer.write(measurement)
-            for writer in self.writers:
-                writer(measurement)
-        self.should_stop |= self.rules.act(alarms, warn=self._run_writer is not None)
-        self._prepare_recording()
+            with self._contained("measurements are not written to the run folder"):
+                self._run_writer.write(measurement)
+            if self._run_writer.alarms.last == self.steps:
+                self._unwritten = [alarm for alarm in self._unwritten if alarm not in written]
+            self._call_writers("__call__", measurement)
+        self._raised = alarms
         return measurement
 
     def _begin(self) -> None:
         """Measure a probe before the first step; training batches come with it."""
         if self.probe is not None:
-            self._measure()
+            self._try_to_measure()
         else:
             self._prepare_recording()
 
@@ -324,8 +434,9 @@ class Monitor:
 
     def _call_writers(self, method: str, *args: Any) -> None:
         """Call a method of each writer that has it."""
-        for writer in self.writers:
-            getattr(writer, method, lambda *_: None)(*args)
+        for k, writer in enumerate(self.writers):
+            with self._contained(f"writer {k + 1} ({type(writer).__name__}) fails in {method}"):
+                getattr(writer, method, lambda *_: None)(*args)
 
     def _open_run(self, metrics: Sequence[str]) -> RunWriter | None:
         """Open the folder on the rank that writes; if that fails, raise on every rank."""
@@ -334,8 +445,16 @@ class Monitor:
             description = describe_model(self.model)
             device = ", ".join(description["model"]["devices"])
             manifest = manifest_of(description, device, "as given", "as trained", metrics, {})
+            manifest = manifest.adding(monitored=self._what)
             try:
                 run_writer = RunWriter(self.run, manifest, self.paths is not None)
+                earlier = run_writer.store.run.manifests[ENTRY].more.get("monitored", self._what)
+                if earlier != self._what and run_writer.measurements.last is None:
+                    run_writer.store.describe(ENTRY, manifest)  # of a run that never began
+                elif earlier != self._what:
+                    run_writer.close()
+                    sentence = f"{self.run} holds a run of {earlier}; this one is of {self._what}: give another folder"
+                    raise MonitorError(sentence, subject="run")
             except Exception as error:
                 failure = error
         reason = distributed.from_writer(None if failure is None else str(failure))

@@ -15,6 +15,7 @@ one (an optimiser, DDP, a hook) notices. `inline.py` measures the same number of
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -101,7 +102,13 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     if loss is None:
         value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         return value if isinstance(value, Tensor) and value.requires_grad else None
-    value = loss(output)
+    try:
+        value = loss(output)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raised = f"of {type(output).__name__} it raised {type(error).__name__}: {first_line(error)}"
+        raise MonitorError(f"loss must be a function of what the model returns; {raised}", subject="loss") from error
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
@@ -137,21 +144,45 @@ class Probe:
         labelled = any(name.endswith("labels") and value is not None for name, value in self.kwargs.items())
         return not self.notes and (self.loss is not None or labelled)
 
+    @property
+    def description(self) -> str:
+        """The number of samples and a digest, the same for the samples of all ranks however they are shared out."""
+        named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
+        tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
+        whole = len({len(value) if value.ndim else 0 for _, value in tensors}) > 1 or not tensors[0][1].ndim
+        samples = [[(name, x) for name, x in tensors]] if whole else [
+            [(name, x[k]) for name, x in tensors] for k in range(len(tensors[0][1]))
+        ]  # fmt: skip
+        digests = sorted(digest for theirs in distributed.gathered([*map(_digest, samples)]) for digest in theirs)
+        return f"a probe of {len(digests)} samples ({sha256(''.join(digests).encode()).hexdigest()[:8]})"
+
     def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        """What was read of a call with the probe; if a rank cannot compute gradients, all leave them out afterwards."""
+        """What was read of a call with the probe; if a rank cannot compute gradients, all leave them out afterwards.
+
+        Raises:
+            MonitorError: The model cannot be called with the probe.
+        """
         if self.has_loss:
             values, failure = MetricValues(), None
             try:
                 values = self._measure(model, plan, TokenGradients(plan))
-            except RankscopeError:
-                raise
-            except RuntimeError as error:  # too little memory, or code that has no gradient
-                failure = first_line(error)
-            why = next((reason for reason in distributed.gathered(failure) if reason is not None), None)
+            except Exception as error:  # too little memory, or code that has no gradient
+                failure = error
+            why = None if failure is None else first_line(failure)
+            why = next((reason for reason in distributed.gathered(why) if reason is not None), None)
+            if isinstance(failure, RankscopeError):
+                raise failure
             if why is None:
                 return values
             self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
-        return self._measure(model, plan, None)
+        try:
+            return self._measure(model, plan, None)
+        except RankscopeError:
+            raise
+        except Exception as error:
+            raised = f"{type(model).__name__} raised {type(error).__name__}: {first_line(error)}"
+            sentence = f"a probe must be a batch that the model can be called with; called with it, {raised}"
+            raise MonitorError(sentence, subject="probe") from error
 
     def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
         device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
@@ -176,6 +207,14 @@ def values_of(watch: Watch) -> MetricValues:
     if not values:
         watch.profile()  # raises
     return values
+
+
+def _digest(tensors: list[tuple[str, Tensor]]) -> str:
+    """A digest of named tensors."""
+    digest = sha256()
+    for name, value in tensors:
+        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _copied(value: Any) -> Any:

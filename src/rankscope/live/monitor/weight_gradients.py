@@ -161,7 +161,7 @@ class WeightGradients:
         if inner is None:
             received = f"received a {type(optimizer).__name__}: give the one whose step() the loop calls"
             raise MonitorError(f"optimizer must be a torch optimiser; {received}", subject="optimizer")
-        self.optimizer, self.recording = inner, False
+        self.optimizer, self.recording, self.steps = inner, False, 0  # the steps that the optimiser has made
         self.groups, left_out = parameter_groups(blocks)
         self.notes = []
         if left_out:
@@ -243,6 +243,7 @@ class WeightGradients:
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.steps += 1
         if self._before:
             updates = {key: self._slices[key].weight - before for key, before in self._before.items()}
             self._squares["update"] = self._sums(updates)
