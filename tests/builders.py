@@ -37,7 +37,7 @@ def awake(arch: Architecture, seed: int = 0, size: float = 0.3) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
     tensors = Transformer.random(arch, seed=seed, init="xavier").state()
     for name, tensor in tensors.items():
-        if name.endswith(("bias", "gain")):
+        if name.endswith(("bias", "gain", "correction", "sink")):
             tensors[name] = tensor + size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return Transformer.from_weights(arch, tensors)
 

@@ -36,10 +36,17 @@ def times(X: Rows, W: Rows, b: list[Any] | None = None) -> Rows:
 
 
 def mixed(P: Rows, V: Rows) -> Rows:
-    """P V; a weight of zero counts for nothing, whatever its value is."""
-    return [
-        [mp.fsum(p * v for p, v in zip(row, column, strict=True) if p) for column in zip(*V, strict=True)] for row in P
-    ]
+    """P V; a weight of zero counts for nothing, whatever its value is. Rows that sum to one, to the last digits, do
+    so truly: values are averaged about that of the largest weight, and equal ones give themselves, not rounded."""
+    return [_average(row, V) for row in P]
+
+
+def _average(row: list[Any], V: Rows) -> list[Any]:
+    seen = [j for j, p in enumerate(row) if p]
+    if abs(mp.fsum(row) - 1) > mp.mpf(10) ** (3 - mp.mp.dps) or not seen:
+        return [mp.fsum(row[j] * V[j][k] for j in seen) for k in range(len(V[0]))]
+    top = V[max(seen, key=lambda j: row[j])]
+    return [top[k] + mp.fsum(row[j] * (V[j][k] - top[k]) for j in seen) for k in range(len(top))]
 
 
 def phi(z: Any) -> Any:
@@ -108,7 +115,8 @@ class Network:
 
     def layer(self, index: int, X: Rows) -> Rows:
         arch = self.arch
-        pre, post, sandwich = (arch.norm_place == place for place in ("pre", "post", "sandwich"))
+        post, sandwich = arch.norm_place == "post", arch.norm_place in ("sandwich", "output")
+        pre = arch.norm_place in ("pre", "sandwich")
         here = 0 if arch.shared else index
 
         def norm(name: str, Y: Rows) -> Rows:
@@ -117,7 +125,7 @@ class Network:
         def branch(kind: str, Y: Rows) -> Rows:
             bare = kind == "attention" and index in arch.bare_layers
             inside = self.before(index, Y)
-            inside = self.read(index, norm(f"{kind}_norm", inside) if (pre or sandwich) and not bare else inside)
+            inside = self.read(index, norm(f"{kind}_norm", inside) if pre and not bare else inside)
             if kind == "cross":
                 out = self.spoken(here, inside, self.memory, self.crossing(here, inside), kind)
             else:
@@ -190,11 +198,19 @@ class Network:
             gate, up = (through(f"{part}{each}", x, inward) for each in ("gate", "up"))
             return through(f"{part}down", [act(g) * u for g, u in zip(gate, up, strict=True)], outward)
 
-        scores = [mp.exp(each) for each in through("router", x)]
+        logits = through("router", x)
+        scores = [sigmoid(each) if experts.sigmoid else mp.exp(each) for each in logits]
         if any(mp.isnan(each) for each in scores):  # nobody knows which are the largest
             return [mp.nan] * len(x)
-        best = sorted(range(len(scores)), key=lambda e: -scores[e])[: experts.chosen]
+        own = self.tensors.get(f"{name}.correction") or [0] * len(scores)
+        by = [a + b for a, b in zip(scores, own, strict=True)]
+        size = len(by) // experts.groups
+        groups = [range(g * size, (g + 1) * size) for g in range(experts.groups)]
+        groups.sort(key=lambda group: -mp.fsum(sorted((by[e] for e in group), reverse=True)[: experts.group_best]))
+        open_ = [e for group in groups[: experts.groups_chosen] for e in group]
+        best = sorted(open_, key=lambda e: -by[e])[: experts.chosen]
         total = mp.fsum(scores[e] for e in best) if experts.renormalised else mp.fsum(scores)
+        total = 1 if experts.sigmoid and not experts.renormalised else total
         parts = []
         for e in best:
             out = gated("", lambda W, e=e: [row[e] for row in W], lambda W, e=e: W[e])
@@ -313,6 +329,13 @@ class Network:
     def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
         """Every query or key divided by its root mean square, times a gain."""
         gain, eps = self.tensors[f"{name}.gain"], mp.mpf(self.arch.norm_eps)
+        if self.arch.query_norm_across:  # of all heads of a token, side by side
+            width, whole = len(parts[0][0]), [[u for part in parts for u in part[i]] for i in range(len(parts[0]))]
+            roots = [mp.sqrt(dot(row, row) / len(row) + eps) for row in whole]
+            return [
+                [[u * gain[h * width + j] / roots[i] for j, u in enumerate(row)] for i, row in enumerate(part)]
+                for h, part in enumerate(parts)
+            ]
         return [
             [
                 [u * g / mp.sqrt(dot(row, row) / len(row) + eps or 1) for u, g in zip(row, gain, strict=True)]

@@ -17,6 +17,20 @@ MIXTURES = {
     "one": Experts(number=3, chosen=1, width=3, dense_layers=(1,)),
     "shared": Experts(number=3, chosen=1, width=3, shared_width=4, shared_gate=True),
     "shared without a gate": Experts(number=3, chosen=3, width=3, shared_width=4),
+    "sigmoids": Experts(number=4, chosen=2, width=3, sigmoid=True),
+    "of groups": Experts(number=6, chosen=2, width=3, groups=3, groups_chosen=2),
+    "deepseek": Experts(
+        number=6,
+        chosen=2,
+        width=3,
+        renormalised=True,
+        sigmoid=True,
+        correction=True,
+        groups=3,
+        groups_chosen=2,
+        group_best=2,
+        shared_width=4,
+    ),
 }
 
 
@@ -34,7 +48,7 @@ def test_every_mixture_is_exact(mixture: str, norm: Any, place: Any) -> None:
     compare(arch, seed=int(skip))
 
 
-@pytest.mark.parametrize("mixture", ["renormalised", "as scored", "shared"])
+@pytest.mark.parametrize("mixture", ["renormalised", "as scored", "shared", "sigmoids", "deepseek"])
 def test_collapse_through_experts_far_below_floating_point(mixture: str) -> None:
     """Without skips all tokens soon choose the same experts, and go on to differ by less and less."""
     arch = Architecture(

@@ -57,9 +57,9 @@ def test_a_kernel_brings_its_deviation_rule_as_the_built_in_ones_do() -> None:
     torch.testing.assert_close(curve, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name not in ("sinkhorn", "linformer")])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in ("sinkhorn", "linformer", "sink")])
 def test_built_in_kernels_may_be_given_as_objects(name: str) -> None:
-    """Under any name, by the rules that they carry; the two left out take a number, which a name has."""
+    """Under any name, by the rules that they carry; of those left out two take a number, and one has weights."""
     X = normal(1, 5, 8, seed=2)
     one, other = mu(name, X), mu(replace(KERNELS[name], name="mine"), X)
     assert one[1] == other[1] == ("float64" if name == "sigmoid" else "deviation")
@@ -80,6 +80,16 @@ def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, s
         rotary_frequencies=((1.0,), (0.01,)),
     )  # fmt: skip
     compare(arch, seed)
+
+
+@pytest.mark.parametrize(("place", "skip"), [("output", 1.0), ("output", 0.0), ("pre", 0.0)])
+def test_one_norm_of_all_heads_and_norms_of_what_branches_add(place: Any, skip: float) -> None:
+    """OLMo 2; keys are shared by two heads of queries."""
+    arch = Architecture(
+        **SMALL, norm="rms", norm_place=place, query_norm=True, query_norm_across=True, key_heads=1, norm_eps=1e-6,
+        attention_skip=skip, mlp_skip=skip, positions="rotary", mlp="gated", activation="silu",
+    )  # fmt: skip
+    compare(arch, seed=int(skip))
 
 
 def test_a_rotation_with_a_scale_changes_lengths() -> None:

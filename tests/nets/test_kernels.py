@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.weights import Linear
+from rankscope.profiles import measure
+from tests.builders import awake
+from tests.raising import raises
 
 N, WIDTH, HEADS = 5, 8, 2
 
@@ -86,3 +90,35 @@ def test_a_smaller_divisor_sharpens() -> None:
         net.variant(divisor=divisor).run(X, attention=True).attention[0].amax(-1).mean() for divisor in (0.1, 1.0, 10.0)
     ]
     assert largest[0] > largest[1] > largest[2]
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+def test_a_sink_takes_its_part_of_every_row(mask: str) -> None:
+    """gpt-oss: one more score in the sum that each row is divided by."""
+    arch = Architecture(layers=1, width=WIDTH, heads=HEADS, kernel="sink", mask=mask, divisor=1.7, mlp="none")
+    net, X = awake(arch, seed=3), torch.randn(1, N, WIDTH, dtype=torch.float64)
+    w, M = net.weights.layers[0].attention, mask_matrix(mask, N).tolist()
+    q, k = project(X, w.query)[0].numpy(), project(X, w.key)[0].numpy()
+    P = net.run(X, attention=True).attention[0][0]
+    assert w.sink is not None and (P.sum(-1) < 1).all()
+    for h in range(HEADS):
+        for i in range(N):
+            row = [math.exp(q[h, i] @ k[h, j] / 1.7) if M[i][j] else 0.0 for j in range(N)]
+            total = sum(row) + math.exp(float(w.sink[h]))
+            assert P[h, i].tolist() == pytest.approx([weight / total for weight in row], rel=1e-12)
+
+
+def test_sinks_are_weights_that_another_kernel_lacks() -> None:
+    arch = Architecture(layers=1, width=WIDTH, heads=HEADS, kernel="sink")
+    net, X = awake(arch), torch.randn(1, N, WIDTH, dtype=torch.float64)
+    profile = measure(net, X)
+    assert (
+        profile.arithmetics == ["float64"]
+        and float(profile.manifest.networks[0].checks["largest_row_sum_defect"]) > 0.01
+    )
+    soft = net.variant(kernel="softmax")
+    assert not any("sink" in name for name in soft.state()) and soft.run(X).output.shape == X.shape
+    with raises(ArchitectureError, "kernel"):
+        soft.variant(kernel="sink")
+    with raises(ArchitectureError, "cross_attention"):
+        arch.replace(cross_attention=True)

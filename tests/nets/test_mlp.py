@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, PathError
 from rankscope.nets import Architecture, Experts, Transformer, shapes
+from rankscope.paths import decompose
+from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.raising import raises
 
@@ -62,6 +64,11 @@ def test_one_expert_for_all_is_a_gated_mlp() -> None:
         ({"number": 2, "chosen": 3, "width": 4}, "chosen"),
         ({"number": 0, "chosen": 1, "width": 4}, "number"),
         ({"number": 2, "chosen": 1, "width": 4, "shared_gate": True}, "shared_gate"),
+        ({"number": 4, "chosen": 1, "width": 4, "groups": 3}, "groups"),
+        ({"number": 4, "chosen": 1, "width": 4, "groups": 2, "groups_chosen": 3}, "groups"),
+        ({"number": 4, "chosen": 3, "width": 4, "groups": 2}, "group_best"),
+        ({"number": 4, "chosen": 1, "width": 4, "limit": -1.0}, "limit"),
+        ({"number": 4, "chosen": 1, "width": 4, "biases": True, "shared_width": 3}, "shared_width"),
     ],
 )
 def test_experts_that_cannot_be_are_a_sentence(fields: dict[str, Any], subject: str) -> None:
@@ -76,3 +83,28 @@ def test_an_architecture_must_say_its_experts() -> None:
         Architecture(layers=1, width=8, heads=2, mlp="experts", experts=MIXTURE)
     with raises(ArchitectureError, subject="experts"):
         Architecture.from_dict({"layers": 1, "width": 8, "heads": 2, "experts": {"many": 3}})
+
+
+def test_experts_with_biases_that_are_cut_off() -> None:
+    """gpt-oss: each of the chosen experts written out, weighed by a softmax of the chosen alone."""
+    experts = Experts(number=3, chosen=2, width=5, renormalised=True, biases=True, limit=0.3)
+    arch = Architecture(
+        layers=1, width=8, heads=2, norm="none", mlp="experts", experts=experts, activation="quick_gelu"
+    )
+    net, X = awake(arch), normal(1, 4, 8)
+    w, before = net.weights.layers[0].experts, net.variant(mlp=False).run(X).output[0]
+    assert w is not None and w.router.bias is not None and w.down.bias is not None
+    assert w.gate.bias is not None and w.up.bias is not None
+    for x, y in zip(before, net.run(X).output[0], strict=True):
+        logits = x @ w.router.weight + w.router.bias
+        best = sorted(range(3), key=lambda e: -float(logits[e]))[:2]
+        shares, total = [float(logits[e].exp()) for e in best], x
+        for e, share in zip(best, shares, strict=True):
+            gate = (x @ w.gate.weight[:, e] + w.gate.bias[e]).clip(max=0.3)
+            up = (x @ w.up.weight[:, e] + w.up.bias[e]).clip(-0.3, 0.3)
+            hidden = gate / (1 + (-1.702 * gate).exp()) * (1 + up)
+            total = total + share / sum(shares) * (hidden @ w.down.weight[e] + w.down.bias[e])
+        torch.testing.assert_close(y, total, rtol=1e-12, atol=1e-13)
+    assert measure(net, X).arithmetics == ["float64"]
+    with raises(PathError, "experts"):
+        decompose(net, X)

@@ -12,6 +12,7 @@ def test_the_third_half_has_norms_of_its_own_kind() -> None:
     for place, expected in (
         ("post", ["attention_norm", "cross_norm", "mlp_norm"]),
         ("pre", ["attention_norm", "cross_norm", "mlp_norm"]),
+        ("output", ["attention_after", "cross_after", "mlp_after"]),
         ("sandwich", [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")]),
     ):
         assert norms(Architecture(**{**CROSS, "norm_place": place})) == expected

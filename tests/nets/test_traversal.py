@@ -15,7 +15,7 @@ from tests.nets.conftest import BASE
 from tests.raising import raises
 
 
-@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich", "output"])
 @pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
 def test_a_skip_weighs_what_it_is_told(X: Tensor, place: NormPlace, weight: float) -> None:
     """Without MLP: X' = weight X + branch, the branch the same whatever the weight."""

@@ -17,8 +17,7 @@ def model_of(name: str, label: str, seed: int = 5) -> Any:
     """In float64, with eager attention."""
     model = random_model(name, label, seed)
     model.set_attn_implementation("eager")
-    if model._can_set_experts_implementation():  # the usual one has no float64
-        model.set_experts_implementation("eager")
+    FAMILIES[name].prepare_for_float64(FAMILIES[name].core(model))
     return model
 
 

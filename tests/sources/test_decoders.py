@@ -21,7 +21,7 @@ from tests.raising import raises
 from tests.sources.models import DECODERS, model_of
 from tests.sources.originals import WITHIN, padded
 
-SIDES = {"t5_decoder": "t5", "bart_decoder": "bart", "whisper_decoder": "whisper"}
+SIDES = {f"{name}_decoder": name for name in ("t5", "mt5", "bart", "marian", "whisper")}
 
 
 def given(model: Any, name: str, length: int, side: str, seed: int) -> tuple[dict[str, Tensor], Tensor]:

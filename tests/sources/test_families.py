@@ -40,6 +40,16 @@ OUTPUT = {
     "modernbert": "attn.Wo",
     "bart": "self_attn.out_proj",
     "whisper": "self_attn.out_proj",
+    "marian": "self_attn.out_proj",
+    "electra": "attention.output.dense",
+    "esm": "attention.output.dense",
+    "mpnet": "attention.attn.o",
+    "deberta_v2": "attention.output.dense",
+    "phi": "self_attn.dense",
+    "mt5": "layer.0.SelfAttention.o",
+    "wav2vec2": "attention.out_proj",
+    "dinov3": "attention.o_proj",
+    **dict.fromkeys(("gemma", "olmo2", "qwen2_vl", "gpt_oss"), "self_attn.o_proj"),
     **dict.fromkeys(("clip_text", "clip_vision", "siglip_text", "siglip_vision"), "self_attn.out_proj"),
 }
 """Where each original projects its heads; XLNet does it without a module."""
@@ -58,7 +68,7 @@ def inputs_of(name: str, model: Any, net: Any) -> tuple[dict[str, Tensor], Tenso
     if FAMILIES[name].continuous_inputs:
         embedding = net.origin.embedding
         seen = torch.randn(3, *embedding.shape, generator=generator, dtype=torch.float64)
-        return {FAMILIES[name].input_name: seen}, torch.zeros(3, len(embedding.positions), dtype=torch.bool)
+        return {FAMILIES[name].input_name: seen}, embedding.embed(seen).padding
     ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
     padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)

@@ -346,9 +346,10 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
         ("falcon_mamba", "recurrent"),
         ("mbart", "'mbart': watch"),
         ("llama9", "'llama9': watch"),
-        ("deberta-v2", "disentangled"),
+        ("deberta", "biases"),
         ("deepseek_v32", "indexer"),
-        ("gpt_oss", "sinks"),
+        ("swin", "windows"),
+        ("wavlm", "gate"),
         ("llama4_text", "chunks"),
         ("lama", "'llama'"),
     ],
@@ -357,6 +358,20 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
     """A type that transformers has is never taken for a slip of another."""
     configure(copied, model_type=model_type)
     refused("model_type", copied, names=(repr(model_type), hint))
+
+
+def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
+    """ERNIE is a BERT by another name; mBART has BART's blocks and one norm more."""
+    from transformers import ErnieModel, MBartModel
+
+    configure(copied, model_type="ernie")
+    ernie: Any = ErnieModel.from_pretrained(copied)
+    for source in (copied, ernie):
+        refused("model_type", source, names=("family='bert' or 'roberta' or 'electra'",))
+        assert load(source, family="bert").arch.layers == 3
+    fields = json.loads(json.dumps(FAMILIES["bart"].tiny_configs()["plain"].to_dict()))
+    model: Any = MBartModel(MBartModel.config_class(**{**fields, "model_type": "mbart"}))
+    refused("model_type", model, names=("'mbart': watch",))
 
 
 def test_a_family_by_a_name_that_there_is_not_gets_none_either() -> None:

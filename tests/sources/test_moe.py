@@ -18,10 +18,11 @@ from tests.sources.models import model_of
 from tests.sources.originals import WITHIN, agrees, padded
 
 CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILIES[name].tiny_configs()]
+CUT = [("gpt_oss", "text")]
 LATENT = [("deepseek", label) for label in FAMILIES["deepseek"].tiny_configs()]
 
 
-@pytest.mark.parametrize(("name", "label"), CASES + LATENT)
+@pytest.mark.parametrize(("name", "label"), CASES + LATENT + CUT)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
     model: Any = model_of(name, label, seed)
@@ -32,7 +33,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str,
         assert max(agrees(FAMILIES[name], model, net, given, X, padding)) <= WITHIN
 
 
-@pytest.mark.parametrize(("name", "label"), [*CASES, LATENT[0]])
+@pytest.mark.parametrize(("name", "label"), [*CASES, LATENT[0], *LATENT[-3:], *CUT])
 @torch.no_grad()
 def test_routing_is_the_originals(name: str, label: str) -> None:
     """Loads are counted from what the original's routers chose."""
@@ -40,7 +41,8 @@ def test_routing_is_the_originals(name: str, label: str) -> None:
     net, (given, padding) = load(model), padded(9, "right", 3)
     ids = given["input_ids"]
     chosen: list[torch.Tensor] = []
-    gates = [block.mlp.gate for block in model.layers if hasattr(block.mlp, "experts")]
+    mixtures = [block.mlp for block in model.layers if hasattr(block.mlp, "experts")]
+    gates = [getattr(mixture, "gate", None) or mixture.router for mixture in mixtures]
     handles = [gate.register_forward_hook(lambda _, args, out: chosen.append(out[2])) for gate in gates]
     with lifted():
         model(**given)
@@ -62,7 +64,9 @@ def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
     assert d.closure < 1e-12 and d.by_length().closure < 1e-12
 
 
-@pytest.mark.parametrize(("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2]])
+@pytest.mark.parametrize(
+    ("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2], LATENT[-1], *CUT]
+)
 def test_a_checkpoint_on_disk_is_the_model_in_memory(name: str, label: str, tmp_path: Path) -> None:
     model: Any = model_of(name, label)
     model.save_pretrained(tmp_path)
@@ -85,19 +89,14 @@ def test_layers_without_an_attention_matrix_are_refused() -> None:
         FAMILIES["qwen3_next"].architecture(config)
 
 
-def test_experts_by_sigmoids_and_groups_are_refused_with_their_reason() -> None:
-    from transformers import DeepseekV3Config, DeepseekV3Model
+def test_experts_with_biases_or_chosen_in_a_way_of_ones_own_are_refused() -> None:
+    from transformers import DeepseekV2Model
 
-    fields: dict[str, Any] = {
-        "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2,
-        "qk_nope_head_dim": 2, "v_head_dim": 2, "n_routed_experts": 8, "intermediate_size": 8,
-        "moe_intermediate_size": 4,
-    }  # fmt: skip
-    dense = load(DeepseekV3Model(DeepseekV3Config(**fields)))
-    assert dense.arch.mlp == "gated" and dense.arch.key_latent == 4
-    with raises(SourceError, "experts"):
-        load(DeepseekV3Model(DeepseekV3Config(**fields, first_k_dense_replace=0)))
+    for field, value in (("mlp_bias", True), ("topk_method", "noaux_tc")):
+        config = FAMILIES["deepseek"].tiny_configs()["v2"]
+        setattr(config, field, value)
+        with raises(SourceError, "experts"):
+            load(DeepseekV2Model(config))
 
 
 def test_what_needs_values_linear_in_tokens_is_refused_of_latents() -> None:

@@ -214,7 +214,10 @@ def _without_rule(arch: dict[str, Any]) -> str:
     """What made it run in float64, as its manifest has it: its kernel, or its parts where that has a rule."""
     from rankscope.nets.kernels import KERNELS
 
-    parts = [str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()]
+    disentangled = arch.get("positions") == "disentangled"
+    parts = ["disentangled positions"] * disentangled + [
+        str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()
+    ]
     kernel = KERNELS.get(str(arch.get("kernel")).partition(":")[0])
     alone = kernel is not None and kernel.deviation is not None and parts
     return " and ".join(parts) if alone else f"kernel {arch.get('kernel')}"

@@ -9,7 +9,8 @@ F_e + dF_ie` (`mlp.py`),
 
 nothing nearly equal is subtracted. Tokens that choose other experts than the one of p have in Delta what they alone
 choose, and less what they do not: two such tokens are as far apart as the experts are, however close they were. The
-shared expert's sigmoid is a softmax of two, one score of which is zero.
+shared expert's sigmoid is a softmax of two, one score of which is zero. Sigmoids s(z) that are divided by their sum
+are a softmax of `log s(z)`, to which a token that adds d to z adds `-log(1 + s(-z) (e^-d - 1))`.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rankscope.deviation.attention import sigmoid
 from rankscope.deviation.mlp import affine, mlp, product, rows
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import Scores, about_reference_row
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.mlp import Experts
+from rankscope.nets.mlp import Experts, in_best_groups, largest
 from rankscope.nets.weights import ExpertWeights, Linear
 
 PerturbScaled = Callable[[Scaled], Scaled]
@@ -34,7 +36,7 @@ def mixture(
 ) -> tuple[State, Tensor]:
     """(the MLP branch of the mixture, the weight of each expert for each token `[batch, token, expert]`)."""
     assert arch.experts is not None
-    p, Delta, chosen = _route(_scores(state, w.router, perturb), state, arch.experts)
+    p, Delta, chosen = _route(_scores(state, w.router, perturb), state, arch.experts, w.correction)
     weights = (p[:, None] + Delta.explicit()) * chosen
     x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
@@ -64,18 +66,22 @@ def _scores(state: State, linear: Linear, perturb: PerturbScaled) -> Scores:
     return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
 
 
-def _route(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
+def _route(scores: Scores, state: State, experts: Experts, correction: Tensor | None) -> tuple[Tensor, Scaled, Tensor]:
     """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not chosen."""
     centred = about_reference_row(scores, state.valid, tokens=False)
     logits = centred.ref[:, :, None] + centred.D.explicit()  # [batch, 1, token, expert]
-    chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-    for _ in range(experts.chosen):
-        best = logits.masked_fill(chosen, -torch.inf).argmax(-1, keepdim=True)
-        chosen = chosen.scatter(-1, best, True)
+    s = logits  # which orders them as scores do, but for groups and corrections
+    if correction is not None or experts.groups > 1:
+        s = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
+    chosen = largest(in_best_groups(s if correction is None else s + correction, experts), experts.chosen)
     if experts.renormalised:
-        p, Delta = _split(scores, chosen, state)
+        p, Delta = _split(_log_sigmoids(scores) if experts.sigmoid else scores, chosen, state)
         return p, Delta, chosen[:, 0]
-    p, Delta = _split(scores, torch.ones_like(chosen), state)
+    if experts.sigmoid:
+        gate, change = sigmoid(centred.fine.together(), centred.D.together())
+        p, Delta = gate.explicit()[:, 0], Scaled(change.value[:, 0], change.log[:, 0])
+    else:
+        p, Delta = _split(scores, torch.ones_like(chosen), state)
     chosen, row = chosen[:, 0], centred.row[:, :, None].expand(-1, -1, experts.number)
     of_reference = chosen.gather(1, row)  # the experts of the token that p is of
     change = p[:, None] * (chosen & ~of_reference) - p[:, None] * (of_reference & ~chosen)
@@ -89,6 +95,18 @@ def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
     scores = Scores(*(part.mapped(lambda v: torch.cat([torch.zeros_like(v), v], -1)) for part in scores))
     p, Delta = _split(scores, torch.ones_like(scores.D.value, dtype=torch.bool), state)
     return p[:, 1], Delta.mapped(lambda v: v[..., 1])
+
+
+def _log_sigmoids(scores: Scores) -> Scores:
+    """`log s(z)` of scores z, s the sigmoid."""
+    z, d = scores.ref.explicit()[:, :, None], scores.D.explicit()
+    moved, shut = z + d, (-z).sigmoid().expand_as(d)
+    logs, later = (part.clamp(max=0.0) - (-part.abs()).exp().log1p() for part in (z, moved))
+    near = -(shut * torch.expm1(-d.clamp(-1.0, 1.0))).log1p()
+    safe = d.masked_fill(d == 0, 1.0)
+    slope = torch.where(d.abs() <= 1, near, later - logs) / safe  # of what d adds
+    D = Scaled(scores.D.value * torch.where(d == 0, shut, slope), scores.D.log)
+    return Scores(Scaled.plain(logs[:, :, 0]).by_head(), D)
 
 
 def _split(scores: Scores, seen: Tensor, state: State) -> tuple[Tensor, Scaled]:

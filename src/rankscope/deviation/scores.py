@@ -166,8 +166,9 @@ class StateHeads:
             for project, part in ((common_heads, of.x), (deviation_heads, of.R))
         )
         if arch.query_norm:
-            q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
-            k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, self.perturb_tensor)
+            norm = normed_across if arch.query_norm_across else normed_heads
+            q, dq = norm(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
+            k, dk = norm(k, dk, w.key_norm, state.valid, arch.norm_eps, self.perturb_tensor)
         return q, dq, k, dk
 
     def _zero_ref(self) -> Scaled:
@@ -274,6 +275,33 @@ def normed_heads(
         result = State(result.x.mapped(perturb), result.R.mapped(perturb), valid)
     result = result.tidy()
     return as_heads(result.x), as_heads(result.R)
+
+
+def normed_across(
+    common: Scaled,
+    deviation: Scaled,
+    weights: NormWeights,
+    valid: ValidTokens,
+    eps: float,
+    perturb: PerturbTensor | None,
+) -> tuple[Scaled, Scaled]:
+    """Queries or keys through one RMSNorm of all heads together; the arguments are those of `normed_heads`.
+
+    Keys that several queries share are there as often as they are used, which leaves mean squares as they are."""
+    heads, width = common.value.shape[1], common.value.shape[-1]
+    assert weights.gain is not None
+    gain = weights.gain.view(-1, width).repeat_interleave(heads * width // len(weights.gain), 0).flatten()
+
+    def as_one(part: Scaled) -> Scaled:
+        part = part.together().mapped(lambda t: (t.transpose(1, 2) if t.ndim == 4 else t).flatten(-2)[:, None])
+        return Scaled(part.value, part.log[:, None])
+
+    def apart(part: Scaled) -> Scaled:
+        value = part.value[:, 0].view(*part.value[:, 0].shape[:-1], heads, width)
+        return Scaled(value.transpose(1, 2) if value.ndim == 4 else value, part.log[:, 0]).by_head()
+
+    x, R = normed_heads(as_one(common), as_one(deviation), NormWeights(gain), valid, eps, perturb)
+    return apart(x), apart(R)
 
 
 def _rows(x: Scaled, n: int) -> Scaled:

@@ -5,6 +5,7 @@ One description covers the families that sources map onto it:
     post-norm (BERT)      X <- norm(a X + attention(X));         X <- norm(m X + mlp(X))
     pre-norm (GPT-2)      X <- a X + attention(norm X);          X <- m X + mlp(norm X)
     sandwich (Gemma 2)    X <- a X + norm(attention(norm X));    X <- m X + norm(mlp(norm X))
+    output (OLMo 2)       X <- a X + norm(attention(X));         X <- m X + norm(mlp(X))
     parallel (GPT-NeoX)   X <- a X + attention(norm X) + mlp(norm X)
 
 with a = `attention_skip` and m = `mlp_skip`. `norm="none"` takes every norm out; a decoder with

@@ -14,7 +14,7 @@ from rankscope.nets.norms import NORMS, Norm
 from rankscope.nets.parts import PLACES, Part, pieces
 
 DEEPEST = 10**6  # Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen
-TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
+TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "rotary_grid", "bare_layers", "parts")
 OBJECTS: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of the user's own instead of a name."""
 WORDS = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
@@ -115,14 +115,27 @@ def _positions(arch: ArchitectureFields) -> Problems:
         yield "rotary_scales", f"rotary_scales must be finite numbers > 0; got {arch.rotary_scales!r}"
     if arch.rotary_reach < 0:
         yield "rotary_reach", f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}"
+    grid = arch.rotary_grid
+    if grid and (len(grid) != 3 or not all(type(n) is int and n >= 0 for n in grid) or 0 in grid[:2]):
+        yield "rotary_grid", f"rotary_grid must be (rows, columns, other tokens), whole numbers; got {grid!r}"
+    if grid and width % 4:
+        yield "rotary_grid", f"a rotary_grid needs a rotated width that is a multiple of 4; got {width}"
     if arch.positions == "relative" and arch.width % 2:
         yield "width", f"relative positions need an even width; got {arch.width}"
-    if not kernel_of(arch.kernel).has_scores and arch.positions in ("relative", "bias", "alibi"):
+    if arch.positions == "disentangled":
+        if arch.key_heads != arch.heads:
+            yield "key_heads", f"disentangled positions need as many key_heads as heads; got {arch.key_heads}"
+        if arch.bias_reach != 1 and arch.bias_reach <= max(arch.bias_buckets // 2, 1) + 1:
+            sentence = "bias_reach must be 1, for a bucket of each distance, or beyond half of the bias_buckets"
+            yield "bias_reach", f"{sentence}; got {arch.bias_reach} and {arch.bias_buckets}"
+    if not kernel_of(arch.kernel).has_scores and arch.positions in ("relative", "bias", "alibi", "disentangled"):
         sentence = f"kernel {arch.kernel!r} has no scores to add {arch.positions} positions to"
         yield "positions", f"{sentence}: use none, absolute or rotary"
 
 
 def _scores(arch: ArchitectureFields) -> Problems:
+    if arch.query_norm_across and not arch.query_norm:
+        yield "query_norm_across", "query_norm_across says of what the query_norm is: give query_norm=True with it"
     for name in ("score_cap", "log_gain"):
         if not 0 <= getattr(arch, name) < math.inf:
             yield name, f"{name} must be a finite number > 0, or 0 for none; got {getattr(arch, name)!r}"
@@ -160,7 +173,7 @@ def _layers(arch: ArchitectureFields) -> Problems:
                 yield "kept_heads", f"heads are numbered 0..{arch.heads - 1}; got {head!r}"
     if arch.kept_heads is not None and len(arch.kept_heads) != arch.layers:
         yield "kept_heads", f"kept_heads must have one tuple per layer ({arch.layers}); got {len(arch.kept_heads)}"
-    if arch.bare_layers and (arch.norm_place == "post" or arch.shared):
+    if arch.bare_layers and (arch.norm_place in ("post", "output") or arch.shared):
         sentence = "bare_layers need norm_place 'pre' or 'sandwich' and layers that do not share weights"
         yield "bare_layers", f"{sentence}; got {arch.norm_place!r}, shared {arch.shared}"
     for layer in arch.bare_layers:
@@ -199,7 +212,8 @@ def _cross(arch: ArchitectureFields) -> Problems:
         "query_norm": arch.query_norm,
         "linformer": arch.linformer_rank is not None,
         "sinkhorn": arch.sinkhorn_rounds is not None,
-        "positions 'relative'": arch.positions == "relative",
+        "kernel 'sink'": arch.kernel == "sink",
+        f"positions {arch.positions!r}": arch.positions in ("relative", "disentangled"),
     }
     for name, present in excluded.items():
         if arch.cross_attention and present:
@@ -212,7 +226,7 @@ def _latents(arch: ArchitectureFields) -> Problems:
         width = getattr(arch, name)
         if width < 0 or width == 1:
             yield name, f"{name} must be 0, for none, or a width >= 2, for it has a norm; got {width}"
-        if width and (arch.cross_attention or arch.positions == "relative"):
-            sentence = f"{name} goes with attention among tokens and positions other than 'relative'"
+        if width and (arch.cross_attention or arch.positions in ("relative", "disentangled")):
+            sentence = f"{name} goes with attention among tokens and positions that are not 'relative', 'disentangled'"
             got = f"cross_attention {arch.cross_attention}, positions {arch.positions!r}"
             yield name, f"{sentence}; got {got}"

@@ -10,8 +10,8 @@ from rankscope.nets.norms import Norm
 from rankscope.nets.parts import Part, Several
 
 MLP = Literal["plain", "gated", "experts", "none"]
-NormPlace = Literal["pre", "post", "sandwich"]
-Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
+NormPlace = Literal["pre", "post", "sandwich", "output"]
+Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi", "disentangled"]
 BIASES = ("query", "key", "value", "output", "mlp", "norm")
 
 
@@ -45,7 +45,7 @@ class ArchitectureFields:
 
     # ---- attention: scores, pattern, mask --------------------
     kernel: str | Kernel = "softmax"
-    """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (`kernels.py`)."""
+    """softmax, gaussian, uniform, sink, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (`kernels.py`)."""
     divisor: float = 0.0  # Scores are divided by it: the temperature. 0: sqrt(head_width)
     score_cap: float = 0.0
     """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
@@ -71,13 +71,20 @@ class ArchitectureFields:
     rotary_reach: int = 0
     """The most tokens for which the angles are right, where they follow the length of the input (dynamic,
     longrope). 0: any number."""
+    rotary_grid: tuple[int, ...] = ()
+    """(rows, columns, others) where tokens are patches of an image, after so many others that are not rotated
+    (DINOv3): the first half of the angles is per row, the second per column, and the image ends at -1 and 1."""
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
+    query_norm_across: bool = False  # Whether it is one norm of all heads of a token together (OLMo 2), not one of each
     head_gate: bool = False
     """The output of each head is multiplied, entry by entry, by a sigmoid of the query's token (Qwen3-Next)."""
-    bias_buckets: int = 32  # Buckets of distances that the `bias` positions have (T5)
-    bias_reach: int = 128  # Distance from which the `bias` positions share one bucket (T5)
+    bias_buckets: int = 32
+    """Buckets of distances that the `bias` positions have (T5); of `disentangled` ones, those on each side."""
+    bias_reach: int = 128
+    """Distance from which the `bias` positions share one bucket (T5), and `disentangled` ones, which have a bucket
+    for each distance if it is 1."""
     bias_ahead: bool = True
     """Whether half of the buckets are of tokens ahead; without, those all fall into the bucket of distance 0
     (T5's decoder, where none is seen)."""

@@ -81,11 +81,11 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
 
 def _tensor(name: str, shape: Shape, usual: Draw, outward: Draw, branch: float, generator: Generator) -> Tensor:
     part, _, leaf = name.rpartition(".")
-    if leaf in ("bias", "content_bias", "position_bias"):
+    if leaf in ("bias", "content_bias", "position_bias", "correction", "sink"):
         return torch.zeros(shape, dtype=torch.float64)
     if leaf == "gain":
         return torch.ones(shape, dtype=torch.float64)
-    if leaf in ("positions", "bias_table"):
+    if leaf in ("positions", "bias_table", "relative_table"):
         return _normal(shape, 0, 0, generator)
     if leaf.startswith("mix_"):
         return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[0])

@@ -7,6 +7,7 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `softmax`     | `exp(q_i . k_j / divisor + b_ij)`, normalised over V_i            | yes             |
 | `gaussian`    | `exp(-|q_i - k_j|^2 / (2 divisor) + b_ij)`, normalised over V_i   | yes             |
 | `uniform`     | `1 / |V_i|`                                                       | yes             |
+| `sink`        | `exp(s_ij) / (exp(sink) + sum over V_i of exp(s_ik))`, s as of softmax (gpt-oss) | no |
 | `sigmoid`     | `sigmoid(q_i . k_j / divisor + b_ij - log |V_i|)` (Ramapuram 2024) | no              |
 | `linear`      | `f(q_i) . f(k_j)`, `f = elu + 1`, normalised (Katharopoulos 2020) | yes             |
 | `sinkhorn:k`  | softmax, then k rounds of columns and rows (Sander et al. 2022)   | yes             |
@@ -45,6 +46,7 @@ class KernelContext(NamedTuple):
     mixing: tuple[Tensor, Tensor] | None = None  # E and F of Linformer, `[rank, length]`
     rounds: int = 0  # Rounds of Sinkhorn
     gain: Tensor | None = None  # What scores are multiplied by at last, `[batch, 1, 1, 1]`
+    sink: Tensor | None = None  # The score of each head for seeing nothing `[head]`
 
 
 @runtime_checkable
@@ -139,6 +141,14 @@ def _softmax(q: Queries, k: Keys, context: KernelContext) -> Rows:
     return masked_softmax(scores(q, k, context), context.visible)
 
 
+def _sink(q: Queries, k: Keys, context: KernelContext) -> Rows:
+    """One more column takes its part of every row, and is left out."""
+    assert context.sink is not None
+    s = scores(q, k, context).masked_fill(~context.visible, -torch.inf)
+    sink = context.sink[:, None, None].expand(*s.shape[:-1], 1)
+    return torch.cat([s, sink], -1).softmax(-1)[..., :-1]
+
+
 def _gaussian(q: Queries, k: Keys, context: KernelContext) -> Rows:
     products = q @ k.mT - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
     return masked_softmax(_gained(_with_positions(products, context), context), context.visible)
@@ -212,6 +222,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("softmax", _softmax, True, PRODUCTS, True, True, "products", by_row=True, deviation_by_row=True),
         Kernel("gaussian", _gaussian, True, DISTANCES, True, False, "distances", by_row=True, deviation_by_row=True),
         Kernel("uniform", _uniform, True, EQUAL, capped=True, by_row=True, deviation_by_row=True),
+        Kernel("sink", _sink, False, capped=True),
         Kernel("sigmoid", _sigmoid, False, capped=True, by_row=True),
         Kernel("linear", _linear, True, FEATURE_PRODUCTS, has_scores=False, by_row=True),
         Kernel("sinkhorn", _sinkhorn, True, PRODUCTS, capped=True),

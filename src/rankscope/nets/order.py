@@ -11,6 +11,7 @@ memory one between them; in a parallel block both are branches of one half.
 | post       |                        |                           | its norm             |
 | pre        | its norm               |                           |                      |
 | sandwich   | its norm               | a second norm             |                      |
+| output     |                        | its norm                  |                      |
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
 
     def branch(part: Branching) -> Branch:
         reads = norm_place in ("pre", "sandwich") and not (bare and part == "attention")
-        after = f"{part}_after" if norm_place == "sandwich" else None
+        after = f"{part}_after" if norm_place in ("sandwich", "output") else None
         return Branch(part, f"{part}_norm" if reads else None, after)
 
     def half(skip: float, *parts: Branching) -> Half:

@@ -16,7 +16,7 @@ from rankscope.errors import MaskError, TokensError
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import masks
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
+from rankscope.nets.positions import rotary_tables, score_bias, sinusoids, table_rows
 from rankscope.nets.weights import Weights
 from rankscope.shapes import Bool, Float
 
@@ -94,6 +94,7 @@ class PassSettings:
     bias: Tensor | None
     valid: Bool[Tensor, "batch token"]
     memory: Memory | None = None  # What cross-attention reads, of every sample
+    relative: tuple[Tensor, Tensor] | None = None  # DeBERTa's table, and its row for each pair of tokens
 
     @classmethod
     def of(
@@ -117,7 +118,7 @@ class PassSettings:
             whole_masks: False makes no matrix `[token, token]`, masks and what positions add included.
             seen: What `unpadded` gave before, where every position is a token.
         """
-        n = X.shape[-2]
+        n, table = X.shape[-2], weights.relative_table if arch.positions == "disentangled" else None
         visible = {} if seen is None else seen
         if whole_masks and seen is None:
             visible = unpadded(arch, n, X.device)
@@ -130,6 +131,7 @@ class PassSettings:
             bias=score_bias(arch, weights, n, X) if whole_masks else None,
             valid=valid,
             memory=None if memory is None else memory.expanded(len(X)),
+            relative=None if table is None else (table, table_rows(arch, n, X.device)),
         )
 
     def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
@@ -143,7 +145,7 @@ class PassSettings:
 
     def bare(self) -> "PassSettings":
         """Return the settings without positions, as cross-attention has them."""
-        return replace(self, rotary=(), sinusoids=None, bias=None)
+        return replace(self, rotary=(), sinusoids=None, bias=None, relative=None)
 
     def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of a layer (0-based)."""

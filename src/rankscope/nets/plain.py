@@ -8,10 +8,10 @@ from torch import Tensor
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.mlp import ACTIVATIONS, chosen_weights, mixed
-from rankscope.nets.norms import normalise
+from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.positions import by_offset, rotate
+from rankscope.nets.positions import by_offset, disentangled, rotate
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 from rankscope.shapes import Float
@@ -51,7 +51,7 @@ class Plain(Arithmetic):
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
         visible = self.settings.visible[arch.mask_of(block.index)]
         rounds, gain = arch.sinkhorn_rounds or 0, log_gain(arch.log_gain, self.settings.valid, q)
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain)
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain, w.sink)
         return kernel_of(arch.kernel).pattern(q, k, context)
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
@@ -60,12 +60,13 @@ class Plain(Arithmetic):
         q = self.heads(self.latent(X, w.query_latent), w.query)  # [batch, head, token, head_width]
         k = self.heads(self.latent(X, w.key_latent), w.key)  # [batch, key_head, token, head_width]
         if arch.query_norm:
-            q = normalise(q, "rms", w.query_norm, arch.norm_eps)
-            k = normalise(k, "rms", w.key_norm, arch.norm_eps)
+            q, k = self._normed(q, w.query_norm), self._normed(k, w.key_norm)
         if settings.rotary:
             q, k = (rotate(part, settings.rotary_of(block.index), arch.rotary_pairs) for part in (q, k))
         k = self._grouped(k)
         added = self.added(block, q)
+        if settings.relative is not None:
+            added = disentangled(q, k, w, *settings.relative) / arch.divisor
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
         return q, k, added
@@ -149,20 +150,25 @@ class Plain(Arithmetic):
         assert block.weights.mlp is not None
         return self._dense(block.weights.mlp, X)
 
-    def _dense(self, w: MLPWeights, X: Tensor) -> Tensor:
+    def _dense(self, w: MLPWeights, X: Tensor, limit: float = 0.0) -> Tensor:
         act = ACTIVATIONS[self.arch.activation]
         hidden = self.through(X, w.up)  # [batch, token, mlp_width]
-        hidden = act(hidden) if w.gate is None else act(self.through(X, w.gate)) * hidden
-        return self.through(hidden, w.down)
+        if w.gate is None:
+            return self.through(act(hidden), w.down)
+        gate = self.through(X, w.gate)
+        if limit:
+            gate, hidden = gate.clamp(max=limit), 1 + hidden.clamp(-limit, limit)
+        return self.through(act(gate) * hidden, w.down)
 
     def routing(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token expert"]:
         """The weight of each expert for each token, 0 of those not chosen."""
         assert self.arch.experts is not None
-        return chosen_weights(self.through(X, w.router), self.arch.experts)
+        return chosen_weights(self.through(X, w.router), self.arch.experts, w.correction)
 
     def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
         p = self.routed[index] = self.routing(w, X)
-        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows))
+        limit = self.arch.experts.limit if self.arch.experts is not None else 0.0
+        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows, limit))
         return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
@@ -177,6 +183,13 @@ class Plain(Arithmetic):
         first, *remaining = branches.values()
         branch = first + remaining[0] if remaining else first
         return branch if half.skip == 0.0 else (X if half.skip == 1.0 else half.skip * X) + branch
+
+    def _normed(self, x: Heads, weights: NormWeights) -> Heads:
+        """Queries or keys through an RMSNorm, of each head or of all heads of a token."""
+        if not self.arch.query_norm_across:
+            return normalise(x, "rms", weights, self.arch.norm_eps)
+        tokens = x.transpose(1, 2)
+        return normalise(tokens.flatten(2), "rms", weights, self.arch.norm_eps).view(tokens.shape).transpose(1, 2)
 
     def _grouped(self, kv: Float[Tensor, "batch key_head token head_width"]) -> Heads:
         """Keys or values of every head, where several share one."""

@@ -7,13 +7,18 @@
 | `relative` | adds `(q_i + v) . r_{i-j}`, r a projected sinusoid (Transformer-XL, XLNet)                |
 | `bias`     | adds a learned number per head and bucket of `j - i` (T5)                                 |
 | `alibi`    | adds `-slope_h |i - j|` (Press et al. 2022)                                               |
+
+`disentangled` positions add `q_i . r_b + k_j . t_b`, r and t two projections of row b of a table, and b the bucket of
+`i - j` (DeBERTa; He et al. 2021).
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope.errors import TokensError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import AttentionWeights, Weights
 from rankscope.shapes import Float, Int
@@ -30,6 +35,8 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
     half = arch.rotary_width // 2
     usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
+    if arch.rotary_grid:
+        position = on_grid(arch.rotary_grid, n, half).to(like.device)
     given, scales = arch.rotary_frequencies or ((),), arch.rotary_scales or (1.0,)
     period = math.lcm(len(given), len(scales))
     by_layer = [(given[layer % len(given)], scales[layer % len(scales)]) for layer in range(period)]
@@ -40,6 +47,18 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
         parts = (angle.cos() * scale, angle.sin() * scale)
         distinct[frequencies, scale] = parts[0].to(like.dtype), parts[1].to(like.dtype)
     return tuple(distinct[key] for key in by_layer)
+
+
+def on_grid(grid: tuple[int, ...], n: int, half: int) -> Float[Tensor, "token half"]:
+    """What the angles of each token are multiplied by: the centre of its patch between -1 and 1, its row for the
+    first half of them and its column for the second; 0 of tokens before the patches."""
+    rows, columns, others = grid
+    if n != rows * columns + others:
+        message = f"this network takes {rows} x {columns} patches and {others} other tokens; received {n} tokens"
+        raise TokensError(message, subject="rotary_grid")
+    y, x = (2 * (torch.arange(count, dtype=torch.float64) + 0.5) / count - 1 for count in (rows, columns))
+    places = torch.stack([y[:, None].expand(rows, columns), x.expand(rows, columns)], -1).flatten(0, 1)
+    return F.pad(places.repeat_interleave(half // 2, 1), (0, 0, others, 0))
 
 
 def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
@@ -68,6 +87,31 @@ def by_offset(
     i, j = torch.arange(start, start + q.shape[-2], device=q.device), torch.arange(n, device=q.device)
     column = n - 1 - (i[:, None] - j[None, :])
     return scores.gather(-1, column.expand(*q.shape[:-1], n))
+
+
+def disentangled(
+    q: Heads, k: Heads, layer: AttentionWeights, table: Float[Tensor, "row width"], row: Int[Tensor, "token token"]
+) -> Float[Tensor, "batch head token token"]:
+    """`q_i . r_b + k_j . t_b` before the divisor, b = `row[i, j]`."""
+    assert layer.relative_key is not None and layer.relative_query is not None
+    r, t = (
+        torch.einsum("od,dhc->hoc", table, part.weight) + (0.0 if part.bias is None else part.bias[:, None])
+        for part in (layer.relative_key, layer.relative_query)
+    )
+    of_queries, of_keys = (index.expand(*q.shape[:2], -1, -1) for index in (row, row.mT))
+    return (q @ r.mT).gather(-1, of_queries) + (k @ t.mT).gather(-1, of_keys).mT
+
+
+def table_rows(arch: Architecture, n: int, device: torch.device) -> Int[Tensor, "token token"]:
+    """The row of DeBERTa's table for `i - j`: exact up to half of a side's buckets, then logarithmic."""
+    side, half = arch.bias_buckets, arch.bias_buckets // 2
+    i = torch.arange(n, device=device)
+    behind = i[:, None] - i[None, :]
+    if arch.bias_reach > 1:
+        share = (behind.abs().clamp(min=half).double() / half).log() / math.log((arch.bias_reach - 1) / half)
+        far = ((share * (half - 1) - 1e-9).ceil().long() + half) * behind.sign()  # at the reach the share is one
+        behind = torch.where(behind.abs() <= half, behind, far)
+    return (behind + side).clamp(0, 2 * side - 1)
 
 
 def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:

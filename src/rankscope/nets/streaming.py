@@ -65,6 +65,7 @@ def streams(arch: Architecture) -> bool:
     """Whether rows of attention can be computed one block at a time: no part changes P or reads whole masks,
     and scores do not depend on the number of tokens."""
     needs_all = any(part.place == "pattern" or getattr(part, "sees", False) for part in pieces(arch.parts))
+    needs_all |= arch.positions == "disentangled"
     return kernel_of(arch.kernel).by_row and not arch.log_gain and not needs_all
 
 

@@ -34,9 +34,15 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     if arch.head_gate:
         shapes |= _linear("attention.gate", (d, h, v), (h, v), arch.has_bias("query"))
     if arch.query_norm:
-        shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
+        widths = (h * c, g * c) if arch.query_norm_across else (c, c)
+        shapes |= {f"attention.{name}_norm.gain": (n,) for name, n in zip(("query", "key"), widths, strict=True)}
     if arch.positions == "relative":
         shapes |= {"attention.position": (d, h, c), "attention.content_bias": (h, c), "attention.position_bias": (h, c)}
+    if arch.positions == "disentangled":
+        for name in ("query", "key"):
+            shapes |= _linear(f"attention.relative_{name}", (d, h, c), (h, c), arch.has_bias(name))
+    if arch.kernel == "sink":
+        shapes["attention.sink"] = (h,)
     if arch.linformer_rank is not None:
         mix = (arch.linformer_rank, arch.length)
         shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
@@ -84,6 +90,8 @@ def shapes(arch: Architecture) -> dict[str, Shape]:
         result["positions"] = (arch.length, arch.width)
     if arch.positions == "bias":
         result["bias_table"] = (arch.bias_buckets, arch.heads)
+    if arch.positions == "disentangled":
+        result["relative_table"] = (2 * arch.bias_buckets, arch.width)
     if arch.final_norm:
         result |= _norm("final_norm", arch)
     return result
@@ -98,7 +106,11 @@ def _experts(arch: Architecture) -> dict[str, Shape]:
         result |= {"shared.up": (d, s), "shared.gate": (d, s), "shared.down": (s, d)}
     if experts.shared_gate:
         result["shared_gate"] = (d, 1)
-    return {f"experts.{name}.weight": shape for name, shape in result.items()}
+    more: dict[str, Shape] = {"experts.correction": (e,)} if experts.correction else {}
+    if experts.biases:
+        biases: dict[str, Shape] = {"router": (e,), "gate": (e, m), "up": (e, m), "down": (e, d)}
+        more |= {f"experts.{name}.bias": shape for name, shape in biases.items()}
+    return {f"experts.{name}.weight": shape for name, shape in result.items()} | more
 
 
 def _latent(part: str, width: int, latent: int, normed: int, arch: Architecture) -> dict[str, Shape]:

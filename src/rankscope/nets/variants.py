@@ -134,7 +134,7 @@ def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> A
     if "heads" in given:
         changes["kept_heads"] = kept_heads(arch, given["heads"])
     changed = arch.replace(**changes)
-    if changed.linformer_rank != arch.linformer_rank:
+    if changed.linformer_rank != arch.linformer_rank or (changed.kernel == "sink" != arch.kernel):
         sentence = f"a variant from kernel {arch.kernel!r} to {changed.kernel!r} needs other weights"
         raise ArchitectureError(f"{sentence}: use Transformer.random(arch.replace(kernel=...))", subject="kernel")
     return changed

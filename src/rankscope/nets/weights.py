@@ -59,6 +59,9 @@ class AttentionWeights:
     content_bias: Float[Tensor, "head head_width"] | None = None  # u of Transformer-XL: added to queries that meet keys
     position_bias: Float[Tensor, "head head_width"] | None = None
     """v of Transformer-XL: added to the query that meets relative positions."""
+    sink: Float[Tensor, " head"] | None = None  # The score for seeing nothing (kernel 'sink')
+    relative_key: Linear | None = None  # [width, head, head_width], of rows of the table of positions 'disentangled'
+    relative_query: Linear | None = None
     mix_keys: Float[Tensor, "rank length"] | None = None  # E of Linformer: mixes tokens into k keys
     mix_values: Float[Tensor, "rank length"] | None = None  # F of Linformer: mixes tokens into k values
 
@@ -77,16 +80,19 @@ class ExpertWeights:
     """A mixture of experts (`experts.py`)."""
 
     router: Linear  # [width, expert]
-    gate: Linear  # [width, expert, expert_width]
+    gate: Linear  # [width, expert, expert_width]; a bias [expert, expert_width]
     up: Linear  # [width, expert, expert_width]
-    down: Linear  # [expert, expert_width, width]
+    down: Linear  # [expert, expert_width, width]; a bias [expert, width]
     shared: MLPWeights | None = None
     shared_gate: Linear | None = None  # [width, 1]
+    correction: Float[Tensor, " expert"] | None = None  # Added to scores where experts are chosen by them
 
     def expert(self, index: int) -> MLPWeights:
         """Return the MLP of one expert."""
-        up, gate = (Linear(linear.weight[:, index]) for linear in (self.up, self.gate))
-        return MLPWeights(up, Linear(self.down.weight[index]), gate)
+        biases = [None if part.bias is None else part.bias[index] for part in (self.up, self.down, self.gate)]
+        up, gate = (part.weight[:, index] for part in (self.up, self.gate))
+        weights = (up, self.down.weight[index], gate)
+        return MLPWeights(*(Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)))
 
     def side_by_side(self) -> MLPWeights:
         """All of them as one gated MLP, the shared one last: a mixture at its `gates`."""
@@ -186,6 +192,7 @@ class Weights:
     positions: Float[Tensor, "length width"] | None = None  # The table of positions 'absolute', added to the tokens
     bias_table: Float[Tensor, "bucket head"] | None = None
     """The table of positions 'bias', added to the scores of every layer."""
+    relative_table: Float[Tensor, "row width"] | None = None  # Of positions 'disentangled'
     final_norm: NormWeights = UNWEIGHTED
 
     @property

@@ -190,6 +190,8 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
             _refuse(f"average tokens in heads, and no more; {part.name} changes the {part.place} of a layer", part.name)
         if part.place != "pattern" and not hasattr(part, "frozen"):
             _refuse(f"need a linear rule named 'frozen' of every part; {part.name} has none: write one", part.name)
+    if net.arch.experts is not None and (net.arch.experts.biases or net.arch.experts.limit):
+        _refuse("need experts that are linear at their gates; these have biases, or are cut off", "experts")
     if net.arch.key_latent:
         _refuse("need values that are linear in tokens; a latent goes through a norm of its own", "key_latent")
     X, valid, order = net.prepared(X, padding)

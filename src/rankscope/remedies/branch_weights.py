@@ -87,8 +87,8 @@ class _BranchRemedy(BuiltInRemedy):
         """Return the architecture without norms, or with them where a weight has a meaning."""
         if not self.norms:
             return super().applied(arch.replace(norm="none"))
-        if arch.norm_place == "sandwich" and arch.norm != "none":
-            sentence = f"{self.name} weighs what branches add, and the second norm of a sandwich takes any weight back"
+        if arch.norm_place in ("sandwich", "output") and arch.norm != "none":
+            sentence = f"{self.name} weighs what branches add, and the norm on that takes any weight back"
             raise ArchitectureError(f"{sentence}: take norms out, variant(norm=False)", subject="norm_place")
         return super().applied(arch)
 
@@ -209,7 +209,7 @@ class LayerNormScaling(BuiltInRemedy):
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with it, if its branches read through a norm."""
-        if arch.norm_place == "post":
+        if arch.norm_place in ("post", "output"):
             sentence = (
                 f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or 'sandwich'"
             )

@@ -9,7 +9,7 @@ published S is over all tokens, padding included; here it is over what each toke
 | norm_place    | where it stands                                                                     |
 |---------------|-------------------------------------------------------------------------------------|
 | post          | on the sum of attention and its skip, before the norm (what its authors chose for BERT) |
-| pre, sandwich | before the norm that each branch reads through, inside the branch (their DeiT)      |
+| others        | before the norm that each branch reads through, if any, inside the branch (their DeiT) |
 
 It stands there where norms are taken out as well. The final norm, which their DeiT has it in too, is left.
 """

@@ -147,7 +147,7 @@ def read(location: CheckpointLocation, family: str | Family | None, class_name: 
 
         refuse_too_large(location)
         config = read_config(location, family)
-        kind = family_of(config.model_type, family)
+        kind = family_of(config.model_type, family, lambda: empty_model(config))
         loader = getattr(transformers, class_name or kind.loader)
         options = {"config": config, **SETTINGS, **location.options}
         model, report = loader.from_pretrained(location.path_or_id, **options)
@@ -234,8 +234,16 @@ def read_config(location: CheckpointLocation, family: str | Family | None) -> An
         message = f"the config of {location.name} must say its model_type; it does not: load(..., family='bert')"
         raise SourceError(message, subject="model_type")
     elif location.local and "auto_map" not in fields:
-        family_of(model_type)
+        family_of(model_type, build=lambda: empty_model(kind.from_pretrained(location.path_or_id, **location.options)))
     return kind.from_pretrained(location.path_or_id, **location.options)
+
+
+def empty_model(config: Any) -> Any:
+    """The model that a config describes, on the meta device: layers without numbers."""
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        return AutoModel.from_config(config)
 
 
 def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:

@@ -3,6 +3,7 @@
     text    x_i = norm((words[id_i] * scale) A + positions[i] + segment) B
     image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i],   through a norm (CLIP)
     sound   x_i = gelu(gelu(spectrum * K_1) * K_2)_i + positions[i],   * a convolution along time
+    wave    x_i = norm(y_i + gelu(y * K)_i),   y = norm(convolutions of the samples) A
 
 A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
 position i counts real tokens, wherever padding stands; in models that have no other way, columns.
@@ -18,12 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.errors import FileError, SourceError, TokensError
+from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
 from rankscope.nets.plain import affine
 from rankscope.nets.storage import read_tensors, write_tensors
 from rankscope.nets.weights import Linear
 from rankscope.shapes import Bool, Float
+
+UNMASKED = 1 - 0.15 * 0.8  # The share of tokens that ESM was trained on without a mask
+TYPICAL = 24  # Tokens of sound of no fixed length, where an example is needed
+CONVOLUTION_EPS = 1e-5  # Of the norms of convolutions of sound, whatever that of tokens is
 
 
 @runtime_checkable
@@ -47,6 +53,9 @@ class TextEmbedding:
     norm_eps: float = 1e-12
     after: Linear | None = None  # The map B, which widens the normalised sum
     by_column: bool = False  # Whether positions count padded tokens as well (BART, which cannot be told which are)
+    mask_id: int | None = None
+    """The id of masked tokens, whose words are zero; the others are multiplied by 0.88, the share that was not
+    masked in training, over that of the sample (ESM). None: masks are words like others."""
 
     def __repr__(self) -> str:
         return f"TextEmbedding({self.words.shape[0]} words, width {self.words.shape[1]})"
@@ -68,6 +77,10 @@ class TextEmbedding:
             message = f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
             raise TokensError(message, subject="input_ids")
         X = self.words[ids].double() * self.scale  # a table may be kept in its file's dtype
+        if self.mask_id is not None:
+            masked = (ids == self.mask_id) & ~padding
+            share = masked.sum(1).double() / (~padding).sum(1).clamp(min=1)
+            X = X.masked_fill(masked[..., None], 0.0) * (UNMASKED / (1 - share))[:, None, None]
         X = X if self.before is None else affine(X, self.before)
         if self.positions is not None:
             X = X + self._positions(padding)
@@ -91,13 +104,13 @@ class TextEmbedding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageEmbedding:
-    """Tokens from images: a class token where there is one, then one token per patch, row by row."""
+    """Tokens from images: a class token and others where there are any, then one token per patch, row by row."""
 
     kernel: Float[Tensor, "width channel patch patch"]
     bias: Float[Tensor, " width"] | None
-    positions: Float[Tensor, "token width"]
+    positions: Float[Tensor, "token width"] | None
     size: tuple[int, int]
-    first: Float[Tensor, " width"] | None = None  # The class token
+    first: Float[Tensor, "*count width"] | None = None  # The class token, or `[count, width]` with others after it
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
 
@@ -115,8 +128,9 @@ class ImageEmbedding:
         _check_whole("images", inputs, padding, self.shape)
         patches = F.conv2d(inputs.to(self.kernel), self.kernel, self.bias, stride=self.kernel.shape[2:])
         X = patches.flatten(2).mT  # [batch, patch, width]
-        X = X if self.first is None else torch.cat([self.first.expand(len(X), 1, -1), X], 1)
-        X = X + self.positions
+        if self.first is not None:
+            X = torch.cat([self.first.reshape(-1, X.shape[2]).expand(len(X), -1, -1), X], 1)
+        X = X if self.positions is None else X + self.positions
         if self.norm is not None:
             X = normalise(X, "layer", self.norm, self.norm_eps)
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
@@ -130,10 +144,11 @@ class Convolution:
     bias: Float[Tensor, " output"] | None
     stride: int
     padding: int
+    groups: int = 1
 
     def __call__(self, x: Float[Tensor, "batch input step"]) -> Float[Tensor, "batch output later"]:
         """Apply the convolution to every step."""
-        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding)
+        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,18 +174,74 @@ class SoundEmbedding:
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class WaveEmbedding:
+    """Tokens from samples of sound, of any number: convolutions along time, a linear map, and what a convolution of
+    the tokens makes of their neighbours (wav2vec 2.0)."""
+
+    convolutions: tuple[Convolution, ...]
+    norms: tuple[NormWeights | None, ...]  # Of each convolution, before the activation
+    by_channel: bool  # True if such a norm is of each channel over time, False if of each step over channels
+    activation: str
+    into_norm: NormWeights | None
+    into: Linear
+    position_convolution: Convolution
+    norm: NormWeights | None
+    norm_eps: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample of `TYPICAL` tokens; others may be longer or shorter."""
+        return (self._samples(TYPICAL),)
+
+    def __repr__(self) -> str:
+        return f"WaveEmbedding({len(self.convolutions)} convolutions, at least {self._samples(1)} samples)"
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; silence is sound, and there is no padding."""
+        if inputs.ndim != 2 or not inputs.is_floating_point() or inputs.shape[1] < self._samples(1):
+            expected = f"sound must be a floating tensor [batch, sample] of {self._samples(1)} samples or more"
+            raise TokensError(f"{expected}; received {inputs.dtype} {tuple(inputs.shape)}", subject="sound")
+        _refuse_padding("sound", padding)
+        act, x = ACTIVATIONS[self.activation], inputs.to(self.into.weight)[:, None]
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = convolution(x)
+            if norm is not None and self.by_channel:
+                x = F.group_norm(x, x.shape[1], norm.gain, norm.bias, CONVOLUTION_EPS)
+            elif norm is not None:
+                x = F.layer_norm(x.mT, x.shape[1:2], norm.gain, norm.bias, CONVOLUTION_EPS).mT
+            x = act(x)
+        X = x.mT
+        X = X if self.into_norm is None else normalise(X, "layer", self.into_norm, self.norm_eps)
+        X = affine(X, self.into)
+        X = X + act(self.position_convolution(X.mT)[..., : X.shape[1]]).mT  # of an even span there is one too many
+        X = X if self.norm is None else normalise(X, "layer", self.norm, self.norm_eps)
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+    def _samples(self, tokens: int) -> int:
+        """The fewest samples of so many tokens."""
+        for convolution in reversed(self.convolutions):
+            tokens = (tokens - 1) * convolution.stride + convolution.weight.shape[-1]
+        return tokens
+
+
 def _check_whole(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
     """Refuse images or sound of another shape or dtype, and padding, which they do not have."""
     if tuple(inputs.shape[1:]) != shape or not inputs.is_floating_point():
         expected = f"{kind} must be a floating tensor [batch, {', '.join(map(str, shape))}], as a processor makes it"
         raise TokensError(f"{expected}; received {inputs.dtype} {tuple(inputs.shape)}", subject=kind)
+    _refuse_padding(kind, padding)
+
+
+def _refuse_padding(kind: str, padding: Tensor | None) -> None:
     if padding is not None:
         raise TokensError(f"{kind} can have no padding; received some: leave it out", subject="padding")
 
 
 TENSORS = "embedding.safetensors"
 KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, Convolution, NormWeights, Linear)
+    kind.__name__: kind
+    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, WaveEmbedding, Convolution, NormWeights, Linear)
 }
 
 
@@ -196,7 +267,8 @@ def tensors_of(value: Any, path: str = "") -> dict[str, Tensor]:
     if isinstance(value, Tensor):
         return {path: value}
     tensors: dict[str, Tensor] = {}
-    for name, part in getattr(value, "__dict__", {}).items():
+    parts = enumerate(value) if isinstance(value, tuple) else getattr(value, "__dict__", {}).items()
+    for name, part in parts:
         tensors |= tensors_of(part, f"{path}.{name}" if path else name)
     return tensors
 
@@ -205,7 +277,7 @@ def _described(value: Any, path: str) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": path}
     if isinstance(value, tuple):
-        return {"tuple": list(value)}
+        return {"tuple": [_described(item, f"{path}.{index}") for index, item in enumerate(value)]}
     if not dataclasses.is_dataclass(value):
         return value
     kind = type(value).__name__
@@ -223,5 +295,5 @@ def _rebuilt(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "tensor" in value:
         return tensors[value["tensor"]]
     if "tuple" in value:
-        return tuple(value["tuple"])
+        return tuple(_rebuilt(item, tensors) for item in value["tuple"])
     return KINDS[value["kind"]](**{name: _rebuilt(part, tensors) for name, part in value["fields"].items()})

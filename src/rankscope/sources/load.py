@@ -213,7 +213,7 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     if any(weight.is_meta for weight in model.parameters()):
         message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"
         raise SourceError(f"{message}: load the model from its files", subject="weights")
-    kind = family_of(getattr(config, "model_type", None), family or _alone(model))
+    kind = family_of(getattr(config, "model_type", None), family or _alone(model), lambda: model)
     opened, notes = dequantised(model)
     core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
     return merged(Checkpoint(core, kind, (), notes=notes))

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rankscope.errors import RankscopeError, TokensError
 from rankscope.nets import Encoded, Inputs, Transformer
-from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding, write_embedding
+from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding, WaveEmbedding, write_embedding
 from rankscope.sources.parity import Parity
 from rankscope.sources.to_hf import to_hf
 
-WHOLE = (ImageEmbedding, SoundEmbedding)  # Embeddings of images and sound, which are not cut to a length
+WHOLE = (ImageEmbedding, SoundEmbedding, WaveEmbedding)  # Embeddings of images and sound, which are not cut to a length
 TOKENIZER = "tokenizer"  # The folder of a saved network's tokenizer
 
 
@@ -120,6 +120,9 @@ def _update(digest: Any, value: object) -> None:
         digest.update(f"{torch.float64} {tuple(value.shape)}".encode())  # the dtype of use, not of storage
         for rows in torch.split(value.detach().reshape(-1), 2**20):
             digest.update(rows.cpu().double().numpy().data)
+    elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+        for item in value:
+            _update(digest, item)
     elif is_dataclass(value):
         for row in fields(value):
             digest.update(row.name.encode())

@@ -23,7 +23,7 @@ from rankscope.sources.families.family import config_of
 SHORTEST = 24  # Tokens of the inputs where the config names no length
 PADDING = (0, 7, 15)  # Padded tokens of the three samples: none, at the end, at the beginning
 SOURCE = 17  # Tokens of the memory that a decoder reads
-LENGTHS = re.compile("window|chunk|distance|buckets|local_attention|original_max_position")
+LENGTHS = re.compile("window|chunk|distance|buckets|relative_positions|local_attention|original_max_position")
 """Names of config fields that hold a number of tokens at which something changes."""
 WORK = 1e11  # Most weights x tokens of inputs longer than `ALWAYS`: a few seconds in float64
 ALWAYS = 192

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import FileError, SourceError
-from rankscope.sources.checkpoint import SETTINGS, CheckpointLocation, checked, quiet, read_config
+from rankscope.sources.checkpoint import SETTINGS, CheckpointLocation, checked, empty_model, quiet, read_config
 from rankscope.sources.families import Family, family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -82,7 +82,7 @@ class StreamedCheckpoint:
                     self.files[key] = path
         self._stamps = {path: _stamp(path) for path in files}
         config = read_config(location, family)
-        kind = family_of(config.model_type, family)
+        kind = family_of(config.model_type, family, lambda: empty_model(config))
         loader: Any = getattr(transformers, kind.loader)
         if hasattr(loader, "from_config"):  # one of transformers' automatic classes: which it would be
             with torch.device("meta"):
@@ -279,4 +279,5 @@ def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A pre-hook that replaces the table of words by the rows in use, in float64."""
     ids, indices = args[0].unique(return_inverse=True)
     table.weight = nn.Parameter(table.weight[ids].double(), requires_grad=False)
+    table.padding_idx = None  # matters to gradients alone, and may be no row of the smaller table
     return indices, *args[1:]

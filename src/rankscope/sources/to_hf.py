@@ -77,22 +77,27 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
 @torch.no_grad()
 def _at(core: Any, family: Family, arch: Architecture, value: float) -> dict[str, Tensor]:
     """The mapping where every parameter has this value."""
-    for parameter in core.parameters():
+    for parameter in _numbers(core):
         parameter.fill_(value)
     return {name: part.clone() for name, part in family.tensors(core, arch).items()}
+
+
+def _numbers(core: Any) -> list[Tensor]:
+    """All that a mapping may read: parameters, and buffers such as the corrections of DeepSeek V3's routers."""
+    return [*core.parameters(), *(buffer for buffer in core.buffers() if buffer.is_floating_point())]
 
 
 def _fill(core: Any, family: Family, net: Transformer) -> None:
     """Put the network's tensors into the model's parameters."""
     arch, state = net.arch, net.state()
-    before = [parameter.detach().clone() for parameter in core.parameters()]
+    before = [parameter.detach().clone() for parameter in _numbers(core)]
     at_zero, at_one = _at(core, family, arch, 0.0), _at(core, family, arch, 1.0)
     if at_zero.keys() != state.keys():
         odd = sorted(at_zero.keys() ^ state.keys())[0]
         whose = "the network lacks" if odd in at_zero else "the model has no place for"
         reason = f"{family.name} must be able to express the network; {whose} {odd}"
         raise SourceError(f"{reason}: {SAVE}, or pass another config", subject="weights")
-    parameters = list(core.parameters())
+    parameters = _numbers(core)
     for parameter in parameters:
         parameter.requires_grad_(True)
     tensors = family.tensors(core, arch)

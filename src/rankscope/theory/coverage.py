@@ -29,7 +29,7 @@ _SCORES = (*_ALONE, "dong2021-3.2", "dong2021-skip")
 _SPHERES = ("wu2024-2", "wu2024-cor1", "hemisphere")
 _MEASURED = ("elementary-skip", "aligned-skip", "untouched")
 
-ANY = Refusal.of("nothing of the kind")
+ANY = Refusal.of("networks without any of these")
 SCORES = Refusal.of("scores that are a bilinear form of two tokens", *_SCORES)
 VIEWS = Refusal.of("tokens that all see the same ones", *_SCORES)
 SOFTMAX = Refusal.of("a softmax of scores", *_SCORES, *_SPHERES, "exact-factors", "lambda-skip", "norm-rank")

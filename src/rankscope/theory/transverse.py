@@ -50,7 +50,7 @@ PROBES = 8  # Directions r followed in each mode, or all of a smaller width: alm
 BELOW = -2000.0  # The log-scale of what is infinitesimal: its square and its share of a token are zero in float64
 SAME = 1e-12  # Eigenvalues of P0 nearer than this are one mode
 KERNELS = {
-    "sigmoid": "its rows do not sum to one, so that equal tokens need not stay equal",
+    **dict.fromkeys(("sigmoid", "sink"), "its rows do not sum to one, so that equal tokens need not stay equal"),
     "linear": "its weights are not a softmax of scores, which the exponent is derived for",
     "sinkhorn": "its columns are divided by sums over tokens as well, which the exponent does not know",
     "linformer": "it mixes tokens by weights of their own, so that no mask describes it",

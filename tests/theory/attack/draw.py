@@ -292,7 +292,7 @@ def sphere(draw: Random, extra: Fields) -> Case:
     )  # fmt: skip
     tensors, bend = weighted(draw, arch), draw.choice((0.0, 0.0, 1e-13, 1e-10, 1e-8))
     for name in tensors:
-        if ".value." in name or ".output." in name:
+        if name.endswith((".value.weight", ".output.weight")):
             turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(-3, 3)
             turn = turn * (1 + bend * normal(width, width, seed=draw.getrandbits(30)))
             tensors[name] = turn[:, None] if ".value." in name else turn[None]
@@ -346,8 +346,9 @@ def gated(draw: Random, extra: Fields) -> Case:
     for name in tensors:
         if name.endswith(f"mlp.{part}.weight") and draw.random() < 0.7:
             mean = X.mean(0)
-            there = mean @ tensors[name]
-            tensors[name.replace("weight", "bias")] = shift - there if bool(there.isfinite().all()) else there * 0
+            there, bias = mean @ tensors[name], name.replace("weight", "bias")
+            if bias in tensors:
+                tensors[bias] = shift - there if bool(there.isfinite().all()) else there * 0
     return of(arch, twisted(draw, arch, tensors, X)), X
 
 

@@ -2,29 +2,44 @@
 maps a model type, and what is said of one that none does."""
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
+from typing import Any
 
 from rankscope.errors import SourceError, one_of
 from rankscope.sources.families.albert import Albert
 from rankscope.sources.families.bart import Bart, BartDecoder
 from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
+from rankscope.sources.families.deberta_v2 import DebertaV2
 from rankscope.sources.families.deepseek import DeepSeek
 from rankscope.sources.families.dinov2 import DinoV2
+from rankscope.sources.families.dinov3 import DinoV3
 from rankscope.sources.families.distilbert import DistilBert
-from rankscope.sources.families.family import Family
-from rankscope.sources.families.gemma import Gemma2, Gemma3
+from rankscope.sources.families.electra import Electra
+from rankscope.sources.families.esm import Esm
+from rankscope.sources.families.family import Family, config_of
+from rankscope.sources.families.gemma import Gemma, Gemma2, Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neox import GPTNeoX
+from rankscope.sources.families.gpt_oss import GptOss
 from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.marian import Marian, MarianDecoder
 from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
+from rankscope.sources.families.mpnet import MPNet
+from rankscope.sources.families.mt5 import MT5, MT5Decoder
+from rankscope.sources.families.olmo2 import OLMo2
 from rankscope.sources.families.opt import OPT
+from rankscope.sources.families.phi import Phi
 from rankscope.sources.families.phi3 import Phi3
+from rankscope.sources.families.qwen2_vl import Qwen2VL
 from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import T5, T5Decoder
 from rankscope.sources.families.vit import ViT
+from rankscope.sources.families.wav2vec2 import Wav2Vec2
 from rankscope.sources.families.whisper import Whisper, WhisperDecoder
 from rankscope.sources.families.xlnet import XLNet
 
@@ -34,32 +49,36 @@ FAMILIES: dict[str, Family] = {
         Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
         Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
         Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
-        SiglipVision(),
+        SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
+        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(),
     )
 }  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 RECURRENT = ("mamba", "rwkv", "xlstm")  # How the model types of recurrent models without attention begin or end
-DISENTANGLED = ", whose scores add products of a table of relative positions with keys (disentangled attention)"
+DISENTANGLED = ", whose queries and values have biases outside of their projection (DeBERTa v2 and v3 are mapped)"
 CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
-REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | dict.fromkeys(("deberta", "deberta-v2"), DISENTANGLED)
+REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | {"deberta": DISENTANGLED}
 REASONS |= {
-    "gpt_oss": ", whose attention has sinks: its rows do not sum to one",
+    "wavlm": ", whose scores add a bias by distance times a gate of each token",
+    **dict.fromkeys(("swin", "swinv2"), ", whose tokens attend within windows that shift, and merge between stages"),
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
 }
 """Why no family maps a model type, where that is one part of it."""
-ALIKE = {"mt5": "t5", "ernie": "bert"}  # Model types that are built as a family is, of another name
 CLOSE = 0.8  # The likeness, of at most one, from which on a name may be a slip of another
 
 
-def family_of(model_type: str | None, requested: str | Family | None = None) -> Family:
-    """The family of a model type, or the one asked for: one's own, or by name."""
+def family_of(
+    model_type: str | None, requested: str | Family | None = None, build: Callable[[], Any] | None = None
+) -> Family:
+    """The family of a model type, or the one asked for: one's own, or by name. `build` gives a model of the type,
+    without numbers if need be, so that one of no family can be compared with those that there are."""
     if isinstance(requested, Family):
         return requested
     matching = next((family for family in FAMILIES.values() if model_type in family.types), None)
     if requested is None:
         if matching is None:
-            raise SourceError(_unknown(str(model_type)), subject="model_type")
+            raise SourceError(_unknown(str(model_type), build), subject="model_type")
         return matching
     requested = requested if requested in FAMILIES else str(requested).removesuffix("_encoder")
     if requested not in FAMILIES:
@@ -70,7 +89,25 @@ def family_of(model_type: str | None, requested: str | Family | None = None) -> 
     return FAMILIES[requested]
 
 
-def _unknown(model_type: str) -> str:
+def same_layout(model: Any) -> list[str]:
+    """Names of the families that find all of their weights in a model and leave none over, in its last block and
+    around its blocks, but for a pooler."""
+    names = []
+    for name, family in FAMILIES.items():
+        with suppress(Exception):  # which a family may raise on a model of another kind is not known
+            core = family.core(model)
+            arch, block = family.architecture(config_of(core)), family.blocks(core)[-1]
+            mapped = sum(tensor.numel() for tensor in family.layer(block, arch).values())
+            family.embedding(core), family.other_tensors(core)
+            around = (family.stack, family.final_norm or "pooler", "pooler", *family.embedding_parts.values())
+            known = tuple(f"{path}." for path in around)
+            over = [path for path, _ in core.named_parameters() if not path.startswith(known)]
+            if not over and mapped == sum(weight.numel() for weight in block.parameters()):
+                names.append(name)
+    return names
+
+
+def _unknown(model_type: str, build: Callable[[], Any] | None = None) -> str:
     """The sentence for a model type of no family. One that transformers knows is no slip of another."""
     from transformers import CONFIG_MAPPING
 
@@ -87,6 +124,13 @@ def _unknown(model_type: str) -> str:
         hint = ", a recurrent model without attention"
     this_one = f"no family maps the model type {model_type!r}{REASONS.get(model_type, hint)}"
     advice = "watch measures any model as it is, and docs/models.md says how to add a family"
-    if model_type in ALIKE:
-        advice = f"load(..., family={ALIKE[model_type]!r}) reads it, and checks that it is built so"
+    alike = []
+    if build is not None and model_type not in REASONS:
+        with suppress(Exception):  # some types cannot be built, and then there is nothing to say
+            alike = same_layout(build())
+    if alike:
+        names = " or ".join(map(repr, alike))
+        advice = (
+            f"load(..., family={names}) reads it, for its weights are laid out alike, and checks that it is built so"
+        )
     return f"{this_one}: {advice}; mapped are {', '.join(known)}"

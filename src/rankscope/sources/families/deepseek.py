@@ -15,7 +15,7 @@ from rankscope.sources.families.rotary import rotary
 
 
 class DeepSeek(Mixtral):
-    """V2, with experts that are chosen greedily of all, and V3 where every layer is dense.
+    """V2 and V3, with experts that are chosen of all, or of the best groups; V3's by sigmoids and a correction.
 
     Of each head the rotated entries come first here, those of all heads the same for keys."""
 
@@ -38,27 +38,39 @@ class DeepSeek(Mixtral):
         return self.with_experts(arch, config)
 
     def experts(self, config: Any) -> Experts | None:
-        """The experts of V2; None where every layer is dense."""
+        """The experts; None where every layer is dense."""
         first = config.first_k_dense_replace
         if first >= config.num_hidden_layers:
             return None
-        way = "sigmoids of scores, in groups" if config.model_type == "deepseek_v3" else config.topk_method
-        if way != "greedy" or config.mlp_bias:
-            what = "experts with biases" if way == "greedy" else f"experts chosen by {way}"
-            expected = "without experts, or with experts chosen by a softmax, without biases"
-            message = f"{config.model_type} is mapped {expected}; this config has {what}: watch measures it as it is"
-            raise SourceError(message, subject="experts")
-        width = config.moe_intermediate_size
+        third, ways = config.model_type == "deepseek_v3", ("greedy", "group_limited_greedy")
+        if not third and (config.mlp_bias or config.topk_method not in ways):
+            what = "biases" if config.mlp_bias else f"a choice of experts by {config.topk_method}"
+            message = f"{config.model_type} is mapped with experts that have no biases, chosen by {' or '.join(ways)}"
+            raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
+        width, grouped = config.moe_intermediate_size, third or config.topk_method != "greedy"
+        groups = {"groups": config.n_group, "groups_chosen": config.topk_group} if grouped else {}
+        way = {"sigmoid": True, "correction": True, "group_best": 2, "renormalised": bool(config.norm_topk_prob)}
         return Experts(
             number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,
             shared_width=width * config.n_shared_experts, dense_layers=tuple(range(first)),
+            **groups, **(way if third else {}),
         )  # fmt: skip
+
+    def random_model(self, config: Any) -> Any:
+        """With corrections of V3's scores, which no training moved, off zero."""
+        model = super().random_model(config)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.rand_like(buffer)
+        return model
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Experts' outputs are scaled: so are their last matrices."""
         tensors, attention = super().layer(block, arch), block.self_attn
         if "experts.down.weight" in tensors:
             scale = block.mlp.gate.routed_scaling_factor
+            if arch.experts is not None and arch.experts.correction:
+                tensors["experts.correction"] = block.mlp.gate.e_score_correction_bias
             tensors["experts.down.weight"] = tensors["experts.down.weight"] * scale
         query = attention.q_proj if attention.q_a_proj is None else attention.q_b_proj
         if attention.q_a_proj is not None:

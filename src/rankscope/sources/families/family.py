@@ -286,14 +286,14 @@ def linear_weights(module: Any) -> Linear:
 def convolution(module: Any) -> Convolution:
     """A convolution along time in an embedding."""
     bias, stride, padding = _detached(module.bias), int(module.stride[0]), int(module.padding[0])
-    return Convolution(module.weight.detach(), bias, stride, padding)
+    return Convolution(module.weight.detach(), bias, stride, padding, module.groups)
 
 
-def image_embedding(patches: Any, positions: Tensor, size: Any, **more: Any) -> ImageEmbedding:
+def image_embedding(patches: Any, positions: Tensor | None, size: Any, **more: Any) -> ImageEmbedding:
     """The embedding of square images (`size` a number) or others, their patches cut by a convolution."""
     sizes = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     kernel, bias = patches.weight.detach(), _detached(patches.bias)
-    return ImageEmbedding(kernel, bias, positions.detach(), sizes, **more)
+    return ImageEmbedding(kernel, bias, _detached(positions), sizes, **more)
 
 
 def gains_from_one(tensors: Tensors) -> Tensors:

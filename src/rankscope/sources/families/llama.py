@@ -7,6 +7,7 @@ from rankscope.sources.families.family import Family, Tensors, architecture_from
 from rankscope.sources.families.rotary import masks, rotary, sliding
 
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+WITHOUT_WINDOWS = ("llama", "gemma", "olmo2")  # Types whose code reads no window
 
 
 class Llama(Family):
@@ -35,8 +36,8 @@ class Llama(Family):
         )  # fmt: skip
 
     def mask(self, config: Any) -> str:
-        """Llama's code reads no window and Mistral's no kinds of layers, whatever their configs say."""
-        if config.model_type == "llama":
+        """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
+        if config.model_type in WITHOUT_WINDOWS:
             return "causal"
         return sliding(config) if config.model_type == "mistral" else masks(config)
 

@@ -42,12 +42,16 @@ def _of(config: Any, parameters: Any, kind: str | None, share: float) -> tuple[t
         raise SourceError(f"{message}: watch measures the model as it is", subject="rope_type")
     if scheme == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        width = int(width * share)
-        power = torch.arange(0, width, 2, dtype=torch.float) / width
-        return tuple((1.0 / (parameters["rope_theta"] ** power)).double().tolist()), 1.0
+        return angles(parameters["rope_theta"], int(width * share)), 1.0
     by_kind = {} if kind is None else {"layer_type": kind}
     tensors, scale = ROPE_INIT_FUNCTIONS[scheme](config, device=torch.device("cpu"), **by_kind)
     return tuple(tensors.double().tolist()), float(scale)
+
+
+def angles(base: float, width: int) -> tuple[float, ...]:
+    """The angle per position of each pair of `width` rotated entries, `base^(-2k / width)`, in float32."""
+    power = torch.arange(0, width, 2, dtype=torch.float) / width
+    return tuple((1.0 / (base**power)).double().tolist())
 
 
 def _reach(config: Any, parameters: Mapping[str, Any]) -> int:

@@ -1,0 +1,61 @@
+"""wav2vec 2.0 and HuBERT: BERT's or ViT's blocks on features of sound."""
+
+from typing import Any, ClassVar
+
+from rankscope.nets import Architecture
+from rankscope.sources.embedding import Embedding, WaveEmbedding
+from rankscope.sources.families.family import (
+    Family,
+    Tensors,
+    activation,
+    architecture_from,
+    convolution,
+    layout,
+    linear_weights,
+    norm,
+    norm_weights,
+    require,
+)
+
+
+class Wav2Vec2(Family):
+    """wav2vec 2.0 and HuBERT, post-norm or (the large ones) pre-norm, on samples of sound without padding."""
+
+    name, types = "wav2vec2", ("wav2vec2", "hubert")
+    continuous_inputs, input_name, stack = True, "input_values", "encoder.layers"
+    parts: ClassVar = layout(
+        "attention", "q_proj k_proj v_proj out_proj", norms="layer_norm final_layer_norm",
+        mlp="feed_forward.intermediate_dense feed_forward.output_dense",
+    )  # fmt: skip
+
+    def architecture(self, config: Any) -> Architecture:
+        """Post-norm, or pre-norm with a last norm."""
+        require(config, adapter_attn_dim=None, conv_pos_batch_norm=False)
+        stable = config.do_stable_layer_norm
+        place = {"norm_place": "pre" if stable else "post", "final_norm": stable}
+        return architecture_from(config, norm_eps=config.layer_norm_eps, **place)
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The encoder's norm, where it comes last."""
+        return norm("final_norm", model.encoder.layer_norm) if model.config.do_stable_layer_norm else {}
+
+    def embedding(self, model: Any) -> Embedding:
+        """All before the first block; the encoder's norm too, where it comes first."""
+        config, layers, into = model.config, model.feature_extractor.conv_layers, model.feature_projection
+        norms = [getattr(layer, "layer_norm", None) for layer in layers]
+        into_norm, encoder_norm = getattr(into, "layer_norm", None), model.encoder.layer_norm
+        return WaveEmbedding(
+            convolutions=tuple(convolution(layer.conv) for layer in layers),
+            norms=tuple(None if part is None else norm_weights(part) for part in norms),
+            by_channel=config.feat_extract_norm == "group",
+            activation=activation(config.feat_extract_activation),
+            into_norm=None if into_norm is None else norm_weights(into_norm),
+            into=linear_weights(into.projection),
+            position_convolution=convolution(model.encoder.pos_conv_embed.conv),
+            norm=None if config.do_stable_layer_norm else norm_weights(encoder_norm),
+            norm_eps=config.layer_norm_eps,
+        )
+
+    def output(self, model: Any) -> bool:
+        """An adapter may shorten what comes out."""
+        return getattr(model, "adapter", None) is None
