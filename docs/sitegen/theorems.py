@@ -1,13 +1,14 @@
 """Every theorem: what it says, of what, and the hypotheses that are checked before it counts."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 
 from rankscope import Architecture, Transformer, certify
 from rankscope.sources import word_tokens
 from rankscope.theory import THEOREMS, Theorem
-from rankscope.theory.coverage import COVERAGE, Refusal, refusing
+from rankscope.theory.coverage import COVERAGE, Refusal
 from sitegen.docstrings import markdown, of
 from sitegen.formulas import GREEK, tex
 from sitegen.markdown import formulas, table
@@ -33,16 +34,22 @@ def page() -> str:
 
 
 def coverage() -> str:
-    """A row for features that the same theorems refuse: the features, who refuses them, and what those need."""
-    alike: dict[tuple[Refusal, ...], list[str]] = {}
+    """A row for each thing that theorems need: the theorems, and the features that they refuse for want of it."""
+    refused: dict[Refusal, list[str]] = {}
     for feature, refusals in COVERAGE.items():
-        alike.setdefault(refusals, []).append(f"`{feature}`")
+        for refusal in refusals:
+            refused.setdefault(refusal, []).append(feature)
     rows = []
-    for refusals, features in alike.items():
-        refused = refusing(features[0].strip("`"))
-        names = "all" if refused == set(THEOREMS) else ", ".join(f"`{name}`" for name in THEOREMS if name in refused)
-        rows.append([", ".join(features), names or "none", "; ".join(each.needs for each in refusals)])
-    return table(["feature", "refused by", "which need"], rows)
+    for refusal, features in refused.items():
+        everyone = refusal.theorems == set(THEOREMS)
+        names = "all theorems" if everyone else _code(name for name in THEOREMS if name in refusal.theorems)
+        rows.append([names, refusal.needs, _code(features)])
+    covered = _code(feature for feature, refusals in COVERAGE.items() if not refusals)
+    return table(["theorems", "need", "and refuse"], rows) + f"\nNo theorem refuses {covered}.\n"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def entry(theorem: Theorem) -> str:

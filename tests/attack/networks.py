@@ -49,7 +49,8 @@ def drawn(seed: int, kind: str | None = None, feature: str = "none") -> Case:
     chosen = {**_any(draw), **fields(draw)}
     if seed >= CAPPED and chosen["kernel"] == "softmax":
         chosen["score_cap"] = random.Random(f"cap {seed}").choice((0.3, 5.0))
-    more, onto = FEATURES[feature](random.Random(f"{feature} {seed}"), chosen)  # the rest is drawn as without
+    beside = random.Random(f"{feature} {seed}")  # so that the rest is drawn as without the feature
+    more, onto = FEATURES[feature](beside, chosen, kind != "ordinary")
     chosen |= more
     if chosen.get("parallel"):
         chosen["mlp_skip"] = 1.0
@@ -327,26 +328,27 @@ KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], Harm]] = {
 
 Onto = Callable[[Transformer], Transformer]
 """What is put onto a finished network."""
-Feature = Callable[[random.Random, dict[str, Any]], tuple[dict[str, Any], Onto]]
-"""(draw, the fields of the kind) to the fields that are otherwise, and what is put onto the network."""
+Feature = Callable[[random.Random, dict[str, Any], bool], tuple[dict[str, Any], Onto]]
+"""(draw, the fields of the kind, whether to be harsh) to the fields that are otherwise, and what is put onto the
+network. An ordinary network has the feature as it is used."""
 
 
-def _without(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _without(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     return {}, lambda net: net
 
 
-def _experts(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _experts(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """Routers from those that hardly choose to those whose other experts underflow."""
     number, shared = draw.choice((2, 3, 4)), draw.choice((0, 0, 3))
     experts = Experts(
         number=number, chosen=draw.randrange(1, number + 1), width=draw.choice((2, 3)),
         renormalised=draw.random() < 0.7, shared_width=shared, shared_gate=bool(shared) and draw.random() < 0.5,
     )  # fmt: skip
-    factor = 10 ** draw.uniform(-3, 4)
+    factor = 10 ** draw.uniform(-3, 4) if harsh else 1.0
     return {"mlp": "experts", "experts": experts}, lambda net: _multiplied(net, "router.weight", factor)
 
 
-def _latents(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _latents(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """As DeepSeek-V2 has them; a head of one entry has nothing to rotate."""
     narrow = fields.get("head_width") == 1
     positions = draw.choice(("none", "rotary", "rotary", "alibi", "absolute"))
@@ -358,11 +360,11 @@ def _latents(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any
     return latents | wide, lambda net: net
 
 
-def _cross(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _cross(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """A memory of a few tokens, some of them zero, long, nearly equal or padding."""
     M = torch.randn(1, draw.choice((1, 2, 3, 5)), SMALL["width"], dtype=torch.float64,
                     generator=torch.Generator().manual_seed(draw.randrange(10**6)))  # fmt: skip
-    kind, tokens = draw.randrange(6), M.shape[1]
+    kind, tokens = draw.randrange(6) if harsh else 5, M.shape[1]
     if kind == 0:
         M = M * 10 ** draw.uniform(-9, 4)
     elif kind == 1:
@@ -379,16 +381,16 @@ def _cross(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any],
     return changed, lambda net: net.with_memory(M, padding)
 
 
-def _caps(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _caps(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """Caps under which scores are as they were, and caps that all scores reach."""
-    divisor = {"divisor": 10 ** draw.uniform(-6, 0)} if draw.random() < 0.5 else {}
-    cap = draw.choice((0.01, 0.3, 5.0, 30.0, 50.0))
+    divisor = {"divisor": 10 ** draw.uniform(-6, 0)} if draw.random() < 0.5 and harsh else {}
+    cap = draw.choice((0.01, 0.3, 5.0, 30.0, 50.0) if harsh else (5.0, 30.0, 50.0))
     return {"kernel": "softmax", "score_cap": cap, **divisor}, lambda net: net
 
 
-def _head_gates(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _head_gates(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """Gates from half open to shut beyond what float64 holds."""
-    factor = 10 ** draw.uniform(-2, 4)
+    factor = 10 ** draw.uniform(-2, 4) if harsh else 1.0
     return {"head_gate": True}, lambda net: _multiplied(net, "attention.gate.weight", factor)
 
 
@@ -413,11 +415,11 @@ NUMBERS: dict[str, Callable[[random.Random], dict[str, int | float]]] = {
 """The numbers that are drawn of remedies; those of others are as published."""
 
 
-def _remedies(draw: random.Random, fields: dict[str, Any]) -> tuple[dict[str, Any], Onto]:
+def _remedies(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[dict[str, Any], Onto]:
     """Any remedy, the numbers that it trains moved off their start, on a network that can have it."""
     name = draw.choice(sorted(REMEDY_FILES))
-    numbers = NUMBERS.get(name, lambda draw: {})(draw)
-    seed, size = draw.randrange(10**6), draw.choice((0.0, 0.3, 0.3, 2.0))
+    numbers = NUMBERS.get(name, lambda draw: {})(draw) if harsh else {}
+    seed, size = draw.randrange(10**6), draw.choice((0.0, 0.3, 0.3, 2.0)) if harsh else 0.1
     changed: dict[str, Any] = {}
     if name == "deepnorm":
         changed = {"norm_place": "post", "norm": "layer" if fields["norm"] == "none" else fields["norm"]}

@@ -116,12 +116,14 @@ def judged(case: Case, confirm: bool = False) -> Verdict:
         settled = [key for key in wrong if before is not None and _close(before[key].log, exact[key].log)]
         deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < abs(ours[key][0]) < math.inf]
         if (len(settled) == len(wrong) and not deeper) or digits >= DIGITS:
-            settled += [key for key in deeper if not _unresolved(exact[key]._replace(log=ours[key][0]), digits)]
+            # Ours is far above what so many digits leave; a rank is one of whatever size.
+            above = [key for key in deeper if not _unresolved(exact[key]._replace(log=ours[key][0]), digits)]
+            settled += [key for key in above if key[2] != "affine_rank"]
             break
         before, digits = exact, min(3 * digits, DIGITS)
     for key, (log, marked) in ours.items():
-        right = key in exact and key not in differ
-        if marked or (broken and math.isnan(log) and not right):
+        right, none = key in exact and key not in differ, math.isnan(log)
+        if (marked and not (right and none)) or (broken and none and not right):
             # Of a network with NaN among its numbers a reading may be NaN that does not depend on it.
             found.counts["marked"] += 1
             found.needless[key[2]] += right or not marked
@@ -129,7 +131,7 @@ def judged(case: Case, confirm: bool = False) -> Verdict:
             found.counts["right"] += 1
         elif key in settled:
             found.counts["wrong"] += 1
-            found.wrong.append((*key, log, float(exact[key].log)))
+            found.wrong.append((*key, log, mp.nstr(exact[key].log, 12)))  # which may leave float64's range
         else:
             found.counts["beyond"] += 1
     return found

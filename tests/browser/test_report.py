@@ -198,6 +198,10 @@ def test_the_page_follows_the_theme(opened: Opened) -> None:
         until(page, f"{brightness(INK)} {'< 0.3' if light else '> 0.6'}")
         ground = page.evaluate(brightness("getComputedStyle(document.body).backgroundColor"))
         assert (ground > 0.9) == light
+    for theme, light in (("dark", False), ("light", True)):  # of a change that nobody tells it of
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        until(page, f"{brightness(INK)} {'< 0.3' if light else '> 0.6'}")
+    page.evaluate("delete document.documentElement.dataset.theme")
 
 
 ANIMATIONS = """() => { let n = 0; const was = Plotly.animate;

@@ -36,10 +36,17 @@ def times(X: Rows, W: Rows, b: list[Any] | None = None) -> Rows:
 
 
 def mixed(P: Rows, V: Rows) -> Rows:
-    """P V; a weight of zero counts for nothing, whatever its value is."""
-    return [
-        [mp.fsum(p * v for p, v in zip(row, column, strict=True) if p) for column in zip(*V, strict=True)] for row in P
-    ]
+    """P V; a weight of zero counts for nothing, whatever its value is. Rows that sum to one, to the last digits, do
+    so truly: values are averaged about that of the largest weight, and equal ones give themselves, not rounded."""
+    return [_average(row, V) for row in P]
+
+
+def _average(row: list[Any], V: Rows) -> list[Any]:
+    seen = [j for j, p in enumerate(row) if p]
+    if abs(mp.fsum(row) - 1) > mp.mpf(10) ** (3 - mp.mp.dps) or not seen:
+        return [mp.fsum(row[j] * V[j][k] for j in seen) for k in range(len(V[0]))]
+    top = V[max(seen, key=lambda j: row[j])]
+    return [top[k] + mp.fsum(row[j] * (V[j][k] - top[k]) for j in seen) for k in range(len(top))]
 
 
 def phi(z: Any) -> Any:

@@ -168,6 +168,52 @@ def test_attention_outside_the_interface_is_what_the_model_hands_out(name: str) 
         assert torch.equal(w.attention[layer][0], P)
 
 
+ODD: dict[str, Callable[[], Any]] = {
+    "mpt": OUTSIDE["mpt"],  # its blocks take True at what is hidden
+    "bloom": OUTSIDE["bloom"],
+    "falcon": tiny(hf.FalconModel, alibi=True),
+    "longformer": tiny(hf.LongformerModel, attention_window=4),  # zeros at tokens, after padding to its windows
+    "led": tiny(
+        hf.LEDModel, **NAMED, d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=1, encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS, encoder_ffn_dim=24, decoder_ffn_dim=24, attention_window=4, pad_token_id=0,
+    ),
+    "big_bird": tiny(hf.BigBirdModel, attention_type="original_full"),
+    "big_bird sparse": tiny(hf.BigBirdModel, block_size=2, num_random_blocks=1),  # pads to its blocks
+    "xlnet": FAMILIES["xlnet"].model,
+    "clip": tiny(hf.CLIPTextModel, max_position_embeddings=32, eos_token_id=2, pad_token_id=0),
+    "mpnet": tiny(hf.MPNetModel),
+    "reformer": tiny(  # pads to its chunks
+        hf.ReformerModel, **NAMED | {"hidden_size": WIDTH, "num_attention_heads": HEADS}, attention_head_size=4,
+        feed_forward_size=24, attn_layers=["local"] * LAYERS, axial_pos_embds=False, local_attn_chunk_length=4,
+        is_decoder=False,
+    ),
+}  # fmt: skip
+"""Models with masks or hidden states of a convention of their own, or near one."""
+
+
+@pytest.mark.parametrize("length", [13, 11, None], ids=["padded", "padded further", "no mask"])
+@pytest.mark.parametrize("name", ODD)
+@torch.no_grad()
+def test_padding_is_what_was_given_whatever_masks_mean_inside(name: str, length: int | None) -> None:
+    torch.manual_seed(0)
+    model = ODD[name]().double().eval()
+    ids = torch.randint(3, 40, (2, 13))
+    real = torch.ones(2, 13, dtype=torch.bool)
+    if length is not None:
+        real[0, length:], real[1, 5:] = False, False
+    given: dict[str, Any] = {"input_ids": ids} | ({} if length is None else {"attention_mask": real.long()})
+    output = model(**given, output_hidden_states=True)
+    states = output["encoder_hidden_states" if name == "led" else "hidden_states"]
+    with rankscope.watch(model, "mu", blocks="encoder" if name == "led" else None) as w:
+        model(**given)
+    expected = torch.stack([reference.mu(state[:, :13], real) for state in states[:LAYERS]], 1)
+    torch.testing.assert_close(w.profile().curve("mu")[:, :LAYERS], expected, rtol=1e-11, atol=0)
+    assert checks(w)["masks_in_doubt"] == []
+    if name == "xlnet" and length is not None:
+        twin = seen(model, "mu", input_ids=ids, input_mask=(~real).double())  # 1 at padding
+        torch.testing.assert_close(twin.profile().curve("mu"), w.profile().curve("mu"))
+
+
 def test_rows_with_a_sink_do_not_sum_to_one_and_it_is_said() -> None:
     sizes = {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
     model = tiny(hf.GptOssModel, **sizes, pad_token_id=0)().eval()

@@ -129,17 +129,106 @@ def test_a_short_text_reads_as_it_does_alone(how: str) -> None:
     assert any(note.startswith("3 padded tokens were left out, by ") for note in w.notes)
 
 
-def test_a_mask_that_may_mean_either_is_asked_for() -> None:
+def test_a_mask_that_may_mean_either_carries_both_readings() -> None:
     either = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    for mask in (either, torch.ones(3, 3).tril()):
-        with raises(WatchError, subject="mask"):
-            find_padding([{"mask": mask}], {}, mask.shape)
+    for name in ("mask", "attention_mask", "padding_mask"):
+        found = find_padding([{name: either}], {}, (2, 3))
+        assert found is not None and found.opposite is not None and torch.equal(found.opposite, ~found.padding)
+        for hidden in (either == 0, either == 1):
+            settled = found.settled_by(hidden)
+            assert settled is not None and torch.equal(settled.padding, hidden)
+        assert found.settled_by(torch.zeros(2, 3, dtype=torch.bool)) is None
     added = torch.zeros(2, 3).masked_fill(REAL == 0, -torch.inf)
     found = find_padding([{"mask": added}], {}, (2, 3))
     assert found is not None and torch.equal(found.padding, REAL == 0)
+
+
+@pytest.mark.parametrize("name", ["mask", "attention_mask"])
+def test_a_causal_mask_of_as_many_samples_as_tokens_is_no_padding(name: str) -> None:
+    triangle = torch.ones(3, 3).tril()
+    for mask in (
+        triangle,
+        1 - triangle,
+        triangle.mT,
+        triangle.bool(),
+        torch.zeros(3, 3).masked_fill(triangle == 0, -1e9),
+    ):
+        assert find_padding([{name: mask}], {}, (3, 3)) is None
     # torch's own say with it who sees whom.
     body = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
-    assert "mask" not in arguments_of(body, (torch.zeros(3, 3, 8),), {"mask": torch.ones(3, 3).tril()})
+    assert "mask" not in arguments_of(body, (torch.zeros(3, 3, 8),), {"mask": triangle})
+
+
+def test_a_batch_is_not_all_padding() -> None:
+    """Zeros alone are a mask that is added, or one with True at padding."""
+    for mask in (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)):
+        padding = padding_in({"attention_mask": mask})
+        assert padding is not None and not padding.any()
+
+
+def test_a_library_says_what_its_masks_mean() -> None:
+    """Also where both readings are possible: no sample is as long as the batch."""
+    import transformers as hf
+
+    both = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    bert = hf.BertModel(hf.BertConfig(num_hidden_layers=0))
+    xlnet = hf.XLNetModel(hf.XLNetConfig(n_layer=0))
+    torchs = nn.MultiheadAttention(8, 2)
+    x = torch.zeros(2, 3, 8)
+    for module, arguments, padding in (
+        (bert, {"attention_mask": both}, both == 0),
+        (xlnet, {"attention_mask": both}, both == 0),
+        (xlnet, {"input_mask": both.float()}, both == 1),
+        (torchs, {"query": x, "key": x, "value": x, "key_padding_mask": both.bool()}, both == 1),
+    ):
+        found = find_padding([arguments_of(module, (), arguments)], {}, (2, 3))
+        assert found is not None and found.opposite is None and torch.equal(found.padding, padding)
+
+
+def test_a_documented_mask_goes_before_that_of_a_wrapper() -> None:
+    import transformers as hf
+
+    bert = hf.BertModel(hf.BertConfig(num_hidden_layers=0))
+    inner = arguments_of(bert, (), {"attention_mask": REAL})
+    found = find_padding([{"attention_mask": 1 - REAL}, inner], {}, (2, 3))
+    assert found is not None and torch.equal(found.padding, REAL == 0)
+
+
+def test_the_mask_of_a_text_says_nothing_of_images() -> None:
+    """A vision tower of as many patches as the text has tokens."""
+    import transformers as hf
+
+    text = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    images = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4, "patch_size": 4}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=images, projection_dim=4)).eval()
+    given = {"input_ids": torch.tensor([[3, 4], [3, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    for blocks, padded in (("text_model", 1), ("vision_model", 0)):
+        with torch.no_grad(), rankscope.watch(model, "mu", blocks=blocks) as w:
+            model(**given, pixel_values=torch.randn(2, 3, 4, 4))
+        assert w.profile().manifest.networks[0].checks["padded_tokens"] == padded
+
+
+CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("valid", [REAL.bool(), torch.ones(2, 3, dtype=torch.bool)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_four_axes_say_what_is_seen_or_what_is_hidden(hidden: bool, valid: Tensor, causal: bool) -> None:
+    """A token sees itself: so a boolean mask shows which way round it is."""
+    visible = valid[:, None, None] & (CAUSAL if causal else torch.ones_like(CAUSAL))
+    found = find_padding([], {"attention_mask": ~visible if hidden else visible}, (2, 3))
+    assert found is not None and found.opposite is None and torch.equal(found.padding, ~valid)
+
+
+def test_four_axes_that_may_mean_either() -> None:
+    valid = torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    found = find_padding([], {"attention_mask": valid[:, None, None]}, (2, 3))
+    assert found is not None and torch.equal(found.padding, ~valid)
+    assert found.opposite is not None and torch.equal(found.opposite, valid)
+    added = torch.zeros(2, 1, 3, 3).masked_fill(~valid[:, None, None], torch.finfo(torch.float32).min)
+    found = find_padding([], {"attention_mask": added}, (2, 3))
+    assert found is not None and found.opposite is None and torch.equal(found.padding, ~valid)
 
 
 class Secret(nn.Module):

@@ -11,7 +11,7 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Watch
 from tests.live import reference
-from tests.live.encoders import Loop, encoder, padded
+from tests.live.encoders import Loop, Mixer, encoder, padded
 from tests.live.families import FAMILIES, GPT2, LAYERS, WIDTH, checks, made, seen, tiny
 from tests.raising import raises
 
@@ -37,6 +37,58 @@ def test_a_layer_that_never_fired_is_said() -> None:
     assert checks(w)["never_fired"] == [4]
     assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1, "4": 0}
     assert "Layers that never fired, and have no values: 4." in w.notes
+
+
+class Orders(nn.Module):
+    """Blocks that are called in whatever order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mixer() for _ in range(3))
+
+    def forward(self, x: Tensor, order: list[int]) -> Tensor:
+        self.states = [x]
+        for k in order:
+            self.states.append(self.blocks[k](self.states[-1])["x"])
+        return self.states[-1]
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0], [1, 0, 2], [2, 0, 1], [2, 2, 0], [0, 1, 2], [0, 1, 0]])
+def test_layers_are_numbered_in_the_order_of_the_calls(order: list[int]) -> None:
+    model, X = Orders(), torch.randn(2, 6, WIDTH)
+    with torch.no_grad(), rankscope.watch(model, "mu", keep="states") as w:
+        model(X, order)
+    every = torch.ones(2, 6, dtype=torch.bool)
+    expected = torch.stack([reference.mu(state, every) for state in model.states], 1)
+    torch.testing.assert_close(w.profile().curve("mu"), expected)
+    assert [torch.equal(kept[0], state) for kept, state in zip(w.states.values(), model.states, strict=True)] == [
+        True
+    ] * 4
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1} and checks(w)["never_fired"] == []
+    disorder = [[k + 1 for k in order]] if order[0] else []
+    assert checks(w)["orders_of_blocks"] == disorder
+    assert any("in another order" in note for note in w.notes) == bool(disorder)
+
+
+def test_layers_to_measure_are_asked_for_in_the_order_of_the_calls() -> None:
+    model, X = Orders(), torch.randn(2, 6, WIDTH)
+    with raises(WatchError, subject="layers"), torch.no_grad(), rankscope.watch(model, "mu", layers=[1, 3]):
+        model(X, [2, 1, 0])
+    reverse = [f"blocks.{k}" for k in (2, 1, 0)]
+    with torch.no_grad(), rankscope.watch(model, "mu", layers=[1, 3], blocks=reverse) as w:
+        model(X, [2, 1, 0])
+    every = torch.ones(2, 6, dtype=torch.bool)
+    for k in (1, 3):
+        torch.testing.assert_close(w.profile().curve("mu")[:, k], reference.mu(model.states[k], every))
+
+
+def test_a_block_that_is_passed_over_keeps_its_number() -> None:
+    """As LayerDrop does, in some calls of a training: a layer is the same block in all."""
+    model, X = Orders(), torch.randn(2, 6, WIDTH)
+    with torch.no_grad(), rankscope.watch(model, "mu") as w:
+        model(X, [0, 2])
+    assert checks(w)["never_fired"] == [2] and checks(w)["orders_of_blocks"] == []
+    assert w.profile().table["layer"].unique().to_list() == [0, 1, 3]
 
 
 def test_no_block_called_is_an_error() -> None:

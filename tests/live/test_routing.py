@@ -158,3 +158,46 @@ class Sparse(Gated):
 def test_what_is_no_routing_of_the_tokens_is_refused(block: type[nn.Module], subject: str) -> None:
     with raises(WatchError, subject=subject):
         seen(GPT(block=block).double().eval(), "expert_load", words())
+
+
+class Dropping(nn.Module):
+    """A router that drops tokens whose best expert is sure of itself: no expert, written -1, with weights left over."""
+
+    def __init__(self, nowhere: int = -1) -> None:
+        super().__init__()
+        self.scores, self.nowhere = nn.Linear(WIDTH, 3, bias=False), nowhere
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.scores(x)
+        weights, chosen = scores.softmax(-1).topk(2)
+        self.chosen = torch.where(weights[..., :1] > 0.9, self.nowhere, chosen)
+        return scores, weights, self.chosen
+
+
+class Dropped(Block):
+    def __init__(self, dropout: float = 0.0, nowhere: int = -1) -> None:
+        super().__init__()
+        self.gate = Dropping(nowhere)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate(x)
+        return super().forward(x)
+
+
+@torch.no_grad()
+def test_a_token_that_is_dropped_goes_through_no_expert() -> None:
+    model = GPT(block=Dropped).double().eval()
+    load = seen(model, "expert_load", IDS).profile().curve("expert_load")
+    dropped = 0
+    for layer, block in enumerate(model.transformer["h"], start=1):  # type: ignore[arg-type]
+        for sample, chosen in enumerate(block.gate.chosen):
+            counts = Counter(chosen.flatten().tolist())
+            dropped += counts.pop(-1, 0)
+            assert float(load[sample, layer]) == pytest.approx(max(counts.values(), default=0) / IDS.shape[1])
+    assert dropped
+
+
+def test_indices_beyond_the_experts_are_no_routing() -> None:
+    """Nor an error of torch's inside the model."""
+    with raises(WatchError, subject="routing"):
+        seen(GPT(block=lambda dropout: Dropped(dropout, nowhere=3)).double().eval(), "expert_load", IDS)

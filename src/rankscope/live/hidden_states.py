@@ -2,9 +2,11 @@
 
 Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three axes in it is
 the hidden states, or of four where tokens stand in rows and columns. Of several, it is the one of the shape that the
-block took, and of these the one that the next block takes. Most put the batch first, `[batch, token, width]`.
+block took, and of these the one that the next block takes. Most put the batch first, `[batch, token, width]`: torch's
+and transformers' layers say which they do; of any other, attention in the first block shows it, since it mixes tokens.
 
-`plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `recorder.py` and the monitor call `hidden_states_in` for
+`plan.py` calls `layout_of`, `layout_is_known` and `tokens_in_rows_and_columns`; `first_input.py` calls
+`layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for
 every block. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a block is left, `took` when the
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
 
-Layout = Literal["batch first", "token first"]
-TOKEN_FIRST = {"XLNetLayer"}  # blocks that take the token first, beside those with `batch_first=False`
+Layout = Literal["batch first", "token first", "width second"]
+EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}
+# Blocks of transformers that take the token first, beside those with `batch_first=False`.
+TOKEN_FIRST = {"XLNetLayer", "fsmt.EncoderLayer", "fsmt.DecoderLayer", "Mask2FormerMaskedAttentionDecoderLayer"}
 ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
@@ -35,8 +39,37 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
     kinds = set(map(type, modules))
     declared = [part.__dict__["batch_first"] for part in modules if "batch_first" in part.__dict__]
     declared += [getattr(kind, "batch_first", None) for kind in kinds]
-    token_first = False in declared or TOKEN_FIRST & {kind.__name__ for kind in kinds}
-    return "token first" if token_first else "batch first"
+    names = {kind.__name__ for kind in kinds}
+    names |= {f"{kind.__module__.split('.')[-2:][0]}.{kind.__name__}" for kind in kinds}
+    return "token first" if False in declared or TOKEN_FIRST & names else "batch first"
+
+
+def layout_is_known(blocks: Sequence[nn.Module], layout: str | None) -> bool:
+    """True if the user named the layout, or whoever wrote the blocks says it (`layout_of`): torch or transformers."""
+    known = ("torch.nn.", "transformers.", "rankscope.")
+    return layout is not None or all(type(block).__module__.startswith(known) for block in blocks)
+
+
+def layout_in_attention(shape: Sequence[int], sizes: tuple[int, int, int] | None) -> Layout | None:
+    """The layout of hidden states of this shape, by the numbers of samples, queries and keys of their attention to
+    themselves; None if these are not known, or do not tell.
+
+    >>> layout_in_attention((9, 2, 16), (2, 9, 9))
+    'token first'
+    """
+    (first, second, third), (samples, queries, keys) = shape, sizes or (0, 0, 0)
+    if queries != keys or first == second or not first * second * samples:
+        return None
+    if queries == second and samples % first == 0:
+        return "batch first"
+    if queries == first and samples % second == 0:
+        return "token first"
+    return "width second" if (samples, queries) == (first, third) else None
+
+
+def exchanged(x: Tensor, layout: Layout) -> Tensor:
+    """`[batch, token, width]` of hidden states in this layout; or, since axes are exchanged, the other way round."""
+    return x.transpose(*EXCHANGED[layout])
 
 
 def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
@@ -69,7 +102,7 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
             return [x[None] for x in fitting]
         if axes == 4:
             return [x.flatten(1, 2) for x in fitting]
-        return [x.transpose(0, 1) for x in fitting] if layout == "token first" else fitting
+        return [exchanged(x, layout) for x in fitting]
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     raise WatchError(sentence, subject="blocks")
@@ -83,6 +116,14 @@ def same(a: Tensor, b: Tensor) -> bool:
     if alike and a.data_ptr() == b.data_ptr():
         return True
     return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
+
+
+def refuse_streams(shape: Sequence[int], calls: Sequence[Mapping[str, object]]) -> None:
+    """Refuse hidden states `[batch, token, stream, width]`, of which ids or embeddings show that they are no grid."""
+    given = [call.get(name) for call in calls for name in ("input_ids", "inputs_embeds")]
+    if len(shape) == 4 and any(isinstance(x, Tensor) and x.shape[:2] == shape[:2] for x in given):
+        came = f"{tuple(shape)} came, with {shape[1]} tokens in {shape[2]} streams: watch no such model"
+        raise WatchError(f"blocks must take hidden states [batch, token, width]; {came}", subject="blocks")
 
 
 def floating_tensors(values: object) -> list[Tensor]:

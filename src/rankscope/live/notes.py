@@ -54,9 +54,12 @@ def checks(plan: WatchPlan, totals: WatchTotals) -> dict[str, Any]:
         "dropout": totals.dropout,
         "padded_tokens": sum(int(padded) for padded in totals.padded_tokens),
         "masks_found": sorted(name for name in totals.masks if name is not None),
+        "masks_in_doubt": sorted(totals.doubtful_masks),
         "calls_without_a_mask": None in totals.masks and plan.padding_from_model,
         "layers_not_taken_as_they_were": sorted(totals.broken_links),
         "layers_of_several_tensors": sorted(totals.unsure_layers),
+        "orders_of_blocks": sorted(map(list, totals.orders)),
+        "layout": plan.layout if plan.layout_known else None,
         "rows_sum_to_one": None if defect is None else defect <= ROUNDING * unit,
         "largest_row_sum_defect": defect,
         "first_layer_not_finite": min(overflown, default=None),
@@ -69,7 +72,7 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
     sentences = [f"The model was called {_times(totals.calls)}; {totals.samples} samples were measured."]
     for why, count in totals.calls_left_out.items():
         sentences.append(f"{'1 call was' if count == 1 else f'{count} calls were'} left out: {why}.")
-    sentences += _layer_notes(results, totals)
+    sentences += _layer_notes(results, plan, totals)
     if totals.modes:
         dropout = f", with dropout of up to {totals.dropout:g}" if "train" in totals.modes else ""
         sentences.append(f"The model was in {results['mode']} mode{dropout}.")
@@ -82,7 +85,7 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
     return sentences + changes
 
 
-def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
+def _layer_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) -> list[str]:
     """Which layers ran how often, and where blocks did not follow one another."""
     sentences = []
     counts = {count for count in results["calls_per_layer"].values() if count}
@@ -93,6 +96,13 @@ def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
         sentences.append(f"Calls per layer: {by_layer}.")
     if results["never_fired"]:
         sentences.append(f"Layers that never fired, and have no values: {_joined(results['never_fired'])}.")
+    for order in results["orders_of_blocks"]:
+        blocks = f"Blocks were called in another order than they are listed in ({', '.join(map(str, order))})"
+        sentences.append(f"{blocks}: layers are numbered in the order of the calls.")
+    if totals.samples and results["layout"] is None:
+        axes = "[token, batch, width]" if plan.layout == "token first" else "[batch, token, width]"
+        assumed = f"Nothing showed which axis of the hidden states counts tokens: {axes} was assumed"
+        sentences.append(f"{assumed}; layout= says it.")
     for layer in results["layers_not_taken_as_they_were"]:
         between = f"between layers {layer} and {layer + 1}"
         sentences.append(f"Something stands {between}: what the second takes is not what the first gave.")
@@ -114,7 +124,10 @@ def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals
         return [f"{padded}, {why}."] if totals.samples else []
     masks = results["masks_found"]
     sentences = [f"{padded}, by {' and '.join(masks)}."] if masks else []
-    if results["calls_without_a_mask"]:
+    for name in results["masks_in_doubt"]:
+        either = f"{name} may be True at tokens or at padding, and nothing showed which"
+        sentences.append(f"{either}: every token counts; padding= or attention_mask= says it.")
+    if results["calls_without_a_mask"] and not results["masks_in_doubt"]:
         where = "In some calls no" if masks else "No"
         sentences.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
     return sentences

@@ -2,20 +2,24 @@
 
 | argument                               | shape                   | padding where                   |
 |----------------------------------------|-------------------------|---------------------------------|
-| `attention_mask`, `input_mask`         | batch x token           | it is 0                         |
-| `..._key_padding_mask`, `padding_mask` | batch x token           | it is True, or -inf             |
+| `attention_mask`, `input_mask`         | batch x token           | it is 0 (XLNet's `input_mask`: 1) |
+| `..._key_padding_mask`, `padding_mask` | batch x token           | it is True                      |
+| any of these, with numbers below zero  | batch x token           | it is negative: it is added     |
 | `mask`                                 | batch x token           | what its longest sample is not  |
 | `attention_mask` of the first block    | batch x 1 x ... x token | no token may attend             |
 
-Arguments may lie in dictionaries. The longest sample of a batch has no padding: so `mask`, which some write
-with 1 for tokens and some with 1 for padding, shows which; where it does not, an error asks. A mask of
-another shape says which token sees which, not which are padding.
+Arguments may lie in dictionaries. A mask of another shape says which token sees which, not which are padding.
 
-`recorder.py` calls `arguments_of` for every module around the blocks, then `find_padding` when the first block is
-entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
+What a mask means is known where its library documents it. Of any other, one reading is taken if the opposite is not
+possible: a sample has at least one token, and a token sees itself. Where both are, the `PaddingArgument` carries both,
+and attention in the first block decides (`first_input.py`).
+
+`recorder.py` calls `arguments_of` for every module around the blocks; `first_input.py` calls `find_padding` when the
+first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
 """
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -29,6 +33,11 @@ TOKEN_MASKS = ("attention_mask", "input_mask")  # 1 at tokens; the next are True
 PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
 AMBIGUOUS_MASKS = ("mask",)
 DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")  # of a decoder beside an encoder
+BLOCK_MASKS = ("attention_mask", "to_mask")  # of four axes, which a block takes
+DOCUMENTED = {  # by library: masks of whose meaning it says the same in all its models
+    "torch": {"src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask"},
+    "transformers": {"attention_mask", "decoder_attention_mask", "input_mask"},
+}
 GIVE = "give padding= (True at padded tokens), or padding='none'"
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
@@ -39,19 +48,45 @@ class PaddingArgument(NamedTuple):
 
     padding: Tensor
     name: str
+    opposite: Tensor | None = None  # the other way to read the mask, where both are possible
+
+    def settled_by(self, hidden: Tensor | None) -> "PaddingArgument | None":
+        """The reading that attention confirms, by the tokens `[batch, token]` that it hides from all; or None."""
+        hidden = torch.zeros_like(self.padding) if hidden is None else hidden.to(self.padding.device)
+        readings = [x for x in (self.padding, self.opposite) if torch.equal(x, hidden)]
+        return PaddingArgument(readings[0], self.name) if readings else None
 
 
-def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+class CallArguments(dict[str, Any]):
+    """What a module was called with, by name."""
+
+    library = ""  # which documents what its masks of two axes mean
+    of_interface = False  # masks of four axes are those of transformers' attention interface: True at what is seen
+    of_images = False  # its tokens are of images, and not those that a mask of a module around it is about
+
+
+def library_of(module: nn.Module) -> str:
+    """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
+    if type(module).__module__.startswith("torch.nn."):
+        return "torch"
+    files = {kind.__module__ for kind in type(module).__mro__}  # also of a model of one's own that derives from one
+    return "transformers" if any(file.startswith("transformers.") for file in files) else ""
+
+
+def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
     """What a module was called with, by the names in its `forward`; arguments not passed are left out."""
     try:
         bound = _signature(module).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a forward without a signature, or a call that it will itself refuse
-        return dict(kwargs)
+        bound = {}
     inner = getattr(module, "module", None)
     if set(bound) <= {"args", "inputs", "input", "kwargs"} and isinstance(inner, nn.Module):
         return arguments_of(inner, args, kwargs)  # a wrapper, such as DistributedDataParallel
-    arguments = {**bound, **kwargs}
-    if type(module).__module__.startswith("torch.nn."):
+    arguments = CallArguments({**bound, **kwargs})
+    arguments.library = library_of(module)
+    arguments.of_interface = hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
+    arguments.of_images = getattr(module, "main_input_name", None) == "pixel_values"
+    if arguments.library == "torch":
         arguments.pop("mask", None)  # in torch's own modules it says which token sees which
     return arguments
 
@@ -88,28 +123,28 @@ def find_padding(
 ) -> PaddingArgument | None:
     """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
     the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
-    if decoder:
-        return _of_shape(calls, DECODER_MASKS, shape)
-    return (
-        _of_shape(calls, (*TOKEN_MASKS, *PADDING_MASKS), shape)
-        or _of_shape([block], PADDING_MASKS, shape)
-        or _hidden_from_all(block, shape)
-        or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
-    )
+    calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
+    names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS)
+    found = _of_shape(calls if decoder else [*calls, block], names, shape)
+    if found is None and not decoder:
+        found = _hidden_from_all(block, shape) or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
+    misfits = [pair for call in calls for pair in _masks(call, names)] if found is None else []
+    for name, mask in misfits:
+        if not _is_triangle(mask):
+            came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+            raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
+    return found
 
 
 def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> PaddingArgument | None:
-    """The first mask of these names that has the tokens' shape."""
-    misfits = []
-    for call in calls:
-        for name, mask in _masks(call, names):
-            if mask.shape == tuple(shape):
-                return PaddingArgument(_as_padding(name, mask), name)
-            misfits.append((name, tuple(mask.shape)))
-    if misfits and not set(names) & set(AMBIGUOUS_MASKS):
-        name, misfit = misfits[0]
-        came = f"{name} has {misfit}: {GIVE}, or layout="
-        raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
+    """The first mask of these names that has the tokens' shape; one whose meaning is documented goes before others."""
+    masks = [
+        (name not in DOCUMENTED.get(getattr(call, "library", ""), ()), name, mask)
+        for call in calls for name, mask in _masks(call, names) if mask.shape == tuple(shape)
+    ]  # fmt: skip
+    for undocumented, name, mask in sorted(masks, key=lambda found: found[0]):
+        if not undocumented or not _is_triangle(mask):
+            return _reading(name, mask, not undocumented)
     return None
 
 
@@ -129,35 +164,63 @@ def _masks(arguments: Any, names: Sequence[str], depth: int = 0) -> Iterator[tup
             yield from _masks(value, names, depth + 1)
 
 
-def _as_padding(name: str, mask: Tensor) -> Tensor:
-    """A mask of this name as padding: True at padded tokens."""
-    if name.endswith("attention_mask") or name in TOKEN_MASKS:
-        return mask == 0
-    if name in AMBIGUOUS_MASKS:
-        return _by_longest_sample(name, mask)
-    return mask < 0 if mask.is_floating_point() else mask.bool()
+def _is_triangle(mask: Tensor) -> bool:
+    """True for a causal mask, which says which token sees which."""
+    if mask.shape[0] != mask.shape[1] or len(mask) < 2:
+        return False
+    on, triangle = mask != 0, torch.ones_like(mask, dtype=torch.bool).tril()
+    return any(x.equal(triangle) for x in (on, on.mT, ~on, ~on.mT))
 
 
-def _by_longest_sample(name: str, mask: Tensor) -> Tensor:
-    """Padding of a mask that may mean either: the longest sample of a batch has none."""
-    added = mask.is_floating_point() and bool((mask < 0).any())
-    on = mask < 0 if added else mask != 0
-    at_tokens, at_padding = bool(on.all(-1).any()) and not added, bool((~on).all(-1).any())
-    triangle = torch.ones_like(on).tril()  # a causal mask, which says which token sees which
-    square = mask.shape[0] == mask.shape[1] > 1
-    if at_tokens == at_padding or (square and any(x.equal(triangle) for x in (on, on.mT, ~on, ~on.mT))):
-        sentence = f"{name} must say which tokens are padding; here it may be True at tokens or at padding: {GIVE}"
-        raise WatchError(sentence, subject=name)
-    return ~on if at_tokens else on
+def _is_added(mask: Tensor) -> bool:
+    """True for a mask that is added to scores: floating, with numbers below zero or beyond those that tell kinds of
+    tokens apart (Longformer: 0 for a token, a huge number for one that all see), or with nothing but zeros."""
+    return mask.is_floating_point() and (bool(((mask < 0) | (mask > 2)).any()) or not bool(mask.any()))
+
+
+def _reading(name: str, mask: Tensor, documented: bool) -> PaddingArgument:
+    """A mask `[batch, token]` of this name, read as padding."""
+    if _is_added(mask):
+        return PaddingArgument(mask < 0, name)
+    at_tokens = name.endswith("attention_mask") or (name == "input_mask" and not documented)  # XLNet's: at padding
+    usual = mask == 0 if at_tokens else mask != 0
+    if documented or bool(usual.all()):  # if all were padding, there would be nothing to compute
+        return PaddingArgument(usual if documented else ~usual, name)
+    possible, opposite_possible = _has_tokens(usual), _has_tokens(~usual)
+    return PaddingArgument(usual, name, None if possible and not opposite_possible else ~usual)
+
+
+def _has_tokens(padding: Tensor) -> bool:
+    """True if every sample has a token."""
+    return not bool(padding.all(-1).any())
 
 
 def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> PaddingArgument | None:
-    """Padding in the 4D mask that a block takes: the tokens that no token may attend to."""
-    mask = block.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 4 or (mask.shape[0], mask.shape[-1]) != tuple(shape):
-        return None
-    hidden = mask.detach() < -1e3 if mask.is_floating_point() else ~mask.detach().bool()
-    return PaddingArgument(hidden.flatten(1, 2).all(1), "attention_mask")
+    """Padding in the mask of four axes that a block takes: the tokens that no token may attend to."""
+    for name in BLOCK_MASKS:
+        mask = block.get(name)
+        if not isinstance(mask, Tensor) or mask.ndim != 4 or (mask.shape[0], mask.shape[-1]) != tuple(shape):
+            continue
+        mask = mask.detach()
+        if _is_added(mask):
+            return PaddingArgument((mask < -1e3).flatten(1, 2).all(1), name)
+        (seen, possible), (unseen, opposite_possible) = map(_of_visible, (mask != 0, mask == 0))
+        certain = getattr(block, "of_interface", False) or name == "to_mask"
+        if certain or (possible and not opposite_possible):
+            return PaddingArgument(seen, name)
+        if opposite_possible and not possible:
+            return PaddingArgument(unseen, name)
+        return PaddingArgument(seen, name, unseen)
+    return None
+
+
+def _of_visible(visible: Tensor) -> tuple[Tensor, bool]:
+    """(padding, whether that is possible) of a mask `[batch, head or 1, query or 1, key]` that is True at what a token
+    sees: tokens that none sees are padding, every sample has others, and these see themselves."""
+    padding = ~visible.flatten(1, 2).any(1)
+    square = visible.shape[-2] == visible.shape[-1]
+    sees_itself = visible.diagonal(dim1=-2, dim2=-1).any(1) if square else ~padding
+    return padding, _has_tokens(padding) and bool((padding | sees_itself).all())
 
 
 def is_decoder(model: nn.Module, stack: str) -> bool:

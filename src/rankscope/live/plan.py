@@ -1,7 +1,7 @@
 """What a watch measures: the options of `watch`, checked, with the blocks they are about.
 
 `watch` and `Monitor` call `make_plan` once, before anything runs. Everything else in this room takes the
-`WatchPlan` and changes nothing in it.
+`WatchPlan` and changes nothing in it but the layout, which the first call of the model may show (`first_input.py`).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError, one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.blocks import Blocks, find_blocks
-from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
+from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
@@ -33,6 +33,7 @@ class WatchPlan:
     layers: frozenset[int] | None = None  # to measure; None for all
     keep: frozenset[str] = frozenset()  # of KEPT
     layout: Layout = "batch first"
+    layout_known: bool = True  # by the user, by whoever wrote the blocks, or since attention showed it
     grid: bool = False  # hidden states of four axes are tokens in rows and columns
     padding: Tensor | None = None  # [batch, token], True at padding, where the user gave it
     padding_from_model: bool = True  # find the padding in the arguments of the model's call
@@ -95,6 +96,7 @@ def make_plan(
         layers=chosen_layers,
         keep=kept,
         layout=layout_of(in_blocks, layout),
+        layout_known=layout_is_known(found_blocks, layout),
         grid=tokens_in_rows_and_columns(in_blocks),
         padding=known_padding,
         padding_from_model=known_padding is None and padding == "model",

@@ -5,14 +5,14 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 | event | what happens |
 |---|---|
 | `begin_call` | a `ModelCall` is made, unless the call is not to be measured |
-| `enter_block` | the layer gets its number; the first block's input is layer 0 |
+| `enter_block` | the layer gets its number; the first block's input is layer 0, read when `first_input.py` knows how |
 | `on_attention`, `on_contributions` | `attention_readings.py` reads metrics |
 | `on_module_output` | `routing.py` reads metrics, if the module is a router |
 | `leave_block` | the block's output is its layer's hidden states: `state_readings.py` reads metrics |
 | `end_call` | what was read of the call is checked and added to the `WatchTotals`; if it failed, dropped |
 
 Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
-is twelve layers. `watch.py` and `notes.py` read the totals.
+is twelve layers; a block that is passed over leaves its number out. `watch.py` and `notes.py` read the totals.
 """
 
 from collections import Counter, defaultdict
@@ -26,11 +26,15 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import OutputProjectionFinder
+from rankscope.live.attention.multihead import attention_call, multihead_modules
+from rankscope.live.attention.observer import BlockListener
+from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
-from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in
-from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
+from rankscope.live.first_input import FirstInput
+from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in, refuse_streams
+from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
-from rankscope.live.routing import RoutingReadings
+from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.profiles.readings import Readings
 
@@ -56,6 +60,9 @@ class ModelCall:
         self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
         self.alone = alone  # a module around the blocks was called by itself, not by the model
         self.layer = 0  # the layer entered last
+        self.order: list[int] = []  # the blocks that were called, by their places in the plan, from 1
+        self.first: FirstInput | None = None  # what the first block took
+        self.left_out = False  # found to be a call that is not measured, after its first block was entered
         self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
         self.left: list[int] = []  # layers whose block has returned
         self.chain = BlockChain()  # follows the hidden states from block to block
@@ -80,6 +87,8 @@ class WatchTotals:
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
         self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
         self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
+        self.doubtful_masks: set[str] = set()  # arguments that may be True at tokens or at padding
+        self.orders: set[tuple[int, ...]] = set()  # of the blocks, where they were called in another than the plan's
         self.modes: set[str] = set()  # train or eval
         self.dropout = 0.0  # the largest rate that was active
         self.arithmetic: torch.dtype | None = None
@@ -102,13 +111,13 @@ class WatchTotals:
 
     def add(self, call: ModelCall, readings: CallReadings) -> None:
         """Count a call that ended well."""
-        attention = readings.attention
-        self.broken_links.update(call.chain.broken)
-        self.unsure_layers.update(call.chain.unsure)
+        attention, number = readings.attention, readings.states.number
+        self.broken_links.update(map(number, call.chain.broken))
+        self.unsure_layers.update(map(number, call.chain.unsure))
         self.masks.add(call.mask)
-        self.calls_per_layer.update(call.left)
+        self.calls_per_layer.update(map(number, call.left))
         self.row_sum_defects += attention.defects
-        self.layers_with_attention.update(attention.layers)
+        self.layers_with_attention.update(map(number, attention.layers))
         self.later_attention += attention.later
         self.other_attention += len(attention.left_out)
         self.float32_inside |= attention.float32_inside
@@ -120,14 +129,14 @@ class WatchTotals:
             self.padded_tokens.append((~next(iter(readings.batch.valid.values()))).sum())
         for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
             for layer, x in kept:
-                self.kept[name][layer].append(x)
+                self.kept[name][number(layer)].append(x)
 
     def _read_ended(self) -> None:
         """Read the hidden states that wait."""
         ended, self._ended = self._ended, []
         for start, states in ended:
             self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
-            self._broken += states.broken
+            self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
 
 
 def event(method: Callable[..., None]) -> Callable[..., None]:
@@ -159,7 +168,10 @@ class Recorder:
         self.projections = OutputProjectionFinder(self.on_contributions)
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
-        self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
+        self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
+        # Follows attention while something is open that it shows; `nn.MultiheadAttention` is hooked anyway.
+        self._tracer = None if multihead_modules(blocks) else FunctionTracer(self._take_evidence)
+        self._follows = False  # whether the tracer does
 
     @event
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
@@ -202,7 +214,7 @@ class Recorder:
         if self._depth:
             return
         call = self._forget_call()
-        if call is None:  # left out, and counted, before
+        if call is None or call.left_out:  # and counted before
             return
         if failed:
             self.totals.calls_left_out["it failed"] += 1
@@ -211,7 +223,7 @@ class Recorder:
 
     def interrupt(self) -> None:
         """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
-        if self.call is not None:
+        if self.call is not None and not self.call.left_out:
             self.totals.calls_left_out["it was interrupted"] += 1
         self._depth = 0
         self._forget_call()
@@ -220,27 +232,33 @@ class Recorder:
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a block: its layer gets a number, and what the first block takes is layer 0."""
         call = self.call
-        if call is None:
+        if call is None or call.left_out:
             self.totals.blocks_outside += not self._depth
             return
-        call.layer = max(call.layer + 1, self._position[id(block)] + 1)
+        call.order.append(self._position[id(block)])
+        call.layer = max(call.layer + 1, call.order[-1])
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.readings is None)
+        candidates = candidates_in(taken, self.plan.grid)
         call.open.append((call.layer, states[0].shape if states else None))
         position = 0
         if call.readings is not None:
             position = call.chain.continuation(states)
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
-        elif not len(states[0]) or states[0].shape[1] == 1:
-            self.totals.calls_left_out["it had a single token" if len(states[0]) else "it had no samples"] += 1
-            self.call = None
-            return
-        else:
-            call.readings = self._first_reading(call, states[0], arguments_of(block, args, kwargs))
-            call.readings.states.read(0, states[0])
-        for listener in self.blocks.listeners:
-            candidates = candidates_in(taken, self.plan.grid)
+        elif call.first is None:
+            refuse_streams(candidates[0].shape, call.arguments)
+            decoder = self.plan.decoder and not call.alone  # called by itself it has no encoder beside it
+            calls = [*call.arguments, arguments_of(block, args, kwargs)]
+            call.first = FirstInput(self.plan, states[0], calls, decoder, was_read=bool(self.totals.samples))
+            self._begin_readings(call)
+            if call.left_out:
+                call.open.clear()
+                return
+        if len(call.open) == 1:  # an observer may follow attention anyway
+            observed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
+            self._follows = not observed and (call.readings is None or not self.plan.layout_known)
+        for listener in self._listeners():
             listener.block_entered(candidates[position] if position < len(candidates) else None)
 
     @event
@@ -249,8 +267,10 @@ class Recorder:
         call = self.call
         if call is None or not call.open:
             return
-        for listener in self.blocks.listeners:
+        for listener in reversed(self._listeners()):
             listener.block_left(failed)
+        if not failed:
+            self._begin_readings(call, at_any_rate=True)
         layer, taken = call.open.pop()
         if failed or call.readings is None:
             return
@@ -263,6 +283,8 @@ class Recorder:
     @event
     def on_attention(self, attention: AttentionCall) -> None:
         """Measure attention that an observer reports, if a block of a measured call runs."""
+        self._take_evidence(attention)
+        self._begin_readings(self.call, at_any_rate=True)
         if (running := self._running()) is not None:
             running[1].attention.read(running[0], attention)
 
@@ -273,15 +295,17 @@ class Recorder:
             running[1].attention.read_heads(running[0], contributions)
 
     @event
-    def on_multihead(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_multihead(self, module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check padding that an `nn.MultiheadAttention` in a block is called with."""
+        attention = attention_call(module, args, kwargs)
+        self._take_evidence(attention)
         if (running := self._running()) is not None:
-            mask = arguments_of(module, args, kwargs).get("key_padding_mask")
-            running[1].attention.check_padding(mask, "a key_padding_mask")
+            running[1].attention.check_padding(attention.hidden_tokens(), "a key_padding_mask")
 
     @event
     def on_module_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Measure the routing in what a module in a block returned, if it is a router."""
+        self._begin_readings(self.call, at_any_rate=routing_in(output) is not None)
         if (running := self._running()) is not None:
             running[1].routing.read(running[0], output)
 
@@ -292,9 +316,43 @@ class Recorder:
             return None
         return call.open[-1][0], call.readings
 
+    def _listeners(self) -> list[BlockListener]:
+        """Those who follow the run of the blocks, the first of them entered first."""
+        return [*([self._tracer] if self._follows and self._tracer is not None else []), *self.blocks.listeners]
+
+    @event
+    def _take_evidence(self, attention: AttentionCall) -> None:
+        """Settle what is open in the first block by what attention of a block's tokens to themselves shows."""
+        if (call := self.call) is None or not call.open or call.first is None or attention.unused:
+            return
+        if attention.self_attention is not False:
+            call.first.attention_seen(attention)
+            self._begin_readings(call)
+
+    def _begin_readings(self, call: ModelCall | None, at_any_rate: bool = False) -> None:
+        """Begin to read a call if it is known how, or `at_any_rate`, with the input of its first block as layer 0."""
+        if call is None or (first := call.first) is None or call.readings is not None or call.left_out:
+            return
+        if at_any_rate:
+            first.give_up()
+        if not first.settled:
+            return
+        hidden, first.was_read = first.hidden, True
+        first.hidden = hidden.new_empty(()).expand(hidden.shape)  # its shape is what is still asked for
+        if not len(hidden) or hidden.shape[1] == 1:
+            self.totals.calls_left_out["it had a single token" if len(hidden) else "it had no samples"] += 1
+            call.left_out = True
+            return
+        if first.doubtful is not None:
+            self.totals.doubtful_masks.add(first.doubtful)
+        padding, call.mask = (self.plan.padding, None) if first.mask is None else first.mask[:2]
+        call.open[0] = (call.open[0][0], hidden.shape)
+        call.readings = self._first_reading(call, hidden, padding)
+        call.readings.states.read(0, hidden)
+
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks, and return it."""
-        for listener in self.blocks.listeners:
+        for listener in reversed(self._listeners()):
             listener.call_ended()
         call, self.call = self.call, None
         return call
@@ -308,14 +366,9 @@ class Recorder:
                 raise
             return []
 
-    def _first_reading(self, call: ModelCall, hidden: Tensor, block_arguments: dict[str, Any]) -> CallReadings:
-        """The first hidden states of a call say its samples, its padding and its arithmetic."""
+    def _first_reading(self, call: ModelCall, hidden: Tensor, padding: Tensor | None) -> CallReadings:
+        """The first hidden states of a call say its samples and its arithmetic."""
         plan, totals = self.plan, self.totals
-        padding = plan.padding
-        if plan.padding_from_model:
-            decoder = plan.decoder and not call.alone  # called by itself it has no encoder beside it
-            mask = find_padding(call.arguments, block_arguments, hidden.shape[:2], decoder)
-            padding, call.mask = (None, None) if mask is None else mask
         arithmetic = arithmetic_of(plan.blocks, hidden)
         batch = TokenBatch.of(hidden, padding, arithmetic)
         if totals.arithmetic not in (None, arithmetic):
@@ -340,4 +393,10 @@ class Recorder:
         if (settled := call.chain.ended()) is not None:
             readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
+        if sorted(set(call.order)) != call.order and sorted(call.left) != [*range(1, len(call.left) + 1)]:
+            if self.plan.layers is not None:
+                came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
+                raise WatchError(f"layers= counts blocks in the order of their calls; {came}", subject="layers")
+            readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
+            self.totals.orders.add(tuple(call.order))
         self.totals.add(call, readings)

@@ -24,14 +24,16 @@ from rankscope.profiles.readings import Readings, read_tensor
 
 def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     """(scores, weights, chosen), detached, if a module returned a tuple that begins with these, as a router does; else
-    None. Types and shapes decide; whether `chosen` are indices of experts is not looked at."""
+    None. An expert of -1 is none, as routers write it for a token that they drop; its weight is then 0."""
     if not isinstance(output, tuple) or len(output) < 3 or not all(isinstance(x, Tensor) for x in output[:3]):
         return None
     scores, weights, chosen = (x.detach() for x in output[:3])
     alike = weights.shape == chosen.shape and scores.shape[:-1] == chosen.shape[:-1] and scores.ndim > 1
     floating = scores.is_floating_point() and weights.is_floating_point()
     indices = chosen.dtype in (torch.int64, torch.int32)
-    return (scores, weights, chosen) if alike and floating and indices else None
+    if not (alike and floating and indices) or bool(((chosen < -1) | (chosen >= scores.shape[-1])).any()):
+        return None
+    return scores, weights.masked_fill(chosen < 0, 0.0), chosen.clamp(min=0)
 
 
 class RoutingReadings:
@@ -59,7 +61,7 @@ class RoutingReadings:
         if not self.plan.measures(layer):
             return
         with isolated(scores.device):
-            shares = torch.zeros_like(scores).scatter(-1, chosen.long(), weights.to(scores.dtype))
+            shares = torch.zeros_like(scores).scatter_add(-1, chosen.long(), weights.to(scores.dtype))
             if self.plan.layout == "token first":
                 shares = shares.reshape(token, batch, -1).transpose(0, 1)
             wide, valid = to_float64_device(shares.reshape(batch, token, -1)), self.batch.valid_for(shares)

@@ -144,6 +144,11 @@ class StateReadings:
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
         self.kept: list[tuple[int, Tensor]] = []  # (layer, states on the CPU) where the plan keeps them
+        self.numbers: dict[int, int] = {}  # of layers that were given others when the call ended
+
+    def number(self, layer: int) -> int:
+        """The number of a layer in the end."""
+        return self.numbers.get(layer, layer)
 
     def read(self, layer: int, hidden: Tensor) -> None:
         """Measure a layer's hidden states `[batch, token, width]` now, or keep a copy until `flush`."""
@@ -180,7 +185,8 @@ class StateReadings:
     def all_readings(self) -> list[tuple[int, Readings]]:
         """(layer, readings) of all states so far, those included that wait."""
         self.flush()
-        return self.readings + ([] if self.norms is None else self.norms.readings(self.plan.metrics))
+        readings = self.readings + ([] if self.norms is None else self.norms.readings(self.plan.metrics))
+        return [(self.number(layer), rows) for layer, rows in readings]
 
     def _read_alike(self, states: Sequence[tuple[int, Tensor]]) -> None:
         """Read states of one shape, dtype and device, the samples of each layer following those of the last."""

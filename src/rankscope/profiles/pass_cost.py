@@ -108,6 +108,7 @@ def _in_bytes(size: int | float) -> str:
 
 PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
 """As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
+LOOKED_AT = 1000  # layers of which the cost is taken, at most: a million would take longer than to begin
 ENTRY = 300  # multiplications and additions in the time of what happens to an entry beside products
 SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: less is done before the next is due
 
@@ -133,9 +134,11 @@ def seconds(
 
 
 def multiply_adds(arch: Architecture, samples: int, tokens: int) -> float:
-    """Multiplications and additions in the products of a plain pass."""
+    """Multiplications and additions in the products of a plain pass, from at most `LOOKED_AT` of its layers."""
     attention = tokens**2 * arch.heads * (arch.head_width + arch.value_width)
-    return samples * sum(tokens * _numbers(arch, index) + attention for index in range(arch.layers))
+    some = range(0, arch.layers, -(-arch.layers // LOOKED_AT))
+    numbers = sum(_numbers(arch, index) for index in some) * arch.layers / len(some)
+    return samples * (tokens * numbers + arch.layers * attention)
 
 
 def _numbers(arch: Architecture, index: int) -> float:

@@ -29,7 +29,7 @@ _SCORES = (*_ALONE, "dong2021-3.2", "dong2021-skip")
 _SPHERES = ("wu2024-2", "wu2024-cor1", "hemisphere")
 _MEASURED = ("elementary-skip", "aligned-skip", "untouched")
 
-ANY = Refusal.of("nothing of the kind")
+ANY = Refusal.of("networks without any of these")
 SCORES = Refusal.of("scores that are a bilinear form of two tokens", *_SCORES)
 VIEWS = Refusal.of("tokens that all see the same ones", *_SCORES)
 SOFTMAX = Refusal.of("a softmax of scores", *_SCORES, *_SPHERES, "exact-factors", "lambda-skip", "norm-rank")
@@ -56,7 +56,8 @@ COVERAGE: dict[str, tuple[Refusal, ...]] = {
     "layers": (), "width": (), "heads": (HEADS,), "key_heads": (HEADS,), "head_width": (VALUES,),
     "value_width": (VALUES,), "query_latent": (ANY,), "key_latent": (ANY,),
     "kernel=gaussian": (), "kernel=uniform": (), "kernel=linear": (SOFTMAX,), "kernel=sinkhorn": (SOFTMAX,),
-    "kernel=sigmoid": (AVERAGES,), "kernel=linformer": (AVERAGES,), "kernel=a Kernel": (SOFTMAX,),
+    "kernel=sigmoid": (AVERAGES,), "kernel=sink": (AVERAGES,),
+    "kernel=linformer": (AVERAGES,), "kernel=a Kernel": (SOFTMAX,),
     "divisor": (), "score_cap": (SCORES,), "log_gain": (ANY,),
     "mask=causal": (VIEWS, CONNECTED), "mask=window": (VIEWS,), "mask=unidirectional": (VIEWS, CONNECTED),
     "mask=dilated": (VIEWS, CENTRE), "mask=strided": (VIEWS, CONNECTED), "mask=prefix": (VIEWS, CONNECTED),
@@ -64,14 +65,16 @@ COVERAGE: dict[str, tuple[Refusal, ...]] = {
     "mask=matrix": (VIEWS, CENTRE), "mask by layer": (VIEWS, CENTRE), "mask=a Mask": (VIEWS, CONNECTED),
     "kept_heads": (VALUES,), "kept_heads, none in a layer": (ACTIVE,),
     "positions=absolute": (), "positions=relative": (SCORES,), "positions=rotary": (SCORES,),
-    "positions=bias": (SCORES,), "positions=alibi": (SCORES,), "length": (),
+    "positions=bias": (SCORES,), "positions=alibi": (SCORES,), "positions=disentangled": (SCORES,), "length": (),
     "rotary_base": (SCORES,), "rotary_share": (SCORES,), "rotary_pairs": (SCORES,), "rotary_frequencies": (SCORES,),
-    "rotary_scales": (SCORES,), "rotary_reach": (SCORES,), "query_norm": (SCORES,), "head_gate": (ANY,),
+    "rotary_scales": (SCORES,), "rotary_reach": (SCORES,), "rotary_grid": (SCORES,), "query_norm": (SCORES,),
+    "query_norm_across": (SCORES,), "head_gate": (ANY,),
     "bias_buckets": (SCORES,), "bias_reach": (SCORES,), "bias_ahead": (SCORES,), "cross_attention": (ANY,),
     "mlp=plain": (MLP,), "mlp=gated": (MLP, LIPSCHITZ), "mlp=experts": (ANY,), "mlp_width": (MLP,),
     "activation": (MLP,), "experts": (ANY,),
     "norm=layer": (NORM, SUM, SCALING), "norm=rms": (NORM, SUM), "norm=scale": (NORM, SUM),
     "norm=a Norm": (NORM, SUM, LENGTH), "norm_place=pre": (NORM, LENGTH), "norm_place=sandwich": (NORM, SUM, LENGTH),
+    "norm_place=output": (NORM, SUM, LENGTH),
     "norm_eps": (NORM, SUM, LENGTH), "final_norm": (NORM, SUM), "bare_layers": (NORM, LENGTH),
     "attention_skip": (SKIP,), "mlp_skip": (MLP,), "parallel": (MLP, LIPSCHITZ), "shared": (), "biases=all": (VALUES,),
     "biases=none": (),

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
+from rankscope.live.plan import make_plan
+from rankscope.live.watch import Watch
 from tests.live.families import checks, seen
 from tests.live.gpt import (
     CONTEXT,
@@ -280,3 +282,20 @@ def test_a_monitor_has_the_attention_of_a_hand_written_gpt(tmp_path: Path) -> No
     assert sorted(rows["layer"].unique()) == [1, 2, 3]
     by_head = rows.sort("layer", "head")["value"].to_numpy().reshape(LAYERS, HEADS)
     np.testing.assert_allclose(by_head, before[:, 1:].mean(0), rtol=1e-12)
+
+
+class Twice(Block):
+    """Two attentions of its tokens to themselves, of which a watch can read one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.attn(self.ln_1(x)))
+
+
+def test_an_error_that_is_contained_leaves_no_mode_behind() -> None:
+    """It is raised inside a function of torch, where the mode cannot be switched off."""
+    model = GPT(block=Twice).eval()
+    plain = model(words())
+    with Watch(model, make_plan(model, "entropy"), contained=True) as w:
+        assert torch.equal(model(words()), plain)
+    assert isinstance(w._recorder.failure, WatchError) and w._recorder.failure.subject == "blocks"
+    assert not _get_current_function_mode_stack()

@@ -280,6 +280,7 @@ var rankscope = (function () {
       delete trace.texttemplate; // numbers do not fit into the squares of a map on a phone
     }
     kept(state, layout.height);
+    state.colours = printing ? null : colours; // what was printed is drawn again
     return Plotly.react(element, data, layout, CONFIG).then(() => named(element, state.figure.alt));
   }
 
@@ -492,23 +493,29 @@ var rankscope = (function () {
     return [...states.values()].filter((state) => !state.drawn).length;
   }
 
-  // One after another, those on the screen first, so that a page of many figures answers meanwhile.
-  let themes = 0;
+  // Those in other colours than the theme's, one after another so that the page answers meanwhile, those on the screen first.
+  let retheming = false;
   async function retheme() {
-    const now = (themes += 1);
+    if (retheming) return;
+    retheming = true;
     const away = ({ element }) => Math.max(0, element.getBoundingClientRect().top - innerHeight, -element.getBoundingClientRect().bottom);
-    const shown = [...states.values()].filter((state) => state.drawn).sort((a, b) => away(a) - away(b));
-    for (const state of shown) {
-      if (now !== themes) return; // another theme came
-      await render(state).catch((error) => console.error(error)); // the others are drawn all the same
+    const others = () => (printing ? [] : [...states.values()].filter((state) => state.drawn && state.colours !== theme()));
+    for (let left = others(); left.length; left = others()) {
+      const [state] = left.sort((a, b) => away(a) - away(b));
+      try {
+        await render(state);
+      } catch (error) {
+        console.error(error); // the others are drawn all the same
+        state.colours = theme();
+      }
       await new Promise((resolve) => setTimeout(resolve));
     }
+    retheming = false;
   }
 
   // A browser prints what is there when this returns.
   function print() {
     printing = true;
-    themes += 1;
     for (const state of states.values()) {
       state.drawn = true;
       (async () => paint(state))().catch((error) => console.error(error));
@@ -516,6 +523,7 @@ var rankscope = (function () {
   }
 
   dark.addEventListener("change", retheme);
+  setInterval(retheme, 1000); // a page behind others may never be told
   addEventListener("beforeprint", print);
   addEventListener("afterprint", () => { printing = false; retheme(); });
 

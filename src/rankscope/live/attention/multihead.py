@@ -18,6 +18,7 @@ from rankscope.live.attention.head_outputs import check_contributions, contribut
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.isolation import isolated, without_dropout
 from rankscope.live.modules import hooked, submodules
+from rankscope.live.padding import arguments_of
 
 
 class MultiheadModules:
@@ -32,7 +33,7 @@ class MultiheadModules:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             assert isinstance(module, nn.MultiheadAttention)
-            on_attention(_attention_call(module, args, kwargs))
+            on_attention(attention_call(module, args, kwargs))
 
         return hooked(multihead_modules(blocks), hook, with_kwargs=True)
 
@@ -42,7 +43,7 @@ def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention
     return [part for part in submodules(*blocks) if isinstance(part, nn.MultiheadAttention)]
 
 
-def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
+def attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
     """What to report of a module's call: pattern and contributions, from a second call if asked for."""
     second_call = cache(lambda: _call_again(module, args, kwargs))
 
@@ -53,7 +54,16 @@ def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> At
             check_contributions(added, module.out_proj.bias, output, type(module).__name__)
         return added
 
-    return AttentionCall(pattern=lambda: second_call()[0], contributions=contributions)
+    arguments = arguments_of(module, args, kwargs)
+    query, key, mask = (arguments.get(name) for name in ("query", "key", "key_padding_mask"))
+    sizes = None
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.ndim == 3:
+        batch, token = (0, 1) if module.batch_first else (1, 0)
+        sizes = (query.shape[batch], query.shape[token], key.shape[token])
+    hidden = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
+    return AttentionCall(
+        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: hidden
+    )  # fmt: skip
 
 
 def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:

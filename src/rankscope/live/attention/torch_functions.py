@@ -57,6 +57,7 @@ class FunctionTracer(TorchFunctionMode):
         super().__init__()
         self.on_attention = on_attention
         self.depth = 0  # blocks entered and not yet left
+        self.busy = False  # a function's result is looked at, while torch has taken this mode off its stack
         self.from_tokens = WeakTensorKeyDictionary()  # tensors computed from a running block's hidden states
         self.softmaxes = SoftmaxTracer(self.from_tokens)
 
@@ -82,8 +83,8 @@ class FunctionTracer(TorchFunctionMode):
             self.on_attention(AttentionCall(pattern=softmax.pattern, sizes=softmax.sizes, unused=True))
 
     def call_ended(self) -> None:
-        """Switch off, also if a block was interrupted."""
-        if self.depth:
+        """Switch off, also if a block was interrupted; not from inside a function, where an error may end the call."""
+        if self.depth and not self.busy:
             self.depth = 1
             self.block_left(failed=True)
 
@@ -92,8 +93,16 @@ class FunctionTracer(TorchFunctionMode):
     ) -> Any:
         named = kwargs or {}
         result = func(*args, **named)
-        if torch.compiler.is_compiling():
-            return result
+        if not torch.compiler.is_compiling():
+            self.busy = True
+            try:
+                self._look_at(func, args, named, result)
+            finally:
+                self.busy = False
+        return result
+
+    def _look_at(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        """Follow the hidden states from a function's arguments to its result, and report attention."""
         if any(x in self.from_tokens for x in tensors_in((*args, *named.values()))):
             # An assignment returns nothing, and writes into its first argument.
             for x in tensors_in((result, args[0] if func is Tensor.__setitem__ else None)):
@@ -104,7 +113,6 @@ class FunctionTracer(TorchFunctionMode):
                     self._report(*softmax)
         if func in ATTENTION and not is_functorch_wrapped_tensor(result):
             self.attention_called(ScaledDotProduct(result, *args, **named))
-        return result
 
     def attention_called(self, call: ScaledDotProduct) -> None:
         """An attention function of torch returned; report it if a block runs."""
