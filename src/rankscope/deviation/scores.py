@@ -11,7 +11,7 @@ is the **reference row**: it goes into ref and is zero in D, so that no row is r
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -33,6 +33,7 @@ from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.weights import AttentionWeights
 from rankscope.shapes import Float, Int
 
+HeadNorm = Callable[[Scaled, Scaled, NormWeights], tuple[Scaled, Scaled]]  # Of queries or keys, common part and rest
 EVERY = slice(None)
 
 
@@ -166,9 +167,10 @@ class StateHeads:
             for project, part in ((common_heads, of.x), (deviation_heads, of.R))
         )
         if arch.query_norm:
-            norm = normed_across if arch.query_norm_across else normed_heads
-            q, dq = norm(q, dq, w.query_norm, state.valid, arch.norm_eps, self.perturb_tensor)
-            k, dk = norm(k, dk, w.key_norm, state.valid, arch.norm_eps, self.perturb_tensor)
+            valid, eps, moves = state.valid, arch.norm_eps, self.perturb_tensor
+            norm: HeadNorm = partial(normed_heads, valid=valid, eps=eps, perturb=moves)
+            norm = partial(normed_across, norm) if arch.query_norm_across else norm
+            (q, dq), (k, dk) = norm(q, dq, w.query_norm), norm(k, dk, w.key_norm)
         return q, dq, k, dk
 
     def _zero_ref(self) -> Scaled:
@@ -277,15 +279,8 @@ def normed_heads(
     return as_heads(result.x), as_heads(result.R)
 
 
-def normed_across(
-    common: Scaled,
-    deviation: Scaled,
-    weights: NormWeights,
-    valid: ValidTokens,
-    eps: float,
-    perturb: PerturbTensor | None,
-) -> tuple[Scaled, Scaled]:
-    """Queries or keys through one RMSNorm of all heads together; the arguments are those of `normed_heads`.
+def normed_across(norm: HeadNorm, common: Scaled, deviation: Scaled, weights: NormWeights) -> tuple[Scaled, Scaled]:
+    """Queries or keys through one RMSNorm of all heads together: by `norm`, that of each head, as if they were one.
 
     Keys that several queries share are there as often as they are used, which leaves mean squares as they are."""
     heads, width = common.value.shape[1], common.value.shape[-1]
@@ -300,7 +295,7 @@ def normed_across(
         value = part.value[:, 0].view(*part.value[:, 0].shape[:-1], heads, width)
         return Scaled(value.transpose(1, 2) if value.ndim == 4 else value, part.log[:, 0]).by_head()
 
-    x, R = normed_heads(as_one(common), as_one(deviation), NormWeights(gain), valid, eps, perturb)
+    x, R = norm(as_one(common), as_one(deviation), NormWeights(gain))
     return apart(x), apart(R)
 
 

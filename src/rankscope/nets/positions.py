@@ -52,13 +52,13 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
 def on_grid(grid: tuple[int, ...], n: int, half: int) -> Float[Tensor, "token half"]:
     """What the angles of each token are multiplied by: the centre of its patch between -1 and 1, its row for the
     first half of them and its column for the second; 0 of tokens before the patches."""
-    rows, columns, others = grid
-    if n != rows * columns + others:
-        message = f"this network takes {rows} x {columns} patches and {others} other tokens; received {n} tokens"
+    rows, columns, unplaced = grid
+    if n != rows * columns + unplaced:
+        message = f"this network takes {rows} x {columns} patches and {unplaced} other tokens; received {n} tokens"
         raise TokensError(message, subject="rotary_grid")
     y, x = (2 * (torch.arange(count, dtype=torch.float64) + 0.5) / count - 1 for count in (rows, columns))
     places = torch.stack([y[:, None].expand(rows, columns), x.expand(rows, columns)], -1).flatten(0, 1)
-    return F.pad(places.repeat_interleave(half // 2, 1), (0, 0, others, 0))
+    return F.pad(places.repeat_interleave(half // 2, 1), (0, 0, unplaced, 0))
 
 
 def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.errors import SourceError, one_of
 from rankscope.sources.families.albert import Albert
-from rankscope.sources.families.bart import Bart, BartDecoder
+from rankscope.sources.families.bart import Bart, BartDecoder, Marian, MarianDecoder
 from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
 from rankscope.sources.families.deberta_v2 import DebertaV2
@@ -24,20 +24,17 @@ from rankscope.sources.families.gemma import Gemma, Gemma2, Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neox import GPTNeoX
 from rankscope.sources.families.gpt_oss import GptOss
-from rankscope.sources.families.llama import Llama
-from rankscope.sources.families.marian import Marian, MarianDecoder
+from rankscope.sources.families.llama import Llama, Qwen2VL
 from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.mpnet import MPNet
-from rankscope.sources.families.mt5 import MT5, MT5Decoder
 from rankscope.sources.families.olmo2 import OLMo2
 from rankscope.sources.families.opt import OPT
 from rankscope.sources.families.phi import Phi
 from rankscope.sources.families.phi3 import Phi3
-from rankscope.sources.families.qwen2_vl import Qwen2VL
 from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
-from rankscope.sources.families.t5 import T5, T5Decoder
+from rankscope.sources.families.t5 import MT5, T5, MT5Decoder, T5Decoder
 from rankscope.sources.families.vit import ViT
 from rankscope.sources.families.wav2vec2 import Wav2Vec2
 from rankscope.sources.families.whisper import Whisper, WhisperDecoder

@@ -26,7 +26,7 @@ class GptOss(Mixtral):
         return masks(config)
 
     def experts(self, config: Any) -> Experts:
-        """Of the chosen, by a softmax of theirs alone."""
+        """Experts weighed by a softmax of the chosen alone."""
         return Experts(
             number=config.num_local_experts, chosen=config.num_experts_per_tok, width=config.intermediate_size,
             renormalised=True, biases=True, limit=config.swiglu_limit,

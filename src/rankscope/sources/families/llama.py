@@ -44,3 +44,10 @@ class Llama(Family):
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """With norms on queries and keys, where there are any."""
         return read_block(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
+
+
+class Qwen2VL(Llama):
+    """The text model of Qwen2-VL and Qwen2.5-VL on text alone, where its three kinds of positions are one."""
+
+    name, inside = "qwen2_vl", "language_model"
+    types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")

@@ -69,3 +69,15 @@ class T5Decoder(T5):
             encoder.num_layers = config.num_decoder_layers
         encoder.is_decoder = False
         return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
+
+
+class MT5(T5):
+    """The encoder of mT5: T5's blocks under another name."""
+
+    name, types, loader = "mt5", ("mt5",), "MT5EncoderModel"
+
+
+class MT5Decoder(T5Decoder):
+    """The decoder of mT5: T5's blocks under another name."""
+
+    name, types, loader = "mt5_decoder", ("mt5",), "MT5Model"

@@ -32,8 +32,8 @@ class Wav2Vec2(Family):
         """Post-norm, or pre-norm with a last norm."""
         require(config, adapter_attn_dim=None, conv_pos_batch_norm=False)
         stable = config.do_stable_layer_norm
-        place = {"norm_place": "pre" if stable else "post", "final_norm": stable}
-        return architecture_from(config, norm_eps=config.layer_norm_eps, **place)
+        norms = {"norm_place": "pre" if stable else "post", "final_norm": stable, "norm_eps": config.layer_norm_eps}
+        return architecture_from(config, **norms)
 
     def other_tensors(self, model: Any) -> Tensors:
         """The encoder's norm, where it comes last."""
