@@ -103,7 +103,9 @@ def test_every_switch_of_every_config(case: Any) -> None:
     """Where transformers can run it at all."""
     found = outcome(*case)
     known = case[2] in (*REFUSED, "rope_parameters") or case[3] in ("relu2", 8, RECURRENT) or case[2:] in ODD
-    assert found != "refused" or known or case[:3] == ("deepseek", "v2", "mlp_bias")  # experts have none here
+    # DeepSeek's experts have no biases here, and enough of them are in the groups that are chosen.
+    experts = case[0] == "deepseek" and case[2] in ("mlp_bias", "first_k_dense_replace", "topk_group")
+    assert found != "refused" or known or experts
 
 
 ODD = (("kv_lora_rank", 1), ("q_lora_rank", 1), ("num_attention_heads", 2))
