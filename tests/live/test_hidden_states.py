@@ -165,3 +165,23 @@ def test_what_stands_between_is_said(how: str) -> None:
 def test_families_chain(name: str) -> None:
     w = seen(FAMILIES[name].model(), "mu", **FAMILIES[name].batch())
     assert checks(w)["layers_not_taken_as_they_were"] == [] == checks(w)["layers_of_several_tensors"]
+
+
+class Streams(nn.Module):
+    """Four copies of the hidden states beside each other, as in hyper-connections: no grid of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, WIDTH)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)[:, :, None].expand(-1, -1, 4, -1)
+        for block in self.layers:
+            x = block(x)
+        return x.mean(2)
+
+
+def test_streams_are_no_tokens() -> None:
+    with raises(WatchError, subject="blocks"):
+        seen(Streams(), "mu", torch.ones(2, 5, dtype=torch.long))

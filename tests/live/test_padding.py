@@ -194,6 +194,20 @@ def test_a_documented_mask_goes_before_that_of_a_wrapper() -> None:
     assert found is not None and torch.equal(found.padding, REAL == 0)
 
 
+def test_the_mask_of_a_text_says_nothing_of_images() -> None:
+    """A vision tower of as many patches as the text has tokens."""
+    import transformers as hf
+
+    text = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    images = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4, "patch_size": 4}
+    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=images, projection_dim=4)).eval()
+    given = {"input_ids": torch.tensor([[3, 4], [3, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    for blocks, padded in (("text_model", 1), ("vision_model", 0)):
+        with torch.no_grad(), rankscope.watch(model, "mu", blocks=blocks) as w:
+            model(**given, pixel_values=torch.randn(2, 3, 4, 4))
+        assert w.profile().manifest.networks[0].checks["padded_tokens"] == padded
+
+
 CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
 
 

@@ -2,9 +2,8 @@
 
 Two things may be open when the first block is entered: which axis of its hidden states counts tokens (`layout`), if
 neither torch nor transformers wrote the blocks, and which way round a mask is meant. Attention in the block shows both:
-it mixes tokens, and a padded token is hidden from all others. `recorder.py` makes a `FirstInput` when the first block
-of a call is entered, calls `attention_seen` with every attention, and begins to read when `settled`; at the latest when
-the block is left, with `give_up`.
+it mixes tokens, and hides padding. `recorder.py` makes a `FirstInput` when the first block of a call is entered, calls
+`attention_seen` with every attention, and begins to read when `settled`, at the latest when the block is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +19,14 @@ from rankscope.live.plan import WatchPlan
 
 
 class FirstInput:
-    """What the first block of a call took. `calls` are the arguments of the model and of the modules around the blocks,
-    from the outside in, `block` those of the block; a `decoder` is one beside an encoder, with masks of its own."""
+    """What the first block of a call took. `calls` are the arguments of the model, of the modules around the blocks and
+    of the block; a `decoder` has masks of its own; `was_read` says that some were read in the plan's layout."""
 
     def __init__(
-        self, plan: WatchPlan, hidden: Tensor, calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any],
-        decoder: bool,
-    ) -> None:  # fmt: skip
-        self.plan, self.calls, self.block, self.decoder = plan, calls, block, decoder
+        self, plan: WatchPlan, hidden: Tensor, calls: Sequence[Mapping[str, Any]], decoder: bool, was_read: bool
+    ) -> None:
+        self.plan, self.calls, self.decoder, self.was_read = plan, calls, decoder, was_read
         self.hidden = hidden if plan.layout_known else hidden.clone()  # the block may change them in place
-        self.was_read = False  # hidden states of this call, or of others before, were read as the plan's layout says
         self.assumes_layout = plan.layout_known
         self.mask: PaddingArgument | None = None  # the argument that says which tokens are padding
         self.doubtful: str | None = None  # the name of a mask that may be meant either way
@@ -65,6 +62,6 @@ class FirstInput:
     def _find_mask(self) -> None:
         single = not len(self.hidden) or self.hidden.shape[1] == 1
         if self.mask is None and self.assumes_layout and self.plan.padding_from_model and not single:
-            self.mask = find_padding(self.calls, self.block, self.hidden.shape[:2], self.decoder)
+            self.mask = find_padding(self.calls[:-1], self.calls[-1], self.hidden.shape[:2], self.decoder)
             if not self.settled:
                 self.hidden = self.hidden.clone()

@@ -118,6 +118,14 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
 
 
+def refuse_streams(shape: Sequence[int], calls: Sequence[Mapping[str, object]]) -> None:
+    """Refuse hidden states `[batch, token, stream, width]`, of which ids or embeddings show that they are no grid."""
+    given = [call.get(name) for call in calls for name in ("input_ids", "inputs_embeds")]
+    if len(shape) == 4 and any(isinstance(x, Tensor) and x.shape[:2] == shape[:2] for x in given):
+        came = f"{tuple(shape)} came, with {shape[1]} tokens in {shape[2]} streams: watch no such model"
+        raise WatchError(f"blocks must take hidden states [batch, token, width]; {came}", subject="blocks")
+
+
 def floating_tensors(values: object) -> list[Tensor]:
     """The floating tensors in what a block takes or returns: a tensor, a dictionary, a tuple or a list."""
     parts = [*values.values()] if isinstance(values, Mapping) else values

@@ -38,7 +38,6 @@ DOCUMENTED = {  # by library: masks of whose meaning it says the same in all its
     "torch": {"src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask"},
     "transformers": {"attention_mask", "decoder_attention_mask", "input_mask"},
 }
-PRETRAINED, INTERFACE = ("transformers.modeling_utils", "PreTrainedModel"), "ALL_ATTENTION_FUNCTIONS"
 GIVE = "give padding= (True at padded tokens), or padding='none'"
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
 _signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
@@ -52,10 +51,7 @@ class PaddingArgument(NamedTuple):
     opposite: Tensor | None = None  # the other way to read the mask, where both are possible
 
     def settled_by(self, hidden: Tensor | None) -> "PaddingArgument | None":
-        """The reading that attention confirms, by the tokens that it hides from all (None: it hides none), `[batch,
-        token]`; None if it confirms neither."""
-        if self.opposite is None:
-            return self
+        """The reading that attention confirms, by the tokens `[batch, token]` that it hides from all; or None."""
         hidden = torch.zeros_like(self.padding) if hidden is None else hidden.to(self.padding.device)
         readings = [x for x in (self.padding, self.opposite) if torch.equal(x, hidden)]
         return PaddingArgument(readings[0], self.name) if readings else None
@@ -64,18 +60,17 @@ class PaddingArgument(NamedTuple):
 class CallArguments(dict[str, Any]):
     """What a module was called with, by name."""
 
-    library = ""  # which documents what its masks mean
+    library = ""  # which documents what its masks of two axes mean
+    of_interface = False  # masks of four axes are those of transformers' attention interface: True at what is seen
     of_images = False  # its tokens are of images, and not those that a mask of a module around it is about
 
 
 def library_of(module: nn.Module) -> str:
-    """The library that documents the masks which a module takes: torch for its own layers; transformers for its models,
-    and for modules in files whose attention takes the masks of its attention interface. Empty for any other."""
-    kind = type(module)
-    if kind.__module__.startswith("torch.nn."):
+    """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
+    if type(module).__module__.startswith("torch.nn."):
         return "torch"
-    models = any((base.__module__, base.__name__) == PRETRAINED for base in kind.__mro__)
-    return "transformers" if models or hasattr(sys.modules.get(kind.__module__), INTERFACE) else ""
+    files = {kind.__module__ for kind in type(module).__mro__}  # also of a model of one's own that derives from one
+    return "transformers" if any(file.startswith("transformers.") for file in files) else ""
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
@@ -89,6 +84,7 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         return arguments_of(inner, args, kwargs)  # a wrapper, such as DistributedDataParallel
     arguments = CallArguments({**bound, **kwargs})
     arguments.library = library_of(module)
+    arguments.of_interface = hasattr(sys.modules.get(type(module).__module__), "ALL_ATTENTION_FUNCTIONS")
     arguments.of_images = getattr(module, "main_input_name", None) == "pixel_values"
     if arguments.library == "torch":
         arguments.pop("mask", None)  # in torch's own modules it says which token sees which
@@ -127,40 +123,29 @@ def find_padding(
 ) -> PaddingArgument | None:
     """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
     the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
-    if decoder:
-        return _of_shape(calls, DECODER_MASKS, shape) or _refuse_misfit(calls, DECODER_MASKS, shape)
-    names = (*TOKEN_MASKS, *PADDING_MASKS)
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
-    return (
-        _of_shape([*calls, block], names, shape)
-        or _hidden_from_all(block, shape)
-        or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
-        or _refuse_misfit(calls, names, shape)
-    )
+    names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS)
+    found = _of_shape(calls if decoder else [*calls, block], names, shape)
+    if found is None and not decoder:
+        found = _hidden_from_all(block, shape) or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
+    misfits = [pair for call in calls for pair in _masks(call, names)] if found is None else []
+    for name, mask in misfits:
+        if not _is_triangle(mask):
+            came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+            raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
+    return found
 
 
 def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> PaddingArgument | None:
     """The first mask of these names that has the tokens' shape; one whose meaning is documented goes before others."""
-    masks = [(call, name, mask) for call in calls for name, mask in _masks(call, names) if mask.shape == tuple(shape)]
-    for documented in (True, False):
-        for call, name, mask in masks:
-            if _documents(call, name) == documented and (documented or not _is_triangle(mask)):
-                return _reading(name, mask, documented)
+    masks = [
+        (name not in DOCUMENTED.get(getattr(call, "library", ""), ()), name, mask)
+        for call in calls for name, mask in _masks(call, names) if mask.shape == tuple(shape)
+    ]  # fmt: skip
+    for undocumented, name, mask in sorted(masks, key=lambda found: found[0]):
+        if not undocumented or not _is_triangle(mask):
+            return _reading(name, mask, not undocumented)
     return None
-
-
-def _refuse_misfit(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> None:
-    """Refuse a call with a mask of another shape than the tokens', when no other says which are padding."""
-    for call in calls:
-        for name, mask in _masks(call, names):
-            if not _is_triangle(mask):
-                came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
-                raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
-
-
-def _documents(call: Mapping[str, Any], name: str) -> bool:
-    """True if the library of the module that was called says what a mask of this name means."""
-    return name in DOCUMENTED.get(getattr(call, "library", ""), ())
 
 
 def _masks(arguments: Any, names: Sequence[str], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -202,8 +187,6 @@ def _reading(name: str, mask: Tensor, documented: bool) -> PaddingArgument:
     if documented or bool(usual.all()):  # if all were padding, there would be nothing to compute
         return PaddingArgument(usual if documented else ~usual, name)
     possible, opposite_possible = _has_tokens(usual), _has_tokens(~usual)
-    if name in AMBIGUOUS_MASKS and opposite_possible and not possible:
-        return PaddingArgument(~usual, name)
     return PaddingArgument(usual, name, None if possible and not opposite_possible else ~usual)
 
 
@@ -222,7 +205,8 @@ def _hidden_from_all(block: Mapping[str, Any], shape: Sequence[int]) -> PaddingA
         if _is_added(mask):
             return PaddingArgument((mask < -1e3).flatten(1, 2).all(1), name)
         (seen, possible), (unseen, opposite_possible) = map(_of_visible, (mask != 0, mask == 0))
-        if _documents(block, name) or name == "to_mask" or (possible and not opposite_possible):
+        certain = getattr(block, "of_interface", False) or name == "to_mask"
+        if certain or (possible and not opposite_possible):
             return PaddingArgument(seen, name)
         if opposite_possible and not possible:
             return PaddingArgument(unseen, name)

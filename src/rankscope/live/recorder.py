@@ -31,7 +31,7 @@ from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.first_input import FirstInput
-from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in
+from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in, refuse_streams
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.routing import RoutingReadings, routing_in
@@ -62,7 +62,6 @@ class ModelCall:
         self.layer = 0  # the layer entered last
         self.order: list[int] = []  # the blocks that were called, by their places in the plan, from 1
         self.first: FirstInput | None = None  # what the first block took
-        self.routed: list[Any] = []  # what routers in the first block returned until then
         self.left_out = False  # found to be a call that is not measured, after its first block was entered
         self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
         self.left: list[int] = []  # layers whose block has returned
@@ -248,10 +247,10 @@ class Recorder:
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif call.first is None:
+            refuse_streams(candidates[0].shape, call.arguments)
             decoder = self.plan.decoder and not call.alone  # called by itself it has no encoder beside it
-            arguments = arguments_of(block, args, kwargs)
-            call.first = FirstInput(self.plan, states[0], call.arguments, arguments, decoder)
-            call.first.was_read = bool(self.totals.samples)
+            calls = [*call.arguments, arguments_of(block, args, kwargs)]
+            call.first = FirstInput(self.plan, states[0], calls, decoder, was_read=bool(self.totals.samples))
             self._begin_readings(call)
             if call.left_out:
                 call.open.clear()
@@ -306,8 +305,7 @@ class Recorder:
     @event
     def on_module_output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Measure the routing in what a module in a block returned, if it is a router."""
-        if self.call is not None and self.call.readings is None and routing_in(output) is not None:
-            self.call.routed.append(output)  # read when the readings of the call begin
+        self._begin_readings(self.call, at_any_rate=routing_in(output) is not None)
         if (running := self._running()) is not None:
             running[1].routing.read(running[0], output)
 
@@ -351,8 +349,6 @@ class Recorder:
         call.open[0] = (call.open[0][0], hidden.shape)
         call.readings = self._first_reading(call, hidden, padding)
         call.readings.states.read(0, hidden)
-        for output in call.routed:
-            call.readings.routing.read(call.layer, output)
 
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks, and return it."""
@@ -398,13 +394,9 @@ class Recorder:
             readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
         if sorted(set(call.order)) != call.order and sorted(call.left) != [*range(1, len(call.left) + 1)]:
-            self._number_by_calls(call, readings)
+            if self.plan.layers is not None:
+                came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
+                raise WatchError(f"layers= counts blocks in the order of their calls; {came}", subject="layers")
+            readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
+            self.totals.orders.add(tuple(call.order))
         self.totals.add(call, readings)
-
-    def _number_by_calls(self, call: ModelCall, readings: CallReadings) -> None:
-        """Number the layers of a call whose blocks came in another order than the plan's in the order of the calls."""
-        if self.plan.layers is not None:
-            came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
-            raise WatchError(f"layers= counts blocks in the order in which they are called; {came}", subject="layers")
-        readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
-        self.totals.orders.add(tuple(call.order))
