@@ -172,7 +172,7 @@ class Monitor:
         self.schedule = Schedule(step)
         self.should_stop = False  # True once an alarm has said that the training should end
         self._scalars: dict[str, list[Tensor]] = {}
-        self._last: Measurement | None = None
+        self.last: Measurement | None = None  # the last measurement
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._succeeded = False  # True once the model was measured: from then on nothing is raised
         self._good_steps: dict[str, int] = {}  # by what the monitor does, the last step at which that did not fail
@@ -268,8 +268,8 @@ class Monitor:
             MonitorError: The run folder holds an earlier part of the run.
         """
         self._refuse_earlier()
-        if self._last is not None and self._last.step == self.steps:
-            return self._last
+        if self.last is not None and self.last.step == self.steps:
+            return self.last
         if self.inline is not None and not self.inline.has_recorded:
             self._overdue = True
             self._prepare_recording()
@@ -305,7 +305,7 @@ class Monitor:
             self.rules.replay(distributed.from_writer(table))
         self.schedule = Schedule(step)
         self._resumed += 1
-        self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
+        self._earlier, self._scalars, self.last, self._overdue = None, {}, None, False
         if step == 0:
             self._begin()
             self._act()
@@ -409,7 +409,7 @@ class Monitor:
             with self._contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
                 alarms += tuple(rule.on_measurement(rows, self.steps))
         written = (*self._unwritten, *alarms)
-        measurement = self._last = Measurement(self.steps, rows, written, certificates)
+        measurement = self.last = Measurement(self.steps, rows, written, certificates)
         if self._run_writer is not None:
             with self._contained("measurements are not written to the run folder"):
                 self._run_writer.write(measurement)
