@@ -52,6 +52,16 @@ def test_a_saved_network_embeds_as_before(name: str, label: str, tmp_path: Path)
     assert other.origin.fingerprint() != net.origin.fingerprint()
 
 
+def test_angles_of_a_protein_model_are_those_that_were_saved(tmp_path: Path) -> None:
+    """Published ones were rounded to float16 in training, and transformers keeps them so."""
+    model = model_of("esm", "rotary")
+    angles = model.rotary_embeddings.inv_freq.half().double()
+    model.rotary_embeddings.inv_freq.copy_(angles)
+    model.save_pretrained(tmp_path)
+    for net in (load(model), load(tmp_path)):
+        assert net.arch.rotary_frequencies == (tuple(angles.tolist()),)
+
+
 def test_masked_tokens_of_a_protein_are_zero_and_the_others_larger() -> None:
     """0.88 of the tokens had no mask in training (15% were chosen, 80% of them masked): one of four is 0.88 / 0.75."""
     net: Any = load(model_of("esm", "rotary"))

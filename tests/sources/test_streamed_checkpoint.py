@@ -34,9 +34,16 @@ FAMILIES = [
     ("xlnet", None),
     ("opt", None),
     ("vit", "image"),
+    ("deepseek", "v3 with experts"),
+    ("gpt_oss", "text"),
+    ("deberta_v2", "v3"),
+    ("wav2vec2", "pre-norm"),
+    ("esm", "rotary"),
+    ("phi", "half"),
 ]
 """Of each kind of tensor one: as they lie, fused, scaled, shared by layers, stacked of experts in the files,
-made of a latent, shifted by one, with a table in the first block, in float32 whatever is asked for."""
+made of a latent, shifted by one, with a table in the first block, in float32 whatever is asked for; buffers among
+them, every other column, through a norm, of a direction and a length, angles that are saved, one norm of both."""
 
 
 QUICK = ("llama", "albert", "t5", "xlnet", "vit")

@@ -1,7 +1,8 @@
 """Networks with one feature each: every field of `Architecture` and every remedy, on the network of each theorem."""
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,20 +64,20 @@ SHIFTED = from_matrix(torch.eye(TOKENS, dtype=torch.bool).roll(1, 0))  # Each se
 VALUES: dict[str, tuple[Any, ...]] = {
     "layers": (3,), "width": (14,), "heads": (2,), "key_heads": (1,), "head_width": (3,), "value_width": (3,),
     "query_latent": (2,), "key_latent": (2,),
-    "kernel": ("gaussian", "uniform", "sigmoid", "linear", "sinkhorn:2", "linformer:3", OWN_KERNEL),
+    "kernel": ("gaussian", "uniform", "sigmoid", "sink", "linear", "sinkhorn:2", "linformer:3", OWN_KERNEL),
     "divisor": (3.0,), "score_cap": (0.5,), "log_gain": (1.0,),
     "mask": ("causal", "window:1", "unidirectional", "dilated:1:2", "strided", "prefix:2", "longformer:1:1",
              "bigbird:1:1:1", "edges:0>1,0>2,0>3,0>4", SHIFTED, "causal;complete", OWN_MASK),
     "kept_heads": (((0,), (1,)), ((1,), ())),
-    "positions": ("absolute", "relative", "rotary", "bias", "alibi"),
+    "positions": ("absolute", "relative", "rotary", "bias", "alibi", "disentangled"),
     "length": (8,), "rotary_base": (100.0,), "rotary_share": (0.5,), "rotary_pairs": ("adjacent",),
-    "rotary_frequencies": (((0.5,),),), "rotary_scales": ((1.5,),), "rotary_reach": (9,),
-    "query_norm": (True,), "head_gate": (True,),
+    "rotary_frequencies": (((0.5,),),), "rotary_scales": ((1.5,),), "rotary_reach": (9,), "rotary_grid": ((2, 2, 1),),
+    "query_norm": (True,), "query_norm_across": (True,), "head_gate": (True,),
     "bias_buckets": (8,), "bias_reach": (3,), "bias_ahead": (False,), "cross_attention": (True,),
     "mlp": ("plain", "gated", "experts"), "mlp_width": (3,),
     "activation": ("gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"),
     "experts": (Experts(number=3, chosen=2, width=2, shared_width=2),),
-    "norm": ("layer", "rms", "scale", *OWN_NORMS), "norm_place": ("pre", "sandwich"), "norm_eps": (1e-3,),
+    "norm": ("layer", "rms", "scale", *OWN_NORMS), "norm_place": ("pre", "sandwich", "output"), "norm_eps": (1e-3,),
     "final_norm": (True,), "bare_layers": ((0,),),
     "attention_skip": (0.5, -1.0), "mlp_skip": (0.5,), "parallel": (True,), "shared": (True,),
     "biases": (True, False), "parts": (SumOfTokens(), *REMEDIES),
@@ -90,6 +91,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "key_heads": {"heads": 2}, "kept_heads": {"heads": 2}, "length": {"positions": "absolute"},
     "rotary_base": _ROTARY, "rotary_share": {**_ROTARY, "head_width": 4}, "rotary_pairs": _ROTARY,
     "rotary_frequencies": _ROTARY, "rotary_scales": _ROTARY, "rotary_reach": _ROTARY,
+    "rotary_grid": {**_ROTARY, "head_width": 4}, "query_norm_across": {"query_norm": True},
     "bias_buckets": _BIAS, "bias_reach": _BIAS, "bias_ahead": _BIAS,
     "mlp_width": _MLP, "activation": _MLP, "mlp_skip": _MLP, "parallel": _MLP, "experts": _EXPERTS,
     "mlp=experts": _EXPERTS, "norm_place": {"norm": "layer"}, "norm_eps": {"norm": "layer"},
@@ -104,7 +106,7 @@ class Feature:
     """One value of one field, other than the usual."""
 
     field: str
-    value: Any = field(hash=False)
+    value: Any = dataclasses.field(hash=False)
 
     @property
     def is_remedy(self) -> bool:

@@ -34,7 +34,8 @@ def test_no_ascent_passes_a_bound(attack: Attack, seed: int) -> None:
 
 
 REFERRED = [feature for feature in features() if feature.field in
-            ("kernel", "mask", "kept_heads", "bias_ahead", "rotary_pairs", "score_cap", "query_norm", "padding")
+            ("kernel", "mask", "kept_heads", "bias_ahead", "rotary_pairs", "score_cap", "query_norm",
+             "query_norm_across", "norm_place", "padding")
             and str(feature) != "kernel=a Kernel"]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import FileError, MaskError, MetricError, RankscopeError, TheoremError, TokensError
 from rankscope.nets import Architecture, Kernel, Mask, Transformer
+from rankscope.nets.fields import Positions
 from rankscope.nets.kernels import KernelContext, masked_softmax
 from rankscope.nets.masks import from_matrix
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
@@ -82,6 +83,22 @@ def test_masks_are_those_of_the_run_with_its_padding(mask: str | Mask) -> None:
         if row["met"]:
             bound = math.log10(width * (1 - eps**radius) ** (layer // radius))
             assert row["log10_bound"] == pytest.approx(bound, abs=1e-9) and row["slack"] > 0
+
+
+POSITIONS: list[dict[str, Any]] = [
+    *({"positions": positions} for positions in get_args(Positions)),
+    {"positions": "rotary", "rotary_grid": (2, 4, 1)},
+]
+
+
+@pytest.mark.parametrize("fields", POSITIONS, ids=str)
+def test_positions_are_those_of_the_run_with_its_padding(fields: dict[str, Any]) -> None:
+    arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="none", mask="bigbird:0:0:2:3", **fields)
+    net, tokens = Transformer.random(arch, init="xavier"), normal(1, 9, 8, seed=4)
+    found = certify(net, tokens, PADDED, theorems="aligned-skip").table
+    for row, state in zip(found.iter_rows(named=True), net.run(tokens, PADDED).states[1:], strict=True):
+        after = state[0][~PADDED[0]]
+        assert row["log10_measured"] == pytest.approx(float((after - after.mean(0)).norm().log10()), abs=1e-9)
 
 
 def test_padding_that_leaves_a_token_nothing_to_see_is_refused_as_the_run_refuses_it() -> None:

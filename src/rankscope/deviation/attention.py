@@ -239,6 +239,7 @@ def _grouped(t: Tensor, count: int) -> Tensor:
     return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)
 
 
+CLOSING = 14.0  # the log by which a token's gate may lie below the common token's before it is taken by itself
 SHUT = -300.0  # a head whose largest gate has a log below this has the log of its gates in the scale
 
 
@@ -248,6 +249,15 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     gate, change = sigmoid(z, d)
     wide_gate, wide_x = (part.mapped(lambda v: v[:, :, None]) for part in (gate, heads.x))
     R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
+    logits = z.by_head().mapped(lambda v: v[:, :, None].expand_as(d.value)) + d.by_head()
+    Z, whole = z.by_head().explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
+    shut = (whole < Z - CLOSING).flatten(2).any(-1)  # [batch, head]
+    if must_compute("attention.shut", shut.any()):
+        # s(z) R_i + (s(z + d_i) - s(z)) R_i would leave rounding of what s(z) R_i was.
+        each = logits.mapped(lambda v: v.flatten(2))  # no token beside a common one
+        open_, _ = sigmoid(each, each.mapped(lambda v: v[:, :, None][:, :, :0]))
+        open_ = open_.mapped(lambda v: v.view_as(d.value))
+        R = chosen(shut, product(change, wide_x) + product(open_, heads.R), R)
     return HeadOutputs(product(gate, heads.x), R, heads.valid, heads.output)
 
 
@@ -258,7 +268,7 @@ def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     With e = expm1(d), s(z + d) - s(z) = s(z) s(-z) e / (1 + s(z) e) for |d| <= 1; above, the plain difference
     is as good, taken on the side of 0 where s is small. Of a head that is shut to every token the log of its
     gates goes into the scale: s(z) is e^z there."""
-    z, d = z.by_head(), d.by_head()
+    z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
     Z, D = z.explicit(), d.explicit()
     wide, moved = Z[:, :, None], Z[:, :, None] + D
     most = Z.clamp(max=0.0).amax(-1)  # log s(z) is nearly min(z, 0)

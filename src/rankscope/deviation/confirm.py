@@ -18,18 +18,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.comparison import (
-    attends_elsewhere,
-    short_tokens,
-    state_distance,
-    steep_scores,
-    tokens_lost,
-    undecided,
-)
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded, run_block
-from rankscope.deviation.proved_zeros import unproved
-from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool
@@ -62,21 +54,25 @@ class Confirmation:
     grown: float  # the largest distance of float64's tokens from them so far
 
     @cached_property
+    def zeros(self) -> UnprovedZeros:
+        """Which samples and heads hold a zero that is rounding, in 32 digits too."""
+        passes, step, arch = self.passes, self.after, self.passes.inputs.net.arch
+        none = UnprovedZeros.none(self.before, arch.heads)
+        if not step.layer:
+            return none
+        if arch.parts:  # they have no rule for what may be zero
+            return none._replace(samples=tokens_lost(self.before, step.state))
+        block, losses = passes.inputs.block(step.layer - 1), passes.rules.losses
+        suspect = may_be_unproved(self.before, step, block.active_heads) | losses.short
+        zeros = unproved(block, passes.rules, self.before) if bool(suspect.any()) else none
+        losses.short = False
+        return zeros
+
+    @cached_property
     def lost(self) -> Bool[Tensor, " batch"]:
         """True where nothing is known of the sample from this layer on, in 32 digits either: what
         `SecondPassLayer.lost` is of float64."""
-        passes, step = self.passes, self.after
-        if not step.layer:
-            return self.lost_before
-        losses, parts = passes.rules.losses, passes.inputs.net.arch.parts
-        lost = self.lost_before | losses.torn
-        suspect = short_tokens(step.state).any(-1) | losses.short
-        suspect = suspect | (step.state.R.log <= LOWEST) & (self.before.R.log > LOWEST)
-        if parts:
-            lost = lost | tokens_lost(self.before, step.state)
-        elif bool(suspect.any()):
-            lost = lost | unproved(passes.inputs.block(step.layer - 1), passes.rules, self.before)
-        losses.short = False
+        step, lost = self.after, self.lost_before | self.zeros.samples | self.passes.rules.losses.torn
         for P, Q in ((step.attention, "attention"), (step.cross, "cross")):
             if P is not None and bool(steep_scores(P).any()):
                 second: DeviationPattern = getattr(self.perturbed_inside, Q)

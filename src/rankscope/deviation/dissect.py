@@ -114,9 +114,7 @@ def starting_state(
     if not bool(valid.all()):
         # Masks stay those of all positions: whom tokens see may depend on how many there are (`bigbird`, `strided`).
         n = int(valid.sum())
-        seen = {mask: visible[..., :n, :n] for mask, visible in settings.visible.items()}
-        X, valid = X[:, :n], valid[:, :n]
-        settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, seen=seen)
+        X, valid, settings = X[:, :n], valid[:, :n], settings.first(n)
     if seed is None:
         return State.of(X, valid), settings
     noise = Perturbation(seed)

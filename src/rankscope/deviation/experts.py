@@ -78,8 +78,8 @@ def _route(scores: Scores, state: State, experts: Experts, correction: Tensor | 
         p, Delta = _split(_log_sigmoids(scores) if experts.sigmoid else scores, chosen, state)
         return p, Delta, chosen[:, 0]
     if experts.sigmoid:
-        gate, change = sigmoid(centred.fine.together(), centred.D.together())
-        p, Delta = gate.explicit()[:, 0], Scaled(change.value[:, 0], change.log[:, 0])
+        gate, moved = sigmoid(centred.fine.together(), centred.D.together())
+        p, Delta = gate.explicit()[:, 0], Scaled(moved.value[:, 0], moved.log[:, 0])
     else:
         p, Delta = _split(scores, torch.ones_like(chosen), state)
     chosen, row = chosen[:, 0], centred.row[:, :, None].expand(-1, -1, experts.number)

@@ -8,11 +8,13 @@ was multiplied with length one. Both passes take it for zero, so no comparison f
 zero, from what is zero among tokens and weights alone (weights of attention are above zero wherever a token sees, and
 activations are zero at zero only, but for relu, whose zeros are those of its numbers). Where a token that enters a
 norm, a token after the block, or all that tokens differ by is zero in numbers and not in the support, it was rounded to
-zero, and nothing is known of the sample from there on. `second_pass.py` and `confirm.py` ask this only of layers
+zero, and nothing is known of the sample from there on; where it is all that the outputs of a head differ by, nothing
+is known of that head. `second_pass.py` and `confirm.py` ask this only of layers
 where something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.comparison import SHORTEST, short_tokens
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.perturbation import NEGLIGIBLE
+from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.state import State
@@ -49,8 +52,32 @@ class Support(NamedTuple):
         return (x if linear.bias is None else x | (linear.bias != 0)), R
 
 
-def unproved(block: Block, rules: Deviation, before: State) -> Bool[Tensor, " batch"]:
-    """True for samples in which this block rounds a token, or all that tokens differ by, to zero.
+class UnprovedZeros(NamedTuple):
+    """What a block rounds to zero."""
+
+    samples: Bool[Tensor, " batch"]  # True where it is a token, or all that tokens differ by
+    heads: Bool[Tensor, "batch head"]  # True where it is all that the outputs of a head differ by
+
+    @classmethod
+    def none(cls, state: State, heads: int) -> "UnprovedZeros":
+        """Nothing in any sample of a state."""
+        samples = torch.zeros_like(state.valid.mask[:, 0])
+        return cls(samples, samples[:, None].expand(-1, heads))
+
+
+def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -> Bool[Tensor, " batch"]:
+    """True for samples of a layer that hold a zero to be looked at, `before` the tokens before it: a token, all that
+    tokens differ by, or all that the outputs of an active head differ by."""
+    zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
+    if step.heads is not None:
+        gone = step.heads.R.log <= LOWEST  # [batch, head]
+        for head in active:
+            zero = zero | gone[:, head] & (before.R.log > LOWEST)
+    return zero | short_tokens(step.state).any(-1)
+
+
+def unproved(block: Block, rules: Deviation, before: State) -> UnprovedZeros:
+    """Which samples and heads hold a zero after this block that is rounding.
 
     `before` is the state that enters the block: what is zero in it is proved."""
     nonzero = before.R.value.abs().amax(-1, keepdim=True) > 0
@@ -60,7 +87,7 @@ def unproved(block: Block, rules: Deviation, before: State) -> Bool[Tensor, " ba
     watched.compare(after)
     state = after.numbers
     differ = (after.R.any(-1) & state.valid.mask).any(-1) & (state.valid.count[:, 0] > 1)
-    return watched.lost | differ & (before.R.log > LOWEST) & (state.R.log <= LOWEST)
+    return UnprovedZeros(watched.lost | differ & (before.R.log > LOWEST) & (state.R.log <= LOWEST), watched.lost_heads)
 
 
 class SupportRules(Arithmetic):
@@ -70,7 +97,8 @@ class SupportRules(Arithmetic):
 
     def __init__(self, rules: Deviation) -> None:
         self.rules, self.arch = rules, rules.arch
-        self.lost = torch.zeros_like(rules.settings.valid[:, 0])  # True for samples where something was rounded to zero
+        self.lost = torch.zeros_like(rules.settings.valid[:, 0])  # True for samples where a token was rounded to zero
+        self.lost_heads = self.lost[:, None].expand(-1, self.arch.heads)
 
     def compare(self, state: Support, least: float = -math.inf) -> None:
         """Note samples with a token that is zero, or nearly, in numbers and not in the support; those too whose longest
@@ -133,11 +161,23 @@ class SupportRules(Arithmetic):
         active = torch.zeros(self.arch.heads, 1, dtype=torch.bool, device=x.device)
         for head in self.active_heads(block):
             active[head] = True
-        return Support(heads, x & active, R & active[:, None])
+        R = R & active[:, None]
+        return self._compared_heads(Support(heads, x & active, R))
+
+    def _compared_heads(self, heads: Support) -> Support:
+        """Note heads whose outputs are equal in numbers and not in the support."""
+        may = (heads.R.any(-1) & heads.numbers.valid.mask[:, None]).any(-1)
+        self.lost_heads = self.lost_heads | (heads.numbers.R.log <= LOWEST) & may
+        return heads
 
     def gate(self, block: Block, heads: Support, state: Support) -> Support:
-        """Gates are sigmoids, above zero everywhere."""
-        return heads._replace(numbers=self.rules.gate(block, heads.numbers, state.numbers))
+        """Gates are sigmoids, above zero everywhere; they make outputs differ where they do."""
+        gate = block.weights.attention.gate
+        assert gate is not None
+        zeros = Linear((gate.weight != 0).double())
+        d = deviation_heads(Scaled.plain(state.R.double()), zeros, self.arch).value > 0
+        outputs = self.rules.gate(block, heads.numbers, state.numbers)
+        return self._compared_heads(Support(outputs, heads.x, heads.R | d & heads.x[:, :, None]))
 
     def output(self, block: Block, heads: Support) -> Support:
         """The output projection, by the zeros of its weights."""
@@ -154,7 +194,7 @@ class SupportRules(Arithmetic):
         """Activations are zero at zero alone, but for relu; of experts every entry of a token that is not zero."""
         output, w = self.rules.mlp(block, state.numbers), block.weights.mlp
         if w is None:
-            x = (state.x.any(-1, keepdim=True) | self.arch.biases).expand_as(state.x)
+            x = (state.x.any(-1, keepdim=True) | bool(self.arch.biases)).expand_as(state.x)
             return Support(output, x, state.R.any(-1, keepdim=True).expand_as(state.R))
         x, R = state.through(w.up)
         gate = w.up if w.gate is None else w.gate

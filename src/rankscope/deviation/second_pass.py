@@ -33,9 +33,9 @@ from rankscope.deviation.perturbation import (
     is_cached,
 )
 from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, run_block
-from rankscope.deviation.proved_zeros import unproved
+from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
 from rankscope.deviation.replay import pass_cache
-from rankscope.deviation.scaled import LOWEST, chosen
+from rankscope.deviation.scaled import chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.pass_settings import PassSettings
@@ -134,9 +134,9 @@ class SecondPass:
             every = can_skip("second_pass.all_resolved", resolved.all())
             self.state = after if every else _chosen(resolved, after, layer.perturbed_inside.state)
         plain_losses, losses = self.plain_rules.losses, self.perturbed_rules.losses
-        zero = self._rounded_to_zero(block, before, before_first, step.state, plain_losses.short | losses.short)
-        self.lost = self.lost | _hidden(step, layer) | plain_losses.torn | losses.torn | zero
-        return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far)
+        zero = self._rounded_to_zero(block, before, before_first, step, plain_losses.short | losses.short)
+        self.lost = self.lost | _hidden(step, layer) | plain_losses.torn | losses.torn | zero.samples
+        return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far, lost_heads=zero.heads)
 
     def alone(self, layer: int) -> DeviationStep:
         """A layer by perturbed rules of deviation arithmetic alone, from the first layer on, tokens in their original
@@ -150,23 +150,25 @@ class SecondPass:
         return restored(self.last_alone, self.inputs.order)
 
     def _rounded_to_zero(
-        self, block: Block, before: State, first_before: State, first_after: State, short: Tensor | bool
-    ) -> Bool[Tensor, " batch"]:
-        """Return which samples hold a zero that is rounding (`proved_zeros.py`), if there is anything to look for.
+        self, block: Block, before: State, first_before: State, step: DeviationStep, short: Tensor | bool
+    ) -> UnprovedZeros:
+        """Return which samples and heads hold a zero that is rounding (`proved_zeros.py`), if there is one to look at.
 
         Args:
             block: The layer.
             before: The second pass's state before it.
             first_before: The first pass's state before it.
-            first_after: The first pass's state after it.
+            step: The layer of the first pass.
             short: True for samples where a norm of this layer met a token that is zero or nearly so.
         """
-        if self.inputs.net.arch.parts:  # they have no rule for what may be zero
-            return comparison.tokens_lost(first_before, first_after)
-        equal = (first_after.R.log <= LOWEST) & (first_before.R.log > LOWEST)
-        suspect = comparison.short_tokens(first_after).any(-1) | equal | short
+        none = UnprovedZeros.none(before, block.arch.heads)
+        if block.arch.parts:  # they have no rule for what may be zero
+            return none._replace(samples=comparison.tokens_lost(first_before, step.state))
+        # Uniform attention makes the outputs of heads equal, unless they have gates.
+        active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
+        suspect = may_be_unproved(first_before, step, active) | short
         if not must_compute("second_pass.zeros", suspect.any()):
-            return torch.zeros_like(suspect)
+            return none
         self.perturbed_rules.begin(block)
         return unproved(block, self.perturbed_rules, before)
 
@@ -181,7 +183,8 @@ def second_pass_of_layers(
     for step in _steps(state, passed):
         at_layer(net.arch.layers + step.layer)
         layer = second_pass.run_layer(step)
-        tensors.append((layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far))
+        state = (layer.before, layer.resolved, layer.plain_step)
+        tensors.append((*state, layer.lost, layer.perturbed_so_far, layer.lost_heads))
     return tuple(tensors), second_pass
 
 
@@ -199,6 +202,8 @@ class SecondPassLayer:
     one scale does not hold them, or was rounded to zero, or the differences of equal tokens may have been all that was
     left, or a norm gave a sign to a token that is zero but for rounding."""
     perturbed_step: DeviationStep | None = None  # the layer by perturbed rules, if it was computed already
+    lost_heads: Bool[Tensor, "batch head"] | None = None
+    """True where all that the outputs of a head differ by was rounded to zero."""
     numbers: PatternNumbers | None = None
     """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
 
@@ -326,6 +331,7 @@ class StackSecondPass:
     layers: Sequence[SecondPassLayer]
     attention: bool  # whether attention is asked for
     restored_numbers: PatternNumbers | None = None
+    lost_heads: None = None  # heads are read layer by layer
 
     @cached_property
     def resolved(self) -> Bool[Tensor, " batch"]:

@@ -8,7 +8,9 @@ whatever order a library adds them. With the parts `B>=j` that slices before j l
 
 the brackets but the last are exact, and the last is below 2^-3b, so that its rounding is below 2^-3b-53: ten
 float64 products, or fewer where slices are zero. The error is a share 2^-103 or less of
-`max_j |A_ij| max_i |B_ij|` times the square root of k.
+`max_j |A_ij| max_i |B_ij|` times the square root of k. An entry of A that is far below the largest of its row would
+keep few digits, and be all there is where the largest meets a row of zeros in B: where rows of B differ much in size,
+their sizes go into the columns of A first (`_balanced`).
 """
 
 import math
@@ -20,11 +22,13 @@ from torch import Tensor
 from rankscope.doubled.pairs import Pair, add, power_of_two, two_sum
 
 DEEPEST, WIDEST, TALLEST = 1024, 4096, 256  # most inner entries, columns and rows that are taken at a time
+UNEVEN = 20  # by how many bits rows of B may differ in size before that is evened out
 ENTRIES = 1 << 18  # most entries of the results of a batch of small products that are taken at a time
 
 
 def product(A: Pair, B: Pair) -> Pair:
     """A B of matrices, or of as many in a batch."""
+    A, B = _balanced(A, B)
     *batch, rows, inner = A.hi.shape
     columns = B.hi.shape[-1]
     shape = (*batch, rows, columns)
@@ -41,6 +45,21 @@ def product(A: Pair, B: Pair) -> Pair:
                 part = add(Pair(hi[index], lo[index]), part)
             hi[index], lo[index] = part.hi, part.low
     return Pair(hi, lo)
+
+
+def _balanced(A: Pair, B: Pair) -> tuple[Pair, Pair]:
+    """Factors of the same product, the rows of B of like size where they were not: powers of two go over to the columns
+    of A, and columns that meet a row of zeros become zero."""
+    if not B.hi.numel() or not A.hi.numel():
+        return A, B
+    size = B.hi.abs().amax(-1)  # [..., inner]
+    exponent = torch.frexp(size.masked_fill(~size.isfinite(), 1.0))[1].long()
+    largest = exponent.masked_fill(size == 0, -2000).amax(-1, keepdim=True)
+    below = (largest - exponent).clamp(0, 900)
+    if not bool(((below > UNEVEN) | (size == 0)).any()) or not bool(size.isfinite().all()):
+        return A, B
+    less, more = power_of_two(-below).masked_fill(size == 0, 0.0), power_of_two(below)
+    return A.mapped(lambda t: t * less[..., None, :]), B.mapped(lambda t: t * more[..., None])
 
 
 def _runs(size: int, most: int) -> list[slice]:

@@ -21,6 +21,7 @@ LogScales = Float[Tensor, "*batch"]
 
 LOWEST = -1e300  # logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well.
 FARTHEST = 1e250  # logs beyond +-this are not known: scores beyond e^600 are cut
+CLIPPED = 1e230  # logs of patterns beyond this may be of scores that were cut at e^600, with 16 digits of the largest
 SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 
@@ -112,6 +113,6 @@ def reading_of_tokens(log: LogScales, tokens: ScaledTokens) -> Reading:
 
 def reading_of_pattern(log: LogScales) -> Reading:
     """A reading of attention from its log, head by head; one out of reach is marked."""
-    marked = (log < -FARTHEST) & (log > LOWEST)
+    marked = (log < -CLIPPED) & (log > LOWEST)
     log10 = torch.where(log <= LOWEST, torch.full_like(log, -torch.inf), log / math.log(10))
     return Reading(log.exp(), log10, torch.where(marked, SMALLEST, torch.zeros_like(log)))

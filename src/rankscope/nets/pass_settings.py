@@ -143,6 +143,19 @@ class PassSettings:
         """Return C of a layer with this mask: each row the uniform average of what a token sees."""
         return average(self.visible[mask])
 
+    def first(self, n: int) -> "PassSettings":
+        """Return the settings of the first n positions as they are among all, which may be more: padding cut off."""
+        cut, sinusoids, relative = self.valid.shape[1] - n, self.sinusoids, self.relative
+        return replace(
+            self,
+            visible={mask: visible[..., :n, :n] for mask, visible in self.visible.items()},
+            rotary=tuple((cosines[:n], sines[:n]) for cosines, sines in self.rotary),
+            sinusoids=None if sinusoids is None else sinusoids[cut : len(sinusoids) - cut],
+            bias=None if self.bias is None else self.bias[..., :n, :n],
+            relative=None if relative is None else (relative[0], relative[1][:n, :n]),
+            valid=self.valid[:, :n],
+        )
+
     def bare(self) -> "PassSettings":
         """Return the settings without positions, as cross-attention has them."""
         return replace(self, rotary=(), sinusoids=None, bias=None, relative=None)

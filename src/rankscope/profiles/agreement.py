@@ -74,6 +74,7 @@ def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) 
         if metric.of == "tokens" and metric.sensitive_to == "directions":
             turned = apart(lambda other: comparison.direction_difference(step.state, other.state))
             error = torch.maximum(error, turned)
+        error = error.masked_fill(confirmation.zeros.heads, torch.inf) if metric.of == "heads" else error
         error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
         marked.append((metric, replace(_marked(reading, error), digits=_digits(reading, agreed))))
     return marked
@@ -109,9 +110,11 @@ def _error(
         # Of a token that is short beside the others, rounding may have decided no more than its sign.
         error = torch.maximum(error, _states(comparison.direction_difference, step.state, second))
     if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        distances = _states(partial(comparison.state_distance, deep=False), step.state, second)
-        noisy = distances > NOISY * max(second.before.R.value.shape[1:])
+        most = NOISY * max(second.before.R.value.shape[1:])
+        noisy = _states(partial(comparison.state_distance, deep=False), step.state, second, most) > most
         error = error.masked_fill(_spread(noisy, error), torch.inf)
+    if metric.of == "heads" and second.lost_heads is not None:
+        error = error.masked_fill(second.lost_heads, torch.inf)
     return error.masked_fill(_spread(second.lost, error), torch.inf)
 
 
@@ -158,9 +161,13 @@ def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
 
 
 def _compared(
-    second: SecondPassStep, plain: Callable[[Step], Errors], perturbed: Callable[[DeviationStep], Errors]
+    second: SecondPassStep,
+    plain: Callable[[Step], Errors],
+    perturbed: Callable[[DeviationStep], Errors],
+    agreed: float = AGREED,
 ) -> Errors:
-    """Errors against the plain second pass where float64 resolves a sample, else against the perturbed."""
+    """Errors against the plain second pass where float64 resolves a sample, else against the perturbed; above `agreed`
+    and within `NEAR` against a third pass."""
     if second.plain is None:
         errors = perturbed(second.perturbed_for(~second.resolved))
     else:
@@ -168,21 +175,24 @@ def _compared(
         if not bool(second.resolved.all()):
             errors_of_perturbed = perturbed(second.perturbed_for(~second.resolved))
             errors = torch.where(_spread(second.resolved, errors), errors, errors_of_perturbed)
-    return _settled(errors, lambda near: perturbed(second.alone_for(near)))
+    return _settled(errors, lambda near: perturbed(second.alone_for(near)), agreed)
 
 
-def _settled(errors: Errors, against_third: Callable[[Tensor], Errors]) -> Errors:
+def _settled(errors: Errors, against_third: Callable[[Tensor], Errors], agreed: float = AGREED) -> Errors:
     """Errors, by a third pass where they are within `NEAR` of agreement; it is asked for which samples (and heads)."""
-    near = (errors > AGREED) & (errors <= NEAR)
+    near = (errors > agreed) & (errors <= NEAR)
     return torch.where(near, against_third(near), errors) if bool(near.any()) else errors
 
 
-def _states(distance: Callable[[State, State], Errors], state: State, second: SecondPassStep) -> Errors:
+def _states(
+    distance: Callable[[State, State], Errors], state: State, second: SecondPassStep, agreed: float = AGREED
+) -> Errors:
     """How far the states of the two passes are apart, by one of the distances of `deviation/comparison.py`."""
     return _compared(
         second,
         lambda plain: distance(state, State.of(plain.state, state.valid.mask)),
         lambda perturbed: distance(state, perturbed.state),
+        agreed,
     )
 
 

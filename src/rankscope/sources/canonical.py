@@ -26,7 +26,6 @@ from rankscope.sources.checkpoint import (
 )
 from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import Family
-from rankscope.sources.families.family import config_of
 from rankscope.sources.parity import Parity, check
 from rankscope.sources.streamed_checkpoint import StreamedCheckpoint, Widened, weight_files
 
@@ -36,7 +35,7 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
     family = checkpoint.family
     core = family.prepare_for_float64(family.core(checkpoint.model))
     core.requires_grad_(False)
-    arch = family.architecture(config_of(core))
+    arch = family.architecture_of(core)
     _refuse_other_depth(arch, len(family.blocks(core)), name)
     tensors, embedding = family.tensors(core, arch), family.embedding(core)
     _refuse_unfit(checkpoint, [*tensors.values(), *tensors_of(embedding).values()], name)
@@ -68,7 +67,7 @@ class StreamedNetwork:
     def of(cls, shelf: StreamedCheckpoint) -> "StreamedNetwork":
         """Read architecture and embedding of a checkpoint; the first layer says which biases there are."""
         family, core, name = shelf.family, shelf.core, shelf.name
-        arch = family.architecture(config_of(core))
+        arch = family.architecture_of(core)
         _refuse_other_depth(arch, len(shelf.blocks), name)
         with shelf.filled(shelf.blocks[0]) as first:
             with Widened():

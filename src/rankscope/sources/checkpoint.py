@@ -176,7 +176,8 @@ def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
     _refuse_surplus(location, model, report["unexpected_keys"])
-    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+    missing = [name for name in report["missing_keys"] if not name.endswith(kind.computed)]
+    return Checkpoint(model.eval(), kind, tuple(sorted(missing)))
 
 
 def to_be_dequantised(config: Any) -> tuple[str, ...]:
@@ -212,7 +213,7 @@ def tokenizer(location: CheckpointLocation) -> Any:
         try:
             read: Any = AutoTokenizer.from_pretrained(location.path_or_id, **location.options)
             # Where there are no files, transformers may answer with a tokenizer that knows no word.
-            if len(read.get_vocab()) <= len(read.all_special_tokens):
+            if not {word.strip("▁") for word in read.get_vocab()} - {"", *read.all_special_tokens}:
                 raise ValueError("it has no vocabulary")
         except Exception as error:
             message = f"{location.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to"
@@ -240,10 +241,11 @@ def read_config(location: CheckpointLocation, family: str | Family | None) -> An
 
 def empty_model(config: Any) -> Any:
     """The model that a config describes, on the meta device: layers without numbers."""
-    from transformers import AutoModel
+    import transformers
 
+    loader: Any = transformers.AutoModel
     with torch.device("meta"):
-        return AutoModel.from_config(config)
+        return loader.from_config(config)
 
 
 def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:

@@ -269,7 +269,7 @@ def tensors_of(value: Any, path: str = "") -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     parts = enumerate(value) if isinstance(value, tuple) else getattr(value, "__dict__", {}).items()
     for name, part in parts:
-        tensors |= tensors_of(part, f"{path}.{name}" if path else name)
+        tensors |= tensors_of(part, f"{path}.{name}" if path else str(name))
     return tensors
 
 

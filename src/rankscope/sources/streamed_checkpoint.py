@@ -153,7 +153,8 @@ class StreamedCheckpoint:
         own_names = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
         around = set(own_names) - inside
         around |= {name_a for pair in ties.items() for name_a in pair if around & set(pair)}
-        words = self.core.get_input_embeddings() if hasattr(self.core, "get_input_embeddings") else None
+        has_words = hasattr(self.core, "get_input_embeddings") and not self.family.continuous_inputs
+        words = self.core.get_input_embeddings() if has_words else None
         words = words if isinstance(words, nn.Embedding) else None
         if words is not None:
             name = f"{self._paths[id(words)]}.weight"

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import polars
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -263,3 +263,18 @@ def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer.fit(Older(), DataLoader(tasks.Texts(6), batch_size=2))
     assert table(tmp_path / "run")["step"].unique().sort().to_list() == [0, 2, 4]
+
+
+def test_options_without_their_names_are_refused_at_once() -> None:
+    with raises(MonitorError, subject="options"):
+        LightningMonitor(tasks.probe())
+
+
+def test_the_trainer_may_stop_by_what_is_measured(tmp_path: Path) -> None:
+    name, run = "relative_mu/layer_02", tmp_path / "run"
+    monitor = LightningMonitor(metrics="relative_mu", probe=tasks.probe(), every=2, run=run, part="model")
+    stopping = EarlyStopping(name, patience=1, min_delta=1e9, check_on_train_epoch_end=True)
+    trainer = fit(Learner(), tmp_path, monitor, stopping, steps=12)  # three steps in each epoch
+    assert trainer.global_step == 6  # nothing falls by 1e9
+    values = table(run).filter(metric="relative_mu", layer=2).sort("step")["value"].to_list()
+    assert float(trainer.callback_metrics[name]) == pytest.approx(values[-1], rel=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 import rankscope
 from rankscope.errors import MonitorError
@@ -196,3 +196,20 @@ def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path:
     states = rows.filter((pl.col("metric") == "relative_mu") & (pl.col("layer") == 1))
     assert states["samples"].to_list() == [4, 4, 4, 4]  # two batches of two in each step that is looked at
     assert rows.filter(pl.col("metric") == "loss")["step"].to_list() == [4, 8]
+
+
+def test_options_without_their_names_are_refused_at_once() -> None:
+    with raises(MonitorError, subject="options"):
+        MonitorCallback(tasks.probe())
+
+
+def test_the_trainer_may_choose_and_stop_by_what_is_measured(tmp_path: Path) -> None:
+    name = "relative_mu/layer_02"
+    monitor = MonitorCallback(metrics="relative_mu", probe=tasks.probe(), every=2, run=tmp_path / "run")
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"metric_for_best_model": name, "load_best_model_at_end": True, "greater_is_better": True}
+    one = trainer(tmp_path, monitor, EarlyStoppingCallback(1, 1e9), max_steps=12, learning_rate=1e-3, **settings)
+    one.train()
+    assert one.state.global_step == 4  # nothing grows by 1e9: the second evaluation ends it
+    values = table(tmp_path / "run").filter(metric="relative_mu", layer=2).sort("step")["value"].to_list()
+    assert one.state.best_metric == max(values[1:])

@@ -389,7 +389,7 @@ def test_a_probe_is_the_same_in_whatever_order_ranks_have_its_samples() -> None:
     assert Probe.of(X).description == Probe.of(X.flip(0)).description != Probe.of(2 * X).description
     whole = Probe.of({"x": X, "labels": torch.arange(4)}).description
     assert whole == Probe.of({"x": X.flip(0), "labels": torch.arange(4).flip(0)}).description
-    assert whole != Probe.of({"x": X.flip(0), "labels": torch.arange(4)}).description
+    assert whole != Probe.of({"x": X, "labels": torch.arange(1, 5)}).description
     assert Probe.of((X, torch.tensor(2.0))).description != Probe.of((X, torch.tensor(3.0))).description
 
 

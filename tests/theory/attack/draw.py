@@ -22,6 +22,7 @@ MASKS = ("complete", "complete", "causal", "window:1", "unidirectional", "prefix
          "longformer:1:1", "causal&window:2")  # fmt: skip
 NO_SKIP = (0.0, 0.0, 0.0, 0.0, 1e-9, -1e-12, 1e-16, 1e-80, 1e-300)
 SKIPS = (1.0, 1.0, -1.0, 0.5, 2.0, 1e-9, 1e-16, 1e3, 1e-80)
+KERNELS = ("sinkhorn:1", "sinkhorn:3", "linear", "sigmoid", "sink", "linformer:2")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity")
 
 
@@ -101,12 +102,13 @@ def _mixed(choose: Random) -> Fields:
 FEATURES: dict[str, Callable[[Random], Fields]] = {
     "mask": _masked,
     "cap": lambda choose: {"score_cap": choose.choice((1e-3, 0.3, 5.0))},
-    "query norm": lambda choose: {"query_norm": True},
+    "query norm": lambda choose: {"query_norm": True, "query_norm_across": choose.random() < 0.3},
+    "output norm": lambda choose: {"norm_place": "output", "norm": choose.choice(("layer", "rms", "scale"))},
     "rotary": _rotated,
     "positions": lambda choose: {"positions": choose.choice(("alibi", "bias", "relative", "absolute")),
                                  "width": choose.choice((2, 4, 6)), "bias_buckets": 8, "bias_reach": 6,
                                  "bias_ahead": choose.random() < 0.5},
-    "kernel": lambda choose: {"kernel": choose.choice(("sinkhorn:1", "sinkhorn:3", "linear", "sigmoid", "linformer:2")),
+    "kernel": lambda choose: {"kernel": choose.choice(KERNELS),
                               "length": 16},
     "heads": _few_heads,
     "values": lambda choose: {"value_width": choose.choice((1, 3))},

@@ -48,26 +48,33 @@ class Exact(Network):
     def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
         """The pattern of each kernel, zero of a head that is not active."""
         name, _, number = str(self.arch.kernel).partition(":")
-        of = {"sigmoid": self.opened, "linformer": self.projected}.get(name, super().matrices)
+        of = {"sigmoid": self.weighed, "sink": self.weighed, "linformer": self.projected}.get(name, super().matrices)
         found = of(index, here, X)
         for _ in range(int(number) if name == "sinkhorn" else 0):
             found = [shares(turned(shares(turned(P)))) for P in found]
         kept = self.arch.kept_heads
-        return [
-            P if kept is None or h in kept[index] else [[mp.mpf(0)] * len(X) for _ in X] for h, P in enumerate(found)
-        ]
+        zero = [[mp.mpf(0)] * len(X) for _ in X]
+        return [P if kept is None or h in kept[index] else zero for h, P in enumerate(found)]
 
-    def opened(self, index: int, here: int, X: Rows) -> list[Rows]:
-        """Sigmoid attention: scores less the log of how many tokens are seen, each on its own."""
+    def weighed(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """Kernels whose rows do not sum to one, row by row of scores."""
         arch, n = self.arch, len(X)
         (q, k), seen = (self.parts(here, part, X) for part in ("query", "key")), self.sees(index, n)
 
-        def weight(h: int, i: int, j: int) -> Any:
+        def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
-            score = self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j]))
-            return sigmoid(score - mp.log(sum(seen[i]))) if seen[i][j] else mp.mpf(0)
+            at = [j for j in range(n) if seen[i][j]]
+            scores = [self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j])) for j in at]
+            if arch.kernel == "sigmoid":  # less the log of how many tokens are seen, each on its own
+                weights = [sigmoid(score - mp.log(len(at))) for score in scores]
+            else:  # one more score, for seeing nothing
+                sink = self.tensors[f"layers.{here}.attention.sink"][h]
+                total = mp.fsum(mp.exp(score - sink) for score in scores) + 1
+                weights = [mp.exp(score - sink) / total for score in scores]
+            found = dict(zip(at, weights, strict=True))
+            return [found.get(j, mp.mpf(0)) for j in range(n)]
 
-        return [[[weight(h, i, j) for j in range(n)] for i in range(n)] for h in range(arch.heads)]
+        return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
 
     def projected(self, index: int, here: int, X: Rows) -> list[Rows]:
         """Linformer: softmax of scores against mixtures of keys, times the mixtures of values."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.errors import MonitorError, one_of
 from rankscope.live.monitor import Monitor
+from rankscope.live.writers import scalars
 
 
 def check_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> None:
@@ -18,3 +19,10 @@ def check_options(callback: str, positional: Sequence[object], options: Mapping[
     for name in options:
         if name not in known:
             raise MonitorError(one_of(f"an option of {callback}", name, known), subject=name)
+
+
+def last_numbers(monitor: Monitor | None) -> dict[str, float]:
+    """The numbers of layers in the last measurement by name, as `relative_mu/layer_03`, for the trainer's own use."""
+    last = None if monitor is None else monitor.last
+    names = {} if last is None else scalars(last)
+    return {name: value for name, value in names.items() if "/layer_" in name and "/head_" not in name}

@@ -10,6 +10,7 @@
   parameter group of the first optimiser, as the step was made with it. Gradients are those of the first optimiser.
 - The probe is given to the `LightningModule` itself, or to a part of it (`part="model"`), under the
   precision of the strategy: autocast if training uses it.
+- `trainer.callback_metrics` has the numbers of layers in the last measurement: `EarlyStopping("relative_mu/layer_06")`.
 - `trainer.fit(..., ckpt_path=...)` continues in the same folder; what was written of later steps is removed.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope.errors import MissingExtraError, MonitorError
-from rankscope.live.loops import check_options
+from rankscope.live.loops import check_options, last_numbers
 from rankscope.live.monitor import Monitor
 from rankscope.live.monitor.weight_gradients import torch_optimizer
 
@@ -99,6 +100,7 @@ class LightningMonitor(Callback):
         self._losses = []
         with trainer.precision_plugin.forward_context():
             monitor.step(_steps(trainer), loss=mean, lr=self._lr)
+        trainer.callback_metrics.update({name: torch.tensor(x) for name, x in last_numbers(monitor).items()})
         if monitor.should_stop:
             trainer.should_stop = True
 

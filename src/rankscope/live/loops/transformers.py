@@ -9,6 +9,8 @@
   its logs unless `logging_nan_inf_filter=False`.)
 - `bf16=True` is autocast inside the model's `forward`, which accelerate has replaced: the probe goes through
   it as training batches do.
+- Metrics of an evaluation have the numbers of layers in the last measurement, for `metric_for_best_model=
+  "relative_mu/layer_06"`, and for an `EarlyStoppingCallback` that comes after this callback.
 - `trainer.train(resume_from_checkpoint=...)` continues in the same folder, from the step and the logs in the
   checkpoint; what was written of later steps is removed.
 - Trainer does not tell its callbacks when training raises. The run folder has all measurements by then; it is
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.extras import need
-from rankscope.live.loops import check_options
+from rankscope.live.loops import check_options, last_numbers
 from rankscope.live.monitor import Monitor
 from rankscope.live.monitor.weight_gradients import torch_optimizer
 
@@ -76,6 +78,10 @@ class MonitorCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a step that was to be logged and was not, before the next one is made."""
         self._step(control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add the last measurement to the metrics of an evaluation: by these Trainer chooses the best model."""
+        kwargs.get("metrics", {}).update((f"eval_{name}", value) for name, value in last_numbers(self.monitor).items())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the last step, and close the monitor."""

@@ -64,16 +64,20 @@ class EntropyCollapse(AlarmRule):
 
     Args:
         threshold: The entropy is below so many nats,
-        share: or below this share of the highest it ever was.
+        share: or below this share of the highest it ever was,
+        never: or has never been above so many nats. (A layer that has learnt to be sharp was not so at first.)
     """
 
     name = "attention entropy collapses"
     metrics = ("entropy",)
     advice = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
 
-    def __init__(self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn") -> None:
+    def __init__(
+        self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn",
+        never: float = 0.35,
+    ) -> None:  # fmt: skip
         super().__init__(patience, action)
-        self.threshold, self.share = threshold, share
+        self.threshold, self.share, self.never = threshold, share, never
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose attention has collapsed."""
@@ -81,7 +85,7 @@ class EntropyCollapse(AlarmRule):
         faults = {}
         for layer, entropy in rows.layers("entropy").items():
             highest = peak[str(layer)] = max(entropy, peak.get(str(layer), entropy))
-            if entropy < self.threshold or entropy < self.share * highest:
+            if entropy < max(self.threshold, self.share * highest) or highest < self.never:
                 nats = f"its entropy is {_short(entropy)} nats, and was {_short(highest)} at the highest"
                 faults[str(layer)] = Fault(layer, None, f"attention of layer {layer} falls on single tokens: {nats}")
         return faults
@@ -180,7 +184,8 @@ class GradientSize(SizeRule):
     Args:
         apart: Powers of ten by which a layer may differ from the median of the layers.
         starved: Powers of ten by which gradients of queries and keys may be below those of values and
-            outputs of the same layer.
+            outputs of the same layer. (In the first steps of healthy GPTs, whose attention is all but uniform, they
+            are below by up to 4; without skips by 6 and more.)
         jump, drift: As in `SizeRule`.
     """
 
@@ -194,7 +199,7 @@ class GradientSize(SizeRule):
     )
 
     def __init__(
-        self, apart: float = 3.0, starved: float = 4.0, jump: float = 3.0, drift: float = 5.0,
+        self, apart: float = 3.0, starved: float = 5.0, jump: float = 3.0, drift: float = 5.0,
         patience: int = 3, action: Action = "warn",
     ) -> None:  # fmt: skip
         super().__init__(jump, drift, patience, action)

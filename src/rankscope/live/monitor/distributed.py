@@ -29,13 +29,9 @@ def is_writer() -> bool:
 
 
 def require_all_ranks(where: str, meeting: str) -> None:
-    """Wait until every rank is here, before anything that only all ranks together can do. If some do not come, raise on
-    those that do: on all ranks, or on none, also if one comes just when the others give up.
-
-    Args:
-        where: What the ranks call, for the sentence.
-        meeting: A name that no other meeting has, and that all ranks know.
-    """
+    """Wait until every rank is here, before anything that only all ranks together can do; if some do not come, raise.
+    All ranks decide alike, also if one comes just when the others give up. `where` is what they call, for the sentence;
+    `meeting` is a name that all ranks know and no other meeting has."""
     if world_size() == 1:
         return
     store = dist.distributed_c10d._get_default_store()

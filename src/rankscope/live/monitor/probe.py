@@ -146,15 +146,13 @@ class Probe:
 
     @property
     def description(self) -> str:
-        """The number of samples and a digest, the same for the samples of all ranks however they are shared out."""
+        """The probe by a digest, the same in whatever order ranks have its samples."""
         named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
         tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
-        whole = len({len(value) if value.ndim else 0 for _, value in tensors}) > 1 or not tensors[0][1].ndim
-        samples = [[(name, x) for name, x in tensors]] if whole else [
-            [(name, x[k]) for name, x in tensors] for k in range(len(tensors[0][1]))
-        ]  # fmt: skip
-        digests = sorted(digest for theirs in distributed.gathered([*map(_digest, samples)]) for digest in theirs)
-        return f"a probe of {len(digests)} samples ({sha256(''.join(digests).encode()).hexdigest()[:8]})"
+        rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None])]
+        shares = distributed.gathered([name + sha256(_bytes(row)).hexdigest() for name, row in rows])
+        digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
+        return f"the probe {digest}"
 
     def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
         """What was read of a call with the probe; if a rank cannot compute gradients, all leave them out afterwards.
@@ -209,12 +207,8 @@ def values_of(watch: Watch) -> MetricValues:
     return values
 
 
-def _digest(tensors: list[tuple[str, Tensor]]) -> str:
-    """A digest of named tensors."""
-    digest = sha256()
-    for name, value in tensors:
-        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def _bytes(x: Tensor) -> bytes:
+    return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _copied(value: Any) -> Any:

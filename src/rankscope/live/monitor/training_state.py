@@ -18,7 +18,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import is_
@@ -76,7 +76,7 @@ class ModuleState:
 
     def __init__(self, model: nn.Module) -> None:
         self.changed: list[str] = []  # after `restore`: the names of what has changed and could not be put back
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []  # a name, what to compare, what it was
         self._seen: dict[int, Any] = {}  # by id
         for name, module in model.named_modules():
@@ -92,9 +92,14 @@ class ModuleState:
         """Remember a value and what it holds."""
         if id(value) in self._seen or len(self._seen) > FOLLOWED or isinstance(value, nn.Parameter | type):
             return
-        parts: Iterable[tuple[Any, Any]] = ()
+        parts: list[tuple[Any, Any]] = []
+        if type(value).__module__.startswith("torch.distributed"):
+            return  # shards of a module are not its state
         if isinstance(value, nn.Module):
-            parts = self._save_module(name, value)
+            parts = [(key, part) for key, part in vars(value).items() if key not in TORCHS_OWN]
+            self._undo.append(partial(_restore_attributes, value, dict(parts)))
+            weights = [(key, weight) for key, weight in value._parameters.items() if weight is not None]
+            self._checks += [(f"the weight {name}.{key}", partial(_stamp, x), _stamp(x)) for key, x in weights]
         elif isinstance(value, list | tuple | dict | set | deque):
             parts = list(value.items() if isinstance(value, dict) else enumerate(value))
             if not isinstance(value, tuple):
@@ -109,35 +114,26 @@ class ModuleState:
         else:
             return
         self._seen[id(value)] = value  # held, so that its id is not given to another
-        if len(parts := list(parts)) <= CONTENTS:
+        if len(parts) <= CONTENTS:
             for key, part in parts:
                 self._save(f"{name}.{key}", part)
-
-    def _save_module(self, name: str, module: nn.Module) -> Iterable[tuple[str, Any]]:
-        """Remember the attributes of a module, which are returned; of its weights, how often each was written to."""
-        if type(module).__module__.startswith("torch.distributed"):
-            return ()
-        attributes = {key: value for key, value in vars(module).items() if key not in TORCHS_OWN}
-        self._undo.append(partial(_restore_attributes, module, attributes))
-        for key, weight in module._parameters.items():
-            if weight is not None and not weight.is_inference():
-                self._checks.append((f"the weight {name}.{key}", partial(_stamp, weight), _stamp(weight)))
-        return attributes.items()
 
 
 def _stamp(value: Any) -> Any:
     """A number or text that changes when a tensor is written to, or when a counter counts."""
-    return value._version if isinstance(value, Tensor) else repr(value)
+    if isinstance(value, Tensor):
+        return 0 if value.is_inference() else value._version
+    return repr(value)
 
 
-def _undo_of(value: Any) -> Callable[[], None] | None:
+def _undo_of(value: Any) -> Callable[[], object] | None:
     """A function that puts back what a tensor, an array or a generator holds; None for anything else."""
     if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized):
         return partial(_restore_tensor, value, value.detach().clone())
     if isinstance(value, np.ndarray) and value.flags.writeable and not isinstance(value, np.memmap):
         return partial(np.copyto, value, value.copy())
     if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())  # type: ignore[arg-type]
+        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.RandomState):

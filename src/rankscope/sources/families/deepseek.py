@@ -48,8 +48,13 @@ class DeepSeek(Mixtral):
             message = f"{config.model_type} is mapped with experts that have no biases, chosen by {' or '.join(ways)}"
             raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
         width, grouped = config.moe_intermediate_size, third or config.topk_method != "greedy"
-        groups = {"groups": config.n_group, "groups_chosen": config.topk_group} if grouped else {}
-        way = {"sigmoid": True, "correction": True, "group_best": 2, "renormalised": bool(config.norm_topk_prob)}
+        groups: dict[str, Any] = {"groups": config.n_group, "groups_chosen": config.topk_group} if grouped else {}
+        way: dict[str, Any] = {
+            "sigmoid": True,
+            "correction": True,
+            "group_best": 2,
+            "renormalised": bool(config.norm_topk_prob),
+        }
         return Experts(
             number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,
             shared_width=width * config.n_shared_experts, dense_layers=tuple(range(first)),

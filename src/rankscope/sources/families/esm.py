@@ -29,6 +29,11 @@ class Esm(Bert):
             mask="causal" if config.is_decoder else "complete", **rotary,
         )  # fmt: skip
 
+    def architecture_of(self, model: Any) -> Architecture:
+        """Angles are saved with the weights, and may have been rounded to float16 there."""
+        arch, rotary = super().architecture_of(model), model.rotary_embeddings
+        return arch if rotary is None else arch.replace(rotary_frequencies=(tuple(rotary.inv_freq.double().tolist()),))
+
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by how many of a sample are masked; positions and a norm where the model has them."""
         parts, config = model.embeddings, model.config

@@ -69,6 +69,9 @@ class Family(ABC):
     final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
     inside: ClassVar[str] = ""
     """The attribute of a larger model (encoder and decoder, text and images) that holds this network."""
+    computed: ClassVar[
+        tuple[str, ...]
+    ] = ()  # Ends of the names of tensors that files may lack: the model computes them
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
 
@@ -85,6 +88,10 @@ class Family(ABC):
     @abstractmethod
     def architecture(self, config: Any) -> Architecture:
         """The architecture that a config describes. Biases are found in the weights later."""
+
+    def architecture_of(self, model: Any) -> Architecture:
+        """The architecture of a model, where its buffers may say more than its config."""
+        return self.architecture(config_of(model))
 
     def tiny_configs(self) -> dict[str, Any]:
         """Small configs that together reach every branch of this family, each under its label."""

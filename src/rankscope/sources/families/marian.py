@@ -10,6 +10,7 @@ class Marian(Bart):
     """Marian's encoder: post-norm, sinusoidal positions."""
 
     name, types = "marian", ("marian",)
+    computed = ("embed_positions.weight",)
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
 
     def embedding(self, model: Any) -> Embedding:
