@@ -76,7 +76,7 @@ class ModuleState:
 
     def __init__(self, model: nn.Module) -> None:
         self.changed: list[str] = []  # after `restore`: the names of what has changed and could not be put back
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []  # a name, what to compare, what it was
         self._seen: dict[int, Any] = {}  # by id
         for name, module in model.named_modules():
@@ -126,14 +126,14 @@ def _stamp(value: Any) -> Any:
     return repr(value)
 
 
-def _undo_of(value: Any) -> Callable[[], None] | None:
+def _undo_of(value: Any) -> Callable[[], object] | None:
     """A function that puts back what a tensor, an array or a generator holds; None for anything else."""
     if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized):
         return partial(_restore_tensor, value, value.detach().clone())
     if isinstance(value, np.ndarray) and value.flags.writeable and not isinstance(value, np.memmap):
         return partial(np.copyto, value, value.copy())
     if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())  # type: ignore[arg-type]
+        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.RandomState):
