@@ -63,9 +63,11 @@ class Confirmation:
         if arch.parts:  # they have no rule for what may be zero
             return none._replace(samples=tokens_lost(self.before, step.state))
         block, losses = passes.inputs.block(step.layer - 1), passes.rules.losses
-        suspect = may_be_unproved(self.before, step, block.active_heads) | losses.short
-        zeros = unproved(block, passes.rules, self.before) if bool(suspect.any()) else none
-        losses.short = False
+        suspect = may_be_unproved(self.before, step, block.active_heads)
+        suspects = [suspect, *(tokens.any(-1) for tokens in losses.short.values())]
+        found = any(bool(samples.any()) for samples in suspects)
+        zeros = unproved(block, passes.rules, self.before, losses.short) if found else none
+        losses.short = {}
         return zeros
 
     @cached_property
