@@ -291,10 +291,11 @@ def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tm
             Y = X + self.attention(X, X, X)[0]
             return torch.cat([Y, Y], 1) if self.more else Y
 
-    model = nn.Sequential(Growing(), Growing())
+    last = Growing()
+    model = nn.Sequential(Growing(), last)
     with Monitor(model, metrics, every=1, run=tmp_path, alarms=()) as monitor:
         for step in range(4):
-            model[1].more = step == 1
+            last.more = step == 1
             model(torch.randn(2, 5, 8)).sum().backward()
             if step == 1:
                 with pytest.warns(TrainingWarning):
@@ -303,7 +304,7 @@ def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tm
                 monitor.step()
     assert table(tmp_path)["step"].unique().sort().to_list() == [1, 3, 4]
     with Monitor(model, metrics, every=1, run=tmp_path / "first"), raises(WatchError):
-        model[1].more = True
+        last.more = True
         model(torch.randn(2, 5, 8))
 
 

@@ -175,11 +175,11 @@ class OperatorMeasurement:
     def _on_call(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         # A graph must not depend on whether a step is recorded; on the two modes it depends anyway.
         if torch.compiler.is_compiling() or self.recording:
-            named, modes = ("", None), (model.training, torch.is_grad_enabled())
+            named: tuple[str, Tensor | None] = ("", None)
             for name, position in reversed(self.masks):
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
-            _called(named[1], named[0], self.seen, id(self), *modes)
+            _called(named[1], named[0], self.seen, id(self), model.training, torch.is_grad_enabled())
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self.called_once or self.call is None or self.call.states is None:

@@ -35,6 +35,7 @@ TORCHS_OWN = vars(nn.Module()).keys() - {"_buffers"}  # attributes of a module t
 # Packages whose objects are left alone: a trainer, a shard, a lock are not the model's state.
 MANAGED = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "deepspeed", "bitsandbytes"}
 MANAGED |= sys.stdlib_module_names - {"types"}
+IMMUTABLE = {bool, int, float, str, type(None)}
 CONTENTS = 10_000  # entries of a container up to which each is followed into
 FOLLOWED = 100_000  # values that are followed at most
 
@@ -90,7 +91,9 @@ class ModuleState:
 
     def _save(self, name: str, value: Any) -> None:
         """Remember a value and what it holds."""
-        if id(value) in self._seen or len(self._seen) > FOLLOWED or isinstance(value, nn.Parameter | type):
+        if type(value) in IMMUTABLE or id(value) in self._seen or len(self._seen) > FOLLOWED:
+            return
+        if isinstance(value, nn.Parameter | type):
             return
         parts: list[tuple[Any, Any]] = []
         if type(value).__module__.startswith("torch.distributed"):
