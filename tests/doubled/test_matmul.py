@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import mpmath as mp
 import pytest
@@ -87,7 +88,7 @@ def test_an_entry_below_a_column_that_meets_zeros_keeps_its_digits() -> None:
     for other in (0.0, 1e-80):
         A = Doubled.of(torch.tensor([[1e-40, 1.0]], dtype=torch.float64)) / 3
         B = Doubled.of(torch.tensor([[1.0, 7.0], [other, other]], dtype=torch.float64)) / 11
-        found = A @ B
+        found: Any = A @ B
         with mp.workdps(80):
             for k, entry in enumerate((1, 7)):
                 exact = mp.mpf(1e-40) / 3 * entry / 11 + mp.mpf(other) / 33

@@ -1,6 +1,7 @@
 """Readings: of a large P by blocks of rows what they are of the whole, and the floor, at which they are noise."""
 
 import math
+from typing import Any
 
 import polars as pl
 import pytest
@@ -123,7 +124,7 @@ def test_an_infinite_token_leaves_no_number_in_its_sample(
     X[0, 2, 1] = math.inf
     if way == "by rows":
         monkeypatch.setattr(propagation, "_large", lambda *_: True)
-    options = {"check": way != "unchecked", "confirm": way == "confirmed"}
+    options: dict[str, Any] = {"check": way != "unchecked", "confirm": way == "confirmed"}
     metrics = ["relative_mu", "mean_cosine_gap", "entropy", "dobrushin", "first_token_mass"]
     found = measure(net, X, metrics=metrics, arithmetic=arithmetic, **options).table
     alone = measure(net, X[1:], metrics=metrics, arithmetic=arithmetic, **options).table

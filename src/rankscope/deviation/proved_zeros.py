@@ -159,7 +159,8 @@ class SupportRules(Arithmetic):
         assert isinstance(P, DeviationPattern | PatternByRows)
         heads: HeadOutputs = self.rules.mix(block, P, values.numbers)
         blocks = [P.visible] if isinstance(P, DeviationPattern) else map(P.maker.visible, P.maker.blocks())
-        valid, first, rows = heads.valid.mask, None, []
+        valid, first = heads.valid.mask, None
+        rows: list[Tensor] = []
         alike = torch.ones_like(valid[:, 0])
         for visible in blocks:
             first = visible[:, 0, 0] if first is None else first  # what the first token sees; valid ones come first

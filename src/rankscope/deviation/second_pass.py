@@ -190,8 +190,8 @@ def second_pass_of_layers(
     for step in _steps(state, passed):
         at_layer(net.arch.layers + step.layer)
         layer = second_pass.run_layer(step)
-        state = (layer.before, layer.resolved, layer.plain_step)
-        tensors.append((*state, layer.lost, layer.perturbed_so_far, layer.lost_heads))
+        inside = (layer.before, layer.resolved, layer.plain_step)
+        tensors.append((*inside, layer.lost, layer.perturbed_so_far, layer.lost_heads))
     return tuple(tensors), second_pass
 
 

@@ -302,7 +302,7 @@ def test_what_cannot_be_recorded_of_a_step_does_not_end_it(tmp_path: Path) -> No
             X = X + self.attention(X, X, X)[0]
             return X + self.mlp(torch.arange(X.shape[1]))
 
-    first = Block()
+    first: Any = Block()
     model = nn.Sequential(first, Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = first.mlp.weight.detach().clone()
@@ -325,7 +325,7 @@ def test_an_optimiser_without_a_learning_rate_is_measured(tmp_path: Path) -> Non
             super().__init__(weights, {})
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> Any:
             for weight in self.param_groups[0]["params"]:
                 weight.sub_(0.1 * weight.grad)
 
