@@ -369,7 +369,7 @@ def _experts(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[
     )  # fmt: skip
     factor, family = 10 ** draw.uniform(-3, 4) if harsh else 1.0, draw.randrange(8)
     if family == 0:  # DeepSeek-V3
-        groups = {"groups": 2, "groups_chosen": draw.choice((1, 2)), "group_best": draw.choice((1, 2))}
+        groups: dict[str, Any] = {"groups": 2, "groups_chosen": draw.choice((1, 2)), "group_best": draw.choice((1, 2))}
         experts = replace(experts, number=4, chosen=draw.choice((1, 2)), sigmoid=True, correction=True, **groups)
     elif family == 1:  # gpt-oss
         limit = draw.choice((0.0, 0.5, 7.0))
