@@ -64,6 +64,17 @@ class UnprovedZeros(NamedTuple):
         samples = torch.zeros_like(state.valid.mask[:, 0])
         return cls(samples, samples[:, None].expand(-1, heads))
 
+    @classmethod
+    def all(cls, before: State, step: DeviationStep, active: Sequence[int]) -> "UnprovedZeros":
+        """Every zero of a layer, `before` the tokens before it, and of its active heads."""
+        assert step.heads is not None
+        none = cls.none(before, step.heads.R.log.shape[1])
+        gone = [
+            step.heads.R.log[:, head] <= LOWEST if head in active else none.samples
+            for head in range(none.heads.shape[1])
+        ]
+        return cls(may_be_unproved(before, step, ()), torch.stack(gone, 1) & (before.R.log > LOWEST)[:, None])
+
 
 def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -> Bool[Tensor, " batch"]:
     """True for samples of a layer that hold a zero to be looked at, `before` the tokens before it: a token, all that
@@ -80,7 +91,8 @@ def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, 
     """Which samples and heads hold a zero after this block that is rounding.
 
     `before` is the state that enters the block: what is zero in it is proved. `short` are tokens that were zero, or
-    nearly, when another pass took them through the norm of that name; by these rules rounding may be left of them."""
+    nearly, when another pass took them through the norm of that name ("": after the block); by these rules rounding
+    may be left of them."""
     nonzero = before.R.value.abs().amax(-1, keepdim=True) > 0
     common = (before.x.log > LOWEST)[:, None].expand_as(before.x.value)
     watched = SupportRules(rules, dict(short))
@@ -196,7 +208,9 @@ class SupportRules(Arithmetic):
         """Activations are zero at zero alone, but for relu; of experts every entry of a token that is not zero."""
         output, w = self.rules.mlp(block, state.numbers), block.weights.mlp
         if w is None:
-            x = (state.x.any(-1, keepdim=True) | bool(self.arch.biases)).expand_as(state.x)
+            experts = self.arch.experts
+            biases = bool(self.arch.biases) or (experts is not None and experts.biases)
+            x = (state.x.any(-1, keepdim=True) | biases).expand_as(state.x)
             return Support(output, x, state.R.any(-1, keepdim=True).expand_as(state.R))
         x, R = state.through(w.up)
         gate = w.up if w.gate is None else w.gate

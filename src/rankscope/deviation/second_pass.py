@@ -138,6 +138,8 @@ class SecondPass:
             name: plain_losses.short.get(name, False) | losses.short.get(name, torch.zeros_like(before.valid.mask))
             for name in {**plain_losses.short, **losses.short}
         }
+        if plain is not None:
+            short[""] = comparison.short_tokens(after) & resolved[:, None]
         zero = self._rounded_to_zero(block, before, before_first, step, short)
         self.lost = self.lost | _hidden(step, layer) | plain_losses.torn | losses.torn | zero.samples
         return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far, lost_heads=zero.heads)
@@ -163,18 +165,17 @@ class SecondPass:
             before: The second pass's state before it.
             first_before: The first pass's state before it.
             step: The layer of the first pass.
-            short: By norm of this layer, the tokens that were zero or nearly so when it met them.
+            short: By norm of this layer, the tokens that were zero or nearly so when it met them; "" after the layer.
         """
-        none = UnprovedZeros.none(before, block.arch.heads)
-        if block.arch.parts:  # they have no rule for what may be zero
-            return none._replace(samples=comparison.tokens_lost(first_before, step.state))
         # Uniform attention makes the outputs of heads equal, unless they have gates.
         active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
         suspect = may_be_unproved(first_before, step, active)
         for tokens in short.values():
             suspect = suspect | tokens.any(-1)
+        if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
+            return UnprovedZeros.all(first_before, step, active)
         if not must_compute("second_pass.zeros", suspect.any()):
-            return none
+            return UnprovedZeros.none(before, block.arch.heads)
         self.perturbed_rules.begin(block)
         return unproved(block, self.perturbed_rules, before, short)
 

@@ -302,9 +302,10 @@ def test_what_cannot_be_recorded_of_a_step_does_not_end_it(tmp_path: Path) -> No
             X = X + self.attention(X, X, X)[0]
             return X + self.mlp(torch.arange(X.shape[1]))
 
-    model = nn.Sequential(Block(), Block())
+    first = Block()
+    model = nn.Sequential(first, Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = model[0].mlp.weight.detach().clone()  # type: ignore[union-attr,operator]
+    before = first.mlp.weight.detach().clone()
     with Monitor(model, "mu", 1, torch.ones(1, 4, 8), run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
         for _ in range(2):
             optimizer.zero_grad()
@@ -312,7 +313,7 @@ def test_what_cannot_be_recorded_of_a_step_does_not_end_it(tmp_path: Path) -> No
             optimizer.step()
             monitor.step()
         assert len(monitor.notes) == 1
-    assert not torch.equal(before, model[0].mlp.weight)  # type: ignore[arg-type]
+    assert not torch.equal(before, first.mlp.weight)
     rows = read(tmp_path).table("training")
     assert rows.filter(metric="mu", layer=1)["step"].to_list() == [0, 1, 2]
     assert rows.filter(metric="grad_mlp")["value"].null_count() == 4
@@ -324,7 +325,7 @@ def test_an_optimiser_without_a_learning_rate_is_measured(tmp_path: Path) -> Non
             super().__init__(weights, {})
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for weight in self.param_groups[0]["params"]:
                 weight.sub_(0.1 * weight.grad)
 

@@ -345,14 +345,12 @@ class Monitor:
             sentence = f"Step {self.steps}: {fault} since step {since}: {why}. The training goes on."
             known = fault in self._failures
             self._failures[fault] = sentence
-            if not known:
-                alarm = Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)
-                self._unwritten = [*self._unwritten, alarm]
-                if self._run_writer is not None:
-                    with suppress(Exception):  # else it is written with the next measurement
-                        if self._run_writer.write_alarms(self.steps, self._unwritten):
-                            self._unwritten = []
-                    warnings.warn(sentence, TrainingWarning, stacklevel=5)
+            if not known and self._run_writer is not None:
+                self._unwritten = [*self._unwritten, Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)]
+                with suppress(Exception):  # else it is written with the next measurement
+                    if self._run_writer.write_alarms(self.steps, self._unwritten):
+                        self._unwritten = []
+                warnings.warn(sentence, TrainingWarning, stacklevel=5)
         else:
             self._failures.pop(fault, None)
             self._good_steps[fault] = self.steps
