@@ -89,7 +89,8 @@ class SoftmaxTracer:
     def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
         self.from_tokens = from_tokens
         self.scores = WeakTensorKeyDictionary()  # with the number of heads, or None where that is not known
-        self.folded: Any = WeakTensorKeyDictionary()  # queries `[batch * head, token, d]`, with the number of heads
+        # Queries `[batch * head, token, d]`, with the number of heads.
+        self.folded: MutableMapping[Tensor, int | None] = WeakTensorKeyDictionary()
         self.patterns = WeakTensorKeyDictionary()  # with the softmax, and the name of what changed it since or None
         self.made: list[WrittenSoftmax] = []  # softmaxes of scores since `take_unused` was called last
 
