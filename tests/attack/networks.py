@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -242,6 +243,16 @@ def _narrow(draw: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _signs(draw: random.Random) -> dict[str, Any]:
+    return {**_narrow(draw), "norm": draw.choice(("none", "rms", "scale")), "biases": False, "positions": "none"}
+
+
+def _olmo(draw: random.Random) -> dict[str, Any]:
+    """Norms on what branches add alone, and one on all queries of a token together."""
+    return {"norm_place": "output", "norm": draw.choice(("layer", "rms")), "query_norm": True, "bare_layers": (),
+            "query_norm_across": True, "norm_eps": draw.choice((0.0, 1e-12, 1e-5))}  # fmt: skip
+
+
 def _bigbird(draw: random.Random) -> dict[str, Any]:
     window, everywhere, random_ones = draw.choice(((0, 0, 1), (0, 0, 2), (1, 0, 1), (0, 1, 1), (1, 1, 2)))
     mask = f"bigbird:{window}:{everywhere}:{random_ones}:{draw.randrange(100)}"
@@ -288,6 +299,16 @@ def _broken_token(draw: random.Random, fields: dict[str, Any], tensors: Tensors,
     return X
 
 
+def _orthogonal(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
+    """Queries or keys of one token that are zero but for rounding: without eps a norm makes a sign of that."""
+    token, part = X[draw.randrange(len(X))], draw.choice(("query", "key"))
+    for name in tensors:
+        if name.endswith(f"attention.{part}.weight") and len(tensors[name]) == len(token):
+            W = tensors[name].flatten(1)
+            tensors[name] = (W - torch.outer(token, token @ W) / (token @ token)).view(tensors[name].shape)
+    return X
+
+
 def _more_tokens(draw: random.Random, fields: dict[str, Any], tensors: Tensors, X: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     return torch.randn(draw.choice((4, 5, 6, 7, 8)), X.shape[1], generator=generator, dtype=X.dtype)
@@ -322,6 +343,8 @@ KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], Harm]] = {
     "broken token": (_nothing, _broken_token),
     "width one": (_narrow, _as_drawn),
     "bigbird, padded": (_bigbird, _more_tokens),
+    "width one, signs": (_signs, _orthogonal),
+    "olmo": (_olmo, _large),
 }
 """By name: which fields an architecture of the kind has, and what is done to its tensors and tokens."""
 
@@ -344,7 +367,13 @@ def _experts(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[
         number=number, chosen=draw.randrange(1, number + 1), width=draw.choice((2, 3)),
         renormalised=draw.random() < 0.7, shared_width=shared, shared_gate=bool(shared) and draw.random() < 0.5,
     )  # fmt: skip
-    factor = 10 ** draw.uniform(-3, 4) if harsh else 1.0
+    factor, family = 10 ** draw.uniform(-3, 4) if harsh else 1.0, draw.randrange(8)
+    if family == 0:  # DeepSeek-V3
+        groups: dict[str, Any] = {"groups": 2, "groups_chosen": draw.choice((1, 2)), "group_best": draw.choice((1, 2))}
+        experts = replace(experts, number=4, chosen=draw.choice((1, 2)), sigmoid=True, correction=True, **groups)
+    elif family == 1:  # gpt-oss
+        limit = draw.choice((0.0, 0.5, 7.0))
+        experts = replace(experts, biases=True, limit=limit, shared_width=0, shared_gate=False)
     return {"mlp": "experts", "experts": experts}, lambda net: _multiplied(net, "router.weight", factor)
 
 
@@ -377,7 +406,8 @@ def _cross(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple[di
     if tokens > 1 and draw.random() < 0.3:
         padding[0, draw.randrange(tokens)] = True
     positions = "none" if fields["positions"] == "relative" else fields["positions"]
-    changed = {"cross_attention": True, "parallel": False, "query_norm": False, "positions": positions}
+    changed = {"cross_attention": True, "parallel": False, "query_norm": False, "query_norm_across": False,
+               "positions": positions}  # fmt: skip
     return changed, lambda net: net.with_memory(M, padding)
 
 

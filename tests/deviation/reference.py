@@ -187,38 +187,50 @@ class Network:
         return linear("down", hidden)
 
     def mixture(self, name: str, x: list[Any]) -> list[Any]:
-        """One token through the experts of its largest scores."""
-        experts, act = self.arch.experts, ACTIVATIONS[self.arch.activation]
+        """One token through the experts of its largest scores: a softmax (Mixtral), or sigmoids, corrected and in
+        groups (DeepSeek-V3)."""
+        experts = self.arch.experts
         assert experts is not None
-
-        def through(part: str, y: list[Any], pick: Any = lambda W: W) -> list[Any]:
-            return times([y], pick(self.tensors[f"{name}.{part}.weight"]))[0]
-
-        def gated(part: str, inward: Any = lambda W: W, outward: Any = lambda W: W) -> list[Any]:
-            gate, up = (through(f"{part}{each}", x, inward) for each in ("gate", "up"))
-            return through(f"{part}down", [act(g) * u for g, u in zip(gate, up, strict=True)], outward)
-
-        logits = through("router", x)
-        scores = [sigmoid(each) if experts.sigmoid else mp.exp(each) for each in logits]
-        if any(mp.isnan(each) for each in scores):  # nobody knows which are the largest
+        (logits,) = times([x], self.tensors[f"{name}.router.weight"], self.tensors.get(f"{name}.router.bias"))
+        if any(mp.isnan(each) for each in logits):  # nobody knows which are the largest
             return [mp.nan] * len(x)
-        own = self.tensors.get(f"{name}.correction") or [0] * len(scores)
-        by = [a + b for a, b in zip(scores, own, strict=True)]
+        top = max(logits)
+        weights = [mp.exp(each - top) for each in logits]
+        scores = [
+            sigmoid(each) if experts.sigmoid else w / mp.fsum(weights) for each, w in zip(logits, weights, strict=True)
+        ]
+        correction = self.tensors.get(f"{name}.correction") or [0] * len(scores)
+        by = [a + b for a, b in zip(scores, correction, strict=True)]
         size = len(by) // experts.groups
         groups = [range(g * size, (g + 1) * size) for g in range(experts.groups)]
         groups.sort(key=lambda group: -mp.fsum(sorted((by[e] for e in group), reverse=True)[: experts.group_best]))
         open_ = [e for group in groups[: experts.groups_chosen] for e in group]
         best = sorted(open_, key=lambda e: -by[e])[: experts.chosen]
-        total = mp.fsum(scores[e] for e in best) if experts.renormalised else mp.fsum(scores)
-        total = 1 if experts.sigmoid and not experts.renormalised else total
-        parts = []
-        for e in best:
-            out = gated("", lambda W, e=e: [row[e] for row in W], lambda W, e=e: W[e])
-            parts.append([scores[e] / total * u for u in out])
+        total = mp.fsum(scores[e] for e in best) if experts.renormalised else 1
+        parts = [[scores[e] / total * u for u in self.expert(name, x, e)] for e in best]
         if experts.shared_width:
-            share = sigmoid(through("shared_gate", x)[0]) if experts.shared_gate else 1
-            parts.append([share * u for u in gated("shared.")])
+            gate = times([x], self.tensors[f"{name}.shared_gate.weight"])[0] if experts.shared_gate else None
+            share = 1 if gate is None else sigmoid(gate[0])
+            parts.append([share * u for u in self.expert(f"{name}.shared", x)])
         return [mp.fsum(column) for column in zip(*parts, strict=True)]
+
+    def expert(self, name: str, x: list[Any], e: int | None = None) -> list[Any]:
+        """One expert, or the shared one, on one token: (act(x W_g) * (x W_u)) W_d; under a limit L (gpt-oss) the
+        gate is at most L, and in the place of u stands 1 + u, u within L."""
+        experts, act = self.arch.experts, ACTIVATIONS[self.arch.activation]
+        assert experts is not None
+
+        def through(part: str, y: list[Any]) -> list[Any]:
+            W, b = self.tensors[f"{name}.{part}.weight"], self.tensors.get(f"{name}.{part}.bias")
+            if e is not None:
+                W = W[e] if part == "down" else [row[e] for row in W]
+                b = b and b[e]
+            return times([y], W, b)[0]
+
+        gate, up, limit = through("gate", x), through("up", x), mp.mpf(experts.limit)
+        if limit:
+            gate, up = [min(g, limit) for g in gate], [1 + min(max(u, -limit), limit) for u in up]
+        return through("down", [act(g) * u for g, u in zip(gate, up, strict=True)])
 
     def heads(self, here: int, name: str, X: Rows, kind: str = "attention") -> list[Rows]:
         """[head][token][head_width] of queries, keys or values."""
@@ -331,7 +343,7 @@ class Network:
         gain, eps = self.tensors[f"{name}.gain"], mp.mpf(self.arch.norm_eps)
         if self.arch.query_norm_across:  # of all heads of a token, side by side
             width, whole = len(parts[0][0]), [[u for part in parts for u in part[i]] for i in range(len(parts[0]))]
-            roots = [mp.sqrt(dot(row, row) / len(row) + eps) for row in whole]
+            roots = [mp.sqrt(dot(row, row) / len(row) + eps or 1) for row in whole]
             return [
                 [[u * gain[h * width + j] / roots[i] for j, u in enumerate(row)] for i, row in enumerate(part)]
                 for h, part in enumerate(parts)

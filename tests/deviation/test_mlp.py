@@ -1,5 +1,7 @@
 """The MLP of a state: its activation against hundreds of digits, and far out in its tails."""
 
+from typing import Any
+
 import mpmath as mp
 import pytest
 import torch
@@ -9,8 +11,10 @@ from rankscope.deviation.activations import SERIES
 from rankscope.deviation.mlp import activation, mlp
 from rankscope.deviation.state import ValidTokens
 from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure
 from tests.builders import normal
 from tests.deviation.reference import ACTIVATIONS as EXACT
+from tests.deviation.reference import Network, composite, log10_residual
 
 
 def tokens(n: int, width: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -77,3 +81,27 @@ def test_a_step_of_tanh_from_one_tail_into_the_other(z: float, d: float) -> None
     with mp.workdps(200):
         true = mp.tanh(mp.mpf(z) + mp.mpf(d)) - mp.tanh(mp.mpf(z))
     assert float(change.explicit()) == pytest.approx(float(true), rel=1e-13)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu"])
+@pytest.mark.parametrize("confirm", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_shut_gate_beside_an_open_one_that_lets_nothing_through(activation: Any, confirm: bool) -> None:
+    """The first unit is open and its other factor zero; the second is shut beyond float64's range, and all there is."""
+    arch = Architecture(
+        layers=1, width=2, heads=1, norm="none", mlp="gated", activation=activation, mlp_width=2, mlp_skip=0.0,
+        biases=False,
+    )  # fmt: skip
+    state = Transformer.random(arch).to(torch.float64).state()
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    tensors["layers.0.mlp.gate.weight"] = torch.tensor([[500.0, -900.0], [0.0, 0.0]], dtype=torch.float64)
+    tensors["layers.0.mlp.up.weight"] = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    tensors["layers.0.mlp.down.weight"] = torch.eye(2, dtype=torch.float64)
+    net = Transformer.from_weights(arch, tensors)
+    X = torch.tensor([[[1.5, 0.3], [1.5, -2.0], [1.5000001, 1.0]]], dtype=torch.float64)
+    profile = measure(net, X, metrics=["residual", "relative_residual"], confirm=confirm)
+    with mp.workdps(60):
+        after = Network(net).states(X[0])[1]
+        exact = [log10_residual(after), log10_residual(after) - mp.log10(composite(after))]
+    for metric, true in zip(("residual", "relative_residual"), exact, strict=True):
+        assert profile.curve(metric, "log10")[0, 1].item() == pytest.approx(float(true), rel=1e-9, abs=1e-9)
+    assert not profile.table["below_floor"].any() and float(exact[0]) < -500

@@ -1,9 +1,11 @@
 """A token that is zero but for rounding, through a norm of two entries: its sign is not read."""
 
+import mpmath as mp
 import pytest
 import torch
 
 from rankscope import Architecture, Transformer, measure
+from tests.deviation.reference import Network, log10_residual
 
 
 def _cancelling(share: float, eps: float) -> Transformer:
@@ -37,3 +39,40 @@ def test_a_sign_that_is_plain_is_read() -> None:
     torch.manual_seed(0)
     apart = [row for row in _layer_one(_cancelling(0.9, eps=0.0), 1.0) if row["log10"] > -10]
     assert len(apart) > 10 and not any(row["below_floor"] for row in apart)
+
+
+def _narrow(eps: float, **weights: list[float]) -> Transformer:
+    """Heads of one entry, whose queries and keys a norm makes signs."""
+    arch = Architecture(
+        layers=1, width=3, heads=1, head_width=1, value_width=3, query_norm=True, norm="none", mlp="none", biases=(),
+        norm_eps=eps,
+    )  # fmt: skip
+    tensors = Transformer.random(arch, init="xavier").to(torch.float64).state()
+    for name, column in weights.items():
+        tensors[f"layers.0.attention.{name}.weight"] = torch.tensor(column, dtype=torch.float64)[:, None, None]
+    return Transformer.from_weights(arch, tensors)
+
+
+@pytest.mark.parametrize("part", ["query", "key"])
+@pytest.mark.parametrize("confirm", [False, True])
+def test_the_sign_of_a_query_or_key_that_is_rounding_is_marked(part: str, confirm: bool) -> None:
+    """0.1 + 0.2 - 0.3 is 2.8e-17 in float64 numbers, and what is summed first decides on what is left of it. In 32
+    digits it is what it is, and read."""
+    X = torch.tensor([[[1.0, 1.0, 1.0], [2.0, -1.0, 0.5], [0.3, 1.0, -1.0]]], dtype=torch.float64)
+    net = _narrow(0.0, **{part: [0.1, 0.2, -0.3]})
+    profile = measure(net, X, metrics=["residual", "entropy"], confirm=confirm)
+    after = profile.table.filter(profile.table["layer"] == 1)
+    if not confirm:
+        assert after["below_floor"].all()
+        return
+    with mp.workdps(60):
+        exact = log10_residual(Network(net).states(X[0])[1])
+    assert not after["below_floor"].any()
+    assert profile.curve("residual", "log10")[0, 1].item() == pytest.approx(float(exact), abs=1e-12)
+
+
+def test_signs_of_queries_that_are_plain_are_read() -> None:
+    """Far from zero, with an eps that rounding does not reach, or of a token that is zero."""
+    X = torch.tensor([[[1.0, 1.0, 1.0], [2.0, -1.0, 0.5], [0.0, 0.0, 0.0]]], dtype=torch.float64)
+    for net in (_narrow(0.0, query=[0.1, 0.2, 0.3]), _narrow(1e-6, query=[0.1, 0.2, -0.3])):
+        assert not measure(net, X, metrics=["residual", "entropy"]).table["below_floor"].any()

@@ -73,7 +73,7 @@ PROVED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", list(PROVED))
 @pytest.mark.parametrize("norm", ["none", "rms"])
-@pytest.mark.parametrize("confirm", [False, True])
+@pytest.mark.parametrize("confirm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_of_zero_leave_zeros_that_are_proved(case: str, norm: Any, confirm: bool) -> None:
     fields, end = PROVED[case]
     arch = Architecture(layers=2, width=4, heads=2, norm=norm, norm_eps=0.0, **fields)

@@ -2,7 +2,9 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
+import mpmath as mp
 import pytest
 import torch
 from torch import Tensor
@@ -79,3 +81,16 @@ def test_large_products_go_by_parts() -> None:
     assert float(((A @ B)[:, columns] - A @ B[:, columns]).abs().amax()) < 1e-30
     A, B = drawn(70, 64, 64, seed=9), drawn(70, 64, 2, seed=11)
     assert float(((A @ B)[[0, 63, 64, 69]] - A[[0, 63, 64, 69]] @ B[[0, 63, 64, 69]]).abs().amax()) < 1e-30
+
+
+def test_an_entry_below_a_column_that_meets_zeros_keeps_its_digits() -> None:
+    """1e-40 beside 1 in a row, where the one is multiplied with a row of zeros, or of 1e-80."""
+    for other in (0.0, 1e-80):
+        A = Doubled.of(torch.tensor([[1e-40, 1.0]], dtype=torch.float64)) / 3
+        B = Doubled.of(torch.tensor([[1.0, 7.0], [other, other]], dtype=torch.float64)) / 11
+        found: Any = A @ B
+        with mp.workdps(80):
+            for k, entry in enumerate((1, 7)):
+                exact = mp.mpf(1e-40) / 3 * entry / 11 + mp.mpf(other) / 33
+                ours = mp.mpf(found.hi[0, k].item()) + mp.mpf(found.lo[0, k].item())
+                assert abs(ours / exact - 1) < 1e-30

@@ -189,7 +189,8 @@ def test_a_token_that_is_dropped_goes_through_no_expert() -> None:
     model = GPT(block=Dropped).double().eval()
     load = seen(model, "expert_load", IDS).profile().curve("expert_load")
     dropped = 0
-    for layer, block in enumerate(model.transformer["h"], start=1):  # type: ignore[arg-type]
+    blocks: Any = model.transformer["h"]
+    for layer, block in enumerate(blocks, start=1):
         for sample, chosen in enumerate(block.gate.chosen):
             counts = Counter(chosen.flatten().tolist())
             dropped += counts.pop(-1, 0)

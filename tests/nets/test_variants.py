@@ -18,20 +18,23 @@ def test_a_variant_of_nothing_is_the_same_network(net: Transformer, X: Tensor) -
 
 @pytest.mark.parametrize("part", ["mlp", "norm"])
 def test_none_takes_a_part_out_as_false_does(net: Transformer, X: Tensor, part: str) -> None:
-    without = net.variant(**{part: "none"})
-    assert getattr(without.arch, part) == "none" and without.arch == net.variant(**{part: False}).arch
-    assert net.variant("transformer", **{part: "none"}).arch == without.arch
+    none: dict[str, Any] = {part: "none"}
+    without = net.variant(**none)
+    off: dict[str, Any] = {part: False}
+    assert getattr(without.arch, part) == "none" and without.arch == net.variant(**off).arch
+    assert net.variant("transformer", **none).arch == without.arch
     assert not torch.equal(without.run(X).output, net.run(X).output)
 
 
 @pytest.mark.parametrize(("part", "own", "other"), [("mlp", "plain", "gated"), ("norm", "layer", "rms")])
 def test_a_variant_has_weights_for_its_own_parts_alone(net: Transformer, part: str, own: str, other: str) -> None:
-    assert net.variant(**{part: own}).arch == net.arch
+    same: dict[str, Any] = {part: own}
+    assert net.variant(**same).arch == net.arch
     for choice in (other, None, "Layer", 2):
         with raises(ArchitectureError, subject=part):
-            net.variant(**{part: choice})
+            net.variant(**{**same, part: choice})
     with raises(ArchitectureError, subject=part):
-        net.variant("san", **{part: own})  # a name that takes the part out, and a choice that wants it
+        net.variant("san", **same)  # a name that takes the part out, and a choice that wants it
 
 
 def test_a_norm_of_ones_own_is_its_own_choice() -> None:

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import mpmath as mp
 import polars as pl
 import pytest
 import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from tests.builders import normal
+from tests.builders import normal, one_head
+from tests.deviation.reference import Network, log10_residual
 
 BESIDE = ["mu", "entropy", "numerical_rank", "second_singular_value", "mean_cosine_gap", "head_mu"]
 
@@ -36,3 +38,21 @@ def test_attention_among_two_tokens_is_not_marked(positions: Any, seed: int) -> 
     found, sure = (measure(net, X, metrics=["dobrushin"], confirm=confirm) for confirm in (False, True))
     torch.testing.assert_close(found.curve("dobrushin"), sure.curve("dobrushin"), rtol=1e-9, atol=0, equal_nan=True)
     assert not sure.table["below_floor"].any() and not found.table["below_floor"].any()
+
+
+def test_rounding_of_float64_that_grows_over_layers_marks_nothing() -> None:
+    """Tokens differ along a direction that falls by 0.3 in each layer, beside a large mean that does not: float64's
+    rounding of the mean grows beside the differences until the passes agree to six digits only. Deviation arithmetic
+    has lost nothing: 60 digits say so."""
+    arch = Architecture(
+        layers=10, width=3, heads=1, norm="none", mlp="none", attention_skip=0.5, kernel="uniform", mask="window:0",
+        biases=False,
+    )  # fmt: skip
+    Q = torch.linalg.qr(normal(3, 3))[0]
+    net = one_head(arch, value=Q @ torch.diag(torch.tensor([0.5, -0.2, 0.0], dtype=torch.float64)) @ Q.T)
+    X = (100 * Q[:, 0] + normal(4, 1, seed=1) * Q[:, 1])[None]
+    profile = measure(net, X, metrics="residual")
+    with mp.workdps(60):
+        exact = [float(log10_residual(state)) for state in Network(net).states(X[0])]
+    assert profile.curve("residual", "log10")[0].tolist() == pytest.approx(exact, abs=1e-9)
+    assert not profile.table["below_floor"].any()

@@ -1,13 +1,17 @@
 """Readings: of a large P by blocks of rows what they are of the whole, and the floor, at which they are noise."""
 
+import math
+from typing import Any
+
+import polars as pl
 import pytest
 import torch
 
 from rankscope.metrics import METRICS, Metric
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure
+from rankscope.profiles import measure, propagation
 from rankscope.profiles.readings import read_tensor
-from tests.builders import thinned
+from tests.builders import normal, thinned
 
 ATTENTION = [each for each in METRICS.values() if each.of == "attention"]
 TRACE = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
@@ -72,3 +76,59 @@ def test_what_lies_above_the_floor_has_the_right_size(arithmetic: str, seed: int
         assert bool(real[:, 0].all()) and not bool(real.all())
         ratio = coarse.curve(name)[real] / exact.curve(name)[real]
         assert 0.5 < float(ratio.min()) <= float(ratio.max()) < 2
+
+
+EVERYTHING = Architecture(
+    layers=2, width=8, heads=2, norm="layer", norm_place="sandwich", mlp="gated", activation="silu", query_norm=True,
+    head_gate=True, positions="absolute", length=4,
+)  # fmt: skip
+OF_ALL_KINDS = ["relative_mu", "spectral_residual", "mean_cosine_gap", "affine_rank", "entropy", "dobrushin",
+                "second_singular_value", "head_mu"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_broken_in_the_network_is_broken_in_its_readings(bad: float) -> None:
+    """NaN or infinity in any of its tensors: from where the plain network is not finite readings are NaN, and marked;
+    before that they are what they were."""
+    net, X = Transformer.random(EVERYTHING, init="xavier"), normal(1, 3, 8)
+    whole = measure(net, X, metrics=OF_ALL_KINDS).table
+    for name, tensor in net.state().items():
+        broken = tensor.clone()
+        broken.flatten()[0] = bad
+        worse = Transformer.from_weights(EVERYTHING, {**net.state(), name: broken})
+        found = measure(worse, X, metrics=OF_ALL_KINDS).table
+        assert found.filter(pl.col("value").is_nan())["below_floor"].all()
+        for step in worse.steps(X):
+            here = found.filter((pl.col("layer") == step.layer) & pl.col("head").is_null())
+            if not step.state.isfinite().all():
+                assert here["value"].is_nan().all(), (name, step.layer)
+            elif math.isnan(bad):
+                before = whole.filter((pl.col("layer") == step.layer) & pl.col("head").is_null())
+                assert here["value"].to_list() == pytest.approx(before["value"].to_list(), rel=1e-12), name
+            for head in range(2 if step.layer else 0):
+                rows = found.filter((pl.col("layer") == step.layer) & (pl.col("head") == head))
+                assert step.attention is not None
+                if not step.attention[0, head].isfinite().all():
+                    assert rows["value"].is_nan().all(), (name, step.layer, head)
+
+
+@pytest.mark.parametrize("arithmetic", ["deviation", "float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("way", ["whole", "by rows", "unchecked", pytest.param("confirmed", marks=pytest.mark.slow)])
+def test_an_infinite_token_leaves_no_number_in_its_sample(
+    arithmetic: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the network runs; the sample beside it is read as it is alone."""
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"), init="xavier")
+    X = normal(2, 3, 8)
+    X[0, 2, 1] = math.inf
+    if way == "by rows":
+        monkeypatch.setattr(propagation, "_large", lambda *_: True)
+    options: dict[str, Any] = {"check": way != "unchecked", "confirm": way == "confirmed"}
+    metrics = ["relative_mu", "mean_cosine_gap", "entropy", "dobrushin", "first_token_mass"]
+    found = measure(net, X, metrics=metrics, arithmetic=arithmetic, **options).table
+    alone = measure(net, X[1:], metrics=metrics, arithmetic=arithmetic, **options).table
+    first = found.filter(pl.col("sample") == 0)
+    assert first["value"].is_nan().all() and first["below_floor"].all()
+    second = found.filter(pl.col("sample") == 1)
+    assert second["value"].to_list() == pytest.approx(alone["value"].to_list(), rel=1e-6, abs=1e-12)

@@ -77,3 +77,12 @@ def test_padding_may_stand_anywhere() -> None:
 def test_only_metrics_of_tokens_have_a_head_form() -> None:
     with raises(MetricError, subject="metric"):
         metric("head_dobrushin")
+
+
+def test_rows_that_sum_to_other_numbers_each_are_all_looked_at() -> None:
+    """Differential attention with a weight of each token's own: rows miss one by what the plain network has."""
+    net = Transformer.random(ARCH, init="xavier").with_remedy("differential2")
+    checks = measure(net, TOKENS, SHORTER, "mu").manifest.networks[0].checks
+    plain = [step.attention for step in net.steps(TOKENS, SHORTER) if step.attention is not None]
+    defects = [((P.sum(-1) - 1).abs() * ~SHORTER[:, None]).max().item() for P in plain]
+    assert checks["largest_row_sum_defect"] == pytest.approx(max(defects), rel=1e-12)

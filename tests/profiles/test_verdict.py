@@ -29,6 +29,14 @@ def test_uniform_means_to_the_end() -> None:
     assert curve(0.0, -8.0, -0.3, -8.0, noise=".o.o").floor_from == 3
 
 
+def test_noise_is_neither_the_largest_nor_the_smallest() -> None:
+    shown = curve(0.0, -1.0, name="shown", metric="mu")
+    noise = curve(0.0, -9.0, name="lost", metric="mu", noise=".o", floor=-7.0, arithmetic="float32")
+    said = listing([shown, noise])
+    assert "0.1 in shown" in said and "lost (from layer 1)" in said and "1.0e-09" not in said
+    assert "1.0e-09" not in listing([noise]) and "lost" in listing([noise])
+
+
 def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
     hidden = ending(curve(0.0, -math.inf, noise=".o", floor=-1.2, arithmetic="bfloat16"))
     assert hidden.group == "hidden"

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -38,7 +39,8 @@ def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(t
     assert cells.range == (0.5, 0.5), "noise is not on the scale"
     shown, grey, *_ = page_figure(chart)["data"]
     assert shown["z"] == [[0.5, 0.5], [0.5, None]] and grey["z"] == [[None, None], [None, 0.0]]
-    assert plot(chart).axes[0].collections[1].get_array().mask.tolist() == [[True, True], [True, False]]
+    grey_cells: Any = plot(chart).axes[0].collections[1].get_array()
+    assert grey_cells.mask.tolist() == [[True, True], [True, False]]
     lines = layer_curves(training, ["relative_mu"]).panels[0].marks
     assert [line.noise.tolist() for line in lines[:2] if isinstance(line, Line) and line.noise is not None] == noise
     assert isinstance(lines[2], Line) and lines[2].group == "floor"

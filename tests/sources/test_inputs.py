@@ -45,10 +45,12 @@ def test_arrays_lists_and_what_a_tokenizer_gives_are_taken(bert: Any) -> None:
     lists = {name: rows.tolist() for name, rows in encoded.items()}
     for given in (encoded, lists, BatchEncoding({name: rows.numpy() for name, rows in encoded.items()})):
         assert measure(net, given, metrics="mu").table.equals(expected)
-    for ids, mask in ((IDS.numpy(), MASK.numpy()), (IDS.tolist(), MASK)):
+    pairs: list[tuple[Any, Any]] = [(IDS.numpy(), MASK.numpy()), (IDS.tolist(), MASK)]
+    for ids, mask in pairs:
         assert measure(net, ids, attention_mask=mask, metrics="mu").table.equals(expected)
     X, padding = net.encode(IDS, padding=MASK == 0)
-    assert measure(net, X.numpy(), padding.numpy(), "mu").table.equals(expected)
+    arrays: list[Any] = [X.numpy(), padding.numpy()]
+    assert measure(net, *arrays, metrics="mu").table.equals(expected)
 
 
 def test_decompose_and_certify_take_a_model_in_memory(bert: Any) -> None:

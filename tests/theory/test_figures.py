@@ -1,5 +1,7 @@
 """Bounds are drawn where they are, as far as they hold, at any depth."""
 
+import math
+
 import numpy as np
 import polars as pl
 
@@ -31,6 +33,18 @@ def test_bounds_draw_what_holds() -> None:
     met = found.table.filter(pl.col("met"), pl.col("sample") == 0, pl.col("quantity") != "affine_rank")
     for theorem in met["theorem"].unique():
         assert theorem in names
+
+
+def test_a_bound_of_zero_has_no_line_and_no_name_in_the_legend() -> None:
+    table = certify(SAN, X, theorems=["oscillation", "dobrushin"]).table
+    zero = pl.when(theorem="oscillation").then(-math.inf).otherwise("log10_bound")
+    for found, theorems in (
+        (table, {"oscillation", "dobrushin"}),
+        (table.with_columns(log10_bound=zero), {"dobrushin"}),
+    ):
+        marks = [mark for panel in bounds_chart(found).panels for mark in panel.marks if isinstance(mark, Line)]
+        named = {str(mark.name).split()[0] for mark in marks}
+        assert named == {*theorems, "measured", "tokens'"} and all(np.isfinite(mark.y).any() for mark in marks)
 
 
 def test_a_figure_needs_a_sample_and_a_size() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine, product
-from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
@@ -248,17 +248,21 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     the gates' input for the common token, d `[batch, head, token, head_width]` what tokens add to it."""
     gate, change = sigmoid(z, d)
     wide_gate, wide_x = (part.mapped(lambda v: v[:, :, None]) for part in (gate, heads.x))
+    x = product(gate, heads.x)
     R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
     logits = z.by_head().mapped(lambda v: v[:, :, None].expand_as(d.value)) + d.by_head()
     Z, whole = z.by_head().explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
     shut = (whole < Z - CLOSING).flatten(2).any(-1)  # [batch, head]
     if must_compute("attention.shut", shut.any()):
-        # s(z) R_i + (s(z + d_i) - s(z)) R_i would leave rounding of what s(z) R_i was.
-        each = logits.mapped(lambda v: v.flatten(2))  # no token beside a common one
-        open_, _ = sigmoid(each, each.mapped(lambda v: v[:, :, None][:, :, :0]))
-        open_ = open_.mapped(lambda v: v.view_as(d.value))
-        R = chosen(shut, product(change, wide_x) + product(open_, heads.R), R)
-    return HeadOutputs(product(gate, heads.x), R, heads.valid, heads.output)
+        # s(z) x + (s(z + d_i) - s(z)) x would leave rounding of what s(z) x was: tokens by themselves.
+        each = logits.mapped(lambda v: v.flatten(2))
+        gates, _ = sigmoid(each, each.mapped(lambda v: v[:, :, None][:, :, :0]))
+        tokens = wide_x.mapped(lambda v: v.expand_as(heads.R.value)) + heads.R
+        tokens = product(gates.mapped(lambda v: v.view_as(d.value)), tokens)
+        padding = ~heads.valid.mask[:, None, :, None]
+        R = chosen(shut, tokens.mapped(lambda v: v.masked_fill(padding, 0.0)), R)
+        x = Scaled(x.value.masked_fill(spread(shut, x.value), 0.0), x.log.masked_fill(shut, LOWEST))
+    return HeadOutputs(x, R, heads.valid, heads.output)
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:

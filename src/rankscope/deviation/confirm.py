@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, undecided
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
@@ -57,16 +57,17 @@ class Confirmation:
     def zeros(self) -> UnprovedZeros:
         """Which samples and heads hold a zero that is rounding, in 32 digits too."""
         passes, step, arch = self.passes, self.after, self.passes.inputs.net.arch
-        none = UnprovedZeros.none(self.before, arch.heads)
         if not step.layer:
-            return none
-        if arch.parts:  # they have no rule for what may be zero
-            return none._replace(samples=tokens_lost(self.before, step.state))
+            return UnprovedZeros.none(self.before, arch.heads)
         block, losses = passes.inputs.block(step.layer - 1), passes.rules.losses
-        suspect = may_be_unproved(self.before, step, block.active_heads) | losses.short
-        zeros = unproved(block, passes.rules, self.before) if bool(suspect.any()) else none
-        losses.short = False
-        return zeros
+        suspect, short, losses.short = may_be_unproved(self.before, step, block.active_heads), losses.short, {}
+        for tokens in short.values():
+            suspect = suspect | tokens.any(-1)
+        if arch.parts:  # they have no rule for what may be zero: no zero is proved
+            return UnprovedZeros.all(self.before, step, block.active_heads)
+        if not bool(suspect.any()):
+            return UnprovedZeros.none(self.before, arch.heads)
+        return unproved(block, passes.rules, self.before, short)
 
     @cached_property
     def lost(self) -> Bool[Tensor, " batch"]:

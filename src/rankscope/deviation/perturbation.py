@@ -120,11 +120,12 @@ class NormLosses:
         """Tokens shorter than the share `torn` of the terms that they are the sum of may be zero but for rounding."""
         self.norm, self.share = norm_of(arch.norm), torn
         self.narrow = self.norm is not None and arch.width - self.norm.centred <= 1
-        self.narrow_heads = arch.query_norm and arch.head_width == 1
+        self.narrow_heads = arch.query_norm and not arch.query_norm_across and arch.head_width == 1
         self.least = 0.5 * math.log(arch.norm_eps) if arch.norm_eps > 0 else -math.inf
         self.terms: Tensor | float = -math.inf
         self.torn: Tensor | bool = False  # True for samples where a norm gave a sign to such a token, query or key
-        self.short: Tensor | bool = False  # True for samples where a norm met a token that is zero, or nearly
+        self.short: dict[str, Tensor] = {}
+        """By norm, the tokens `[batch, token]` that were zero, or nearly, when it met them in this layer."""
 
     def summed(self, *parts: Any) -> None:
         """Note the sizes of terms that were added up."""
@@ -132,14 +133,14 @@ class NormLosses:
             size = _log_size(part)
             self.terms = size if isinstance(self.terms, float) else torch.maximum(self.terms, size)
 
-    def met(self, tokens: Any, valid: Tensor) -> None:
-        """Look at the input of a norm; `valid` says which positions are tokens."""
+    def met(self, name: str, tokens: Any, valid: Tensor) -> None:
+        """Look at the input of the norm of that name; `valid` says which positions are tokens."""
         if self.norm is None or not valid.shape[1]:
             return
         if self._can_lengthen(tokens):
             size = (tokens.scaled_tokens if isinstance(tokens, State) else tokens).abs().amax(-1)
             longest = size.masked_fill(~valid, 0.0).amax(-1, keepdim=True)
-            self.short = self.short | (((size < SHORTEST * longest) | (size == 0)) & valid).any(-1)
+            self.short[name] = ((size < SHORTEST * longest) | (size == 0)) & valid
         if not self.narrow:
             return
         self.summed(tokens)
@@ -194,7 +195,7 @@ class _Watched:
     settings: PassSettings
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
-        self.losses.met(state, self.settings.valid)
+        self.losses.met(name, state, self.settings.valid)
         return super().norm(block, name, state)
 
     def pattern(self, block: Block, state: Any) -> Any:

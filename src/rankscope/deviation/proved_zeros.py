@@ -14,7 +14,7 @@ where something is zero, or nearly so (`comparison.short_tokens`): in ordinary n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +64,17 @@ class UnprovedZeros(NamedTuple):
         samples = torch.zeros_like(state.valid.mask[:, 0])
         return cls(samples, samples[:, None].expand(-1, heads))
 
+    @classmethod
+    def all(cls, before: State, step: DeviationStep, active: Sequence[int]) -> "UnprovedZeros":
+        """Every zero of a layer, `before` the tokens before it, and of its active heads."""
+        assert step.heads is not None
+        none = cls.none(before, step.heads.R.log.shape[1])
+        gone = [
+            step.heads.R.log[:, head] <= LOWEST if head in active else none.samples
+            for head in range(none.heads.shape[1])
+        ]
+        return cls(may_be_unproved(before, step, ()), torch.stack(gone, 1) & (before.R.log > LOWEST)[:, None])
+
 
 def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -> Bool[Tensor, " batch"]:
     """True for samples of a layer that hold a zero to be looked at, `before` the tokens before it: a token, all that
@@ -76,13 +87,15 @@ def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -
     return zero | short_tokens(step.state).any(-1)
 
 
-def unproved(block: Block, rules: Deviation, before: State) -> UnprovedZeros:
+def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, Tensor]) -> UnprovedZeros:
     """Which samples and heads hold a zero after this block that is rounding.
 
-    `before` is the state that enters the block: what is zero in it is proved."""
+    `before` is the state that enters the block: what is zero in it is proved. `short` are tokens that were zero, or
+    nearly, when another pass took them through the norm of that name ("": after the block); by these rules rounding
+    may be left of them."""
     nonzero = before.R.value.abs().amax(-1, keepdim=True) > 0
     common = (before.x.log > LOWEST)[:, None].expand_as(before.x.value)
-    watched = SupportRules(rules)
+    watched = SupportRules(rules, dict(short))
     after = traverse(block, watched, Support(before, common, nonzero.expand_as(before.R.value))).state
     watched.compare(after)
     state = after.numbers
@@ -95,24 +108,25 @@ class SupportRules(Arithmetic):
 
     Not for networks with parts of the user's own or remedies, which have no rule for a support."""
 
-    def __init__(self, rules: Deviation) -> None:
-        self.rules, self.arch = rules, rules.arch
+    def __init__(self, rules: Deviation, short: Mapping[str, Tensor]) -> None:
+        self.rules, self.arch, self.short = rules, rules.arch, short
         self.lost = torch.zeros_like(rules.settings.valid[:, 0])  # True for samples where a token was rounded to zero
         self.lost_heads = self.lost[:, None].expand(-1, self.arch.heads)
 
-    def compare(self, state: Support, least: float = -math.inf) -> None:
-        """Note samples with a token that is zero, or nearly, in numbers and not in the support; those too whose longest
-        token is so short that the log of the shortest stays below `least`."""
+    def compare(self, state: Support, least: float = -math.inf, name: str = "") -> None:
+        """Note samples with a token that is zero, or nearly, in numbers and not in the support, but for those whose
+        longest token is so short that the log of the shortest stays below `least`. `name` is that of a norm."""
         numbers: State = state.numbers.tidy()
         may = (state.x[:, None] | state.R).any(-1)
         matters = numbers.R.log + math.log(SHORTEST) > least
-        self.lost = self.lost | (short_tokens(numbers) & may).any(-1) & matters
+        short = short_tokens(numbers) | self.short.get(name, torch.zeros_like(may))
+        self.lost = self.lost | (short & may).any(-1) & matters
 
     def norm(self, block: Block, name: str, state: Support) -> Support:
         """Tokens of length zero stay zero; of others any entry that was not zero, or all if their mean is taken."""
         norm, weights, eps = norm_of(self.arch.norm), getattr(block.weights, name), self.arch.norm_eps
         assert norm is not None
-        self.compare(state, 0.5 * math.log(eps) + NEGLIGIBLE if eps > 0 else -math.inf)
+        self.compare(state, 0.5 * math.log(eps) + NEGLIGIBLE if eps > 0 else -math.inf, name)
         tokens = state.x[:, None] | state.R
         x, R = state.x, tokens & state.R.any(-1, keepdim=True)
         if norm.centred:
@@ -145,7 +159,8 @@ class SupportRules(Arithmetic):
         assert isinstance(P, DeviationPattern | PatternByRows)
         heads: HeadOutputs = self.rules.mix(block, P, values.numbers)
         blocks = [P.visible] if isinstance(P, DeviationPattern) else map(P.maker.visible, P.maker.blocks())
-        valid, first, rows = heads.valid.mask, None, []
+        valid, first = heads.valid.mask, None
+        rows: list[Tensor] = []
         alike = torch.ones_like(valid[:, 0])
         for visible in blocks:
             first = visible[:, 0, 0] if first is None else first  # what the first token sees; valid ones come first
@@ -194,7 +209,9 @@ class SupportRules(Arithmetic):
         """Activations are zero at zero alone, but for relu; of experts every entry of a token that is not zero."""
         output, w = self.rules.mlp(block, state.numbers), block.weights.mlp
         if w is None:
-            x = (state.x.any(-1, keepdim=True) | bool(self.arch.biases)).expand_as(state.x)
+            experts = self.arch.experts
+            biases = bool(self.arch.biases) or (experts is not None and experts.biases)
+            x = (state.x.any(-1, keepdim=True) | biases).expand_as(state.x)
             return Support(output, x, state.R.any(-1, keepdim=True).expand_as(state.R))
         x, R = state.through(w.up)
         gate = w.up if w.gate is None else w.gate

@@ -115,7 +115,7 @@ class SecondPass:
             return SecondPassLayer(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
         block, before = self.inputs.net.blocks[step.layer - 1], self.state
         resolved, plain, numbers = _resolves(before), None, None
-        self.plain_rules.losses.short = self.perturbed_rules.losses.short = False
+        self.plain_rules.losses.short, self.perturbed_rules.losses.short = {}, {}
         if self.inputs.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             resolved = torch.zeros_like(resolved)
         if must_compute("second_pass.resolved_before", resolved.any()):
@@ -134,7 +134,13 @@ class SecondPass:
             every = can_skip("second_pass.all_resolved", resolved.all())
             self.state = after if every else _chosen(resolved, after, layer.perturbed_inside.state)
         plain_losses, losses = self.plain_rules.losses, self.perturbed_rules.losses
-        zero = self._rounded_to_zero(block, before, before_first, step, plain_losses.short | losses.short)
+        short = {
+            name: plain_losses.short.get(name, False) | losses.short.get(name, torch.zeros_like(before.valid.mask))
+            for name in {**plain_losses.short, **losses.short}
+        }
+        if plain is not None:
+            short[""] = comparison.short_tokens(after) & resolved[:, None]
+        zero = self._rounded_to_zero(block, before, before_first, step, short)
         self.lost = self.lost | _hidden(step, layer) | plain_losses.torn | losses.torn | zero.samples
         return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far, lost_heads=zero.heads)
 
@@ -150,7 +156,7 @@ class SecondPass:
         return restored(self.last_alone, self.inputs.order)
 
     def _rounded_to_zero(
-        self, block: Block, before: State, first_before: State, step: DeviationStep, short: Tensor | bool
+        self, block: Block, before: State, first_before: State, step: DeviationStep, short: dict[str, Tensor]
     ) -> UnprovedZeros:
         """Return which samples and heads hold a zero that is rounding (`proved_zeros.py`), if there is one to look at.
 
@@ -159,18 +165,19 @@ class SecondPass:
             before: The second pass's state before it.
             first_before: The first pass's state before it.
             step: The layer of the first pass.
-            short: True for samples where a norm of this layer met a token that is zero or nearly so.
+            short: By norm of this layer, the tokens that were zero or nearly so when it met them; "" after the layer.
         """
-        none = UnprovedZeros.none(before, block.arch.heads)
-        if block.arch.parts:  # they have no rule for what may be zero
-            return none._replace(samples=comparison.tokens_lost(first_before, step.state))
         # Uniform attention makes the outputs of heads equal, unless they have gates.
         active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
-        suspect = may_be_unproved(first_before, step, active) | short
+        suspect = may_be_unproved(first_before, step, active)
+        for tokens in short.values():
+            suspect = suspect | tokens.any(-1)
+        if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
+            return UnprovedZeros.all(first_before, step, active)
         if not must_compute("second_pass.zeros", suspect.any()):
-            return none
+            return UnprovedZeros.none(before, block.arch.heads)
         self.perturbed_rules.begin(block)
-        return unproved(block, self.perturbed_rules, before)
+        return unproved(block, self.perturbed_rules, before, short)
 
 
 def second_pass_of_layers(
@@ -183,8 +190,8 @@ def second_pass_of_layers(
     for step in _steps(state, passed):
         at_layer(net.arch.layers + step.layer)
         layer = second_pass.run_layer(step)
-        state = (layer.before, layer.resolved, layer.plain_step)
-        tensors.append((*state, layer.lost, layer.perturbed_so_far, layer.lost_heads))
+        inside = (layer.before, layer.resolved, layer.plain_step)
+        tensors.append((*inside, layer.lost, layer.perturbed_so_far, layer.lost_heads))
     return tuple(tensors), second_pass
 
 

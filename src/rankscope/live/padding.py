@@ -53,7 +53,8 @@ class PaddingArgument(NamedTuple):
     def settled_by(self, hidden: Tensor | None) -> "PaddingArgument | None":
         """The reading that attention confirms, by the tokens `[batch, token]` that it hides from all; or None."""
         hidden = torch.zeros_like(self.padding) if hidden is None else hidden.to(self.padding.device)
-        readings = [x for x in (self.padding, self.opposite) if torch.equal(x, hidden)]
+        both = (self.padding, ~self.padding if self.opposite is None else self.opposite)
+        readings = [x for x in both if torch.equal(x, hidden)]
         return PaddingArgument(readings[0], self.name) if readings else None
 
 

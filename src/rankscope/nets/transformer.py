@@ -103,17 +103,19 @@ class Transformer:
     ) -> "Transformer":
         """The network in another dtype or on another device, in either order as of a tensor; itself where nothing
         changes."""
+        kind: Any = dtype
+        place: Any = device
         if isinstance(dtype, str | torch.device) or isinstance(device, torch.dtype):  # net.to("cuda")
-            dtype, device = device, dtype  # type: ignore[assignment]
-        if dtype is not None:
-            check_dtype(dtype)
-        if device is not None:
-            check_device(device, dtype or self.dtype)
-        if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
+            kind, place = place, kind
+        if kind is not None:
+            check_dtype(kind)
+        if place is not None:
+            check_device(place, kind or self.dtype)
+        if kind in (None, self.dtype) and (place is None or torch.device(place) == self.device):
             return self
-        convert, memory = Conversion(dtype, device), self.memory
+        convert, memory = Conversion(kind, place), self.memory
         if memory is not None:
-            memory = Memory(convert(memory.tokens), memory.valid.to(device=device))
+            memory = Memory(convert(memory.tokens), memory.valid.to(device=place))
         return replace(self, weights=converted(self.weights, convert), memory=memory)
 
     def held(self) -> "Transformer":

@@ -78,8 +78,8 @@ class Journal:
             if int(table["step"].max()) <= step:  # type: ignore[arg-type]
                 break
             # Rows that stay are written as lines first; these count once their chunk is removed.
-            kept, there = lines_of(table.filter(pl.col("step") <= step)), {line["step"] for line in self.lines}
-            self.lines = [*(line for line in kept if line["step"] not in there), *self.lines]
+            rows, steps = lines_of(table.filter(pl.col("step") <= step)), {line["step"] for line in self.lines}
+            self.lines = [*(line for line in rows if line["step"] not in steps), *self.lines]
             self._keep(step)
             self.store.drop(chunk)
         self._keep(step)

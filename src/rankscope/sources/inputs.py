@@ -5,7 +5,7 @@ texts and token ids become tokens of layer 0 (`net.encode`), and anything else i
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def inputs_of(
             kind = "texts" if texts else "what encode gave"
             message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out"
             raise TokensError(message, subject="padding")
-        return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
+        return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(cast(str | Sequence[str], X))))
     if isinstance(X, Mapping) and "input_ids" in X:  # as a tokenizer gives them
         if padding is None and attention_mask is None and "attention_mask" in X:
             attention_mask = _tensor(caller, X["attention_mask"])

@@ -43,20 +43,23 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
     for name in shown:
         rows = table.filter(quantity=name)
         first = rows.filter(theorem=rows["theorem"][0]).sort("layer")
-        lines = [_line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4)]
+        lines = []
         for theorem in rows["theorem"].unique(maintain_order=True):
             part = rows.filter(theorem=theorem).sort("layer")
-            if part["met"].any():
+            if part["met"].any() and part["log10_bound"].is_finite().any():  # a bound of zero has no place on the axis
                 lines.append(_bound(part, theorem, index))
                 index += 1
         lines.append(_line(first, "log10_measured", "measured", "ink", marker="dot", width=2.6))
+        lines.append(
+            _line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4)
+        )  # seen on the former
         logs = np.concatenate([line.y for line in lines])
         depth = int(first["layer"].to_numpy().max(initial=1))
         words = quantity(name)
         heading = fig.Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
         panels.append(fig.Panel(fig.Axis("layer", last=depth), fig.Axis(powers=fig.Powers(logs)), lines, heading))
     says = f"Bounds and measurement by layer, of {', '.join(quantity(name).words for name in shown)}."
-    return fig.Chart(panels, table.select(COLUMNS).to_dict(as_series=False), says, size=(5.8, 4.4))
+    return fig.Chart(panels, table.select(COLUMNS).to_dict(as_series=False), says, shared=True, size=(5.8, 4.4))
 
 
 def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: object) -> fig.Line:

@@ -73,13 +73,32 @@ def by_bmm(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return att.masked_fill(hidden(q), 0.0).nan_to_num().bmm(v).view(shape)
 
 
+def folded(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Heads counted as samples before the scores and until the end, as in fairseq and BART without a mask."""
+    shape = q.shape
+    q, k, v = (x.contiguous().view(-1, *shape[2:]) for x in (q, k, v))
+    att = torch.bmm(q, k.transpose(1, 2)) * shape[-1] ** -0.5
+    return torch.bmm(att.masked_fill(hidden(q), -torch.inf).softmax(-1), v).view(shape)
+
+
+def as_fairseq(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Tokens first, then heads counted as samples, each with its part of the width."""
+    batch, heads, token, d = q.shape
+    rows = (x.permute(2, 0, 1, 3).flatten(2) for x in (q, k, v))  # [token, batch, width]
+    q, k, v = (x.contiguous().view(token, batch * heads, d).transpose(0, 1) for x in rows)
+    att = torch.bmm(q, k.transpose(1, 2)) * d**-0.5
+    return torch.bmm(att.masked_fill(hidden(q), -torch.inf).softmax(-1), v).view(batch, heads, token, d)
+
+
 def flattened_after(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As Bloom does."""
     att = torch.softmax(causal(q, k), dim=-1)
     return torch.bmm(att.view(-1, *att.shape[2:]), v.reshape(-1, *v.shape[2:])).view(q.shape)
 
 
-WAYS: dict[str, Heads] = {each.__name__: each for each in (as_mingpt, by_method, by_einsum, by_bmm, flattened_after)}
+WAYS: dict[str, Heads] = {
+    each.__name__: each for each in (as_mingpt, by_method, by_einsum, by_bmm, folded, as_fairseq, flattened_after)
+}
 
 
 def alike(heads: Heads, block: type[Block] = Block) -> tuple[GPT, GPT]:
@@ -252,12 +271,6 @@ def windows(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return y.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2, 3)
 
 
-def uncounted_heads(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    flat = [x.flatten(0, 1) for x in (q, k, v)]
-    P = (flat[0] @ flat[1].mT).softmax(-1)
-    return (P @ flat[2]).view(q.shape)
-
-
 def one_by_one(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack([causal(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(HEADS)], 1)
 
@@ -281,7 +294,6 @@ REFUSED: dict[Heads, tuple[str, str]] = {
     broadcast: ("attention", "not seen to multiply values"),
     sinks: ("attention", "6 tokens to 7 in 2 samples"),
     windows: ("attention", "3 tokens to 3 in 4 samples"),
-    uncounted_heads: ("attention", "6 tokens to 6 in 8 samples"),
     of_a_parameter: ("attention", "queries and keys"),
 }
 """Heads that are refused, with the error's subject and what its sentence must name."""

@@ -237,5 +237,5 @@ if __name__ == "__main__":
         case ["soak", folder, steps, kills, disk]:
             sys.stdout.write(json.dumps(vars(soak(Path(folder), int(steps), int(kills), Path(disk)))) + "\n")
         case [folder, *numbers]:
-            steps, kills = map(int, numbers or ("20000", "10"))
-            sys.stdout.write(f"{on_small_disk(Path(folder), steps, kills)}\n")
+            length, times = map(int, numbers or ("20000", "10"))
+            sys.stdout.write(f"{on_small_disk(Path(folder), length, times)}\n")

@@ -152,6 +152,34 @@ def test_one_module_called_many_times(tmp_path: Path) -> None:
     assert closest(table(tmp_path / "inline"), probed) < 1e-5
 
 
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_blocks_in_another_order_are_refused(order: tuple[int, ...], tmp_path: Path) -> None:
+    """Listed as they are called they are measured, as a watch measures them."""
+
+    class Orders(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(3))
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            for k in order:
+                X = self.layers[k](X)
+            return X
+
+    model, X = Orders(), torch.randn(2, 5, 8)
+    with raises(MonitorError, subject="blocks"), Monitor(model, "mu", every=1, run=tmp_path / "a") as monitor:
+        model(X).sum().backward()
+        monitor.step()
+    listed = [f"layers.{k}" for k in order]
+    with Monitor(model, "mu", every=1, blocks=listed, run=tmp_path / "b", alarms=()) as monitor:
+        model(X).sum().backward()
+        monitor.step()
+    with torch.no_grad(), rankscope.watch(model, "mu") as w:
+        model(X)
+    found = table(tmp_path / "b").filter(metric="mu", step=1).sort("layer")["value"].to_list()
+    assert found == pytest.approx(w.profile().curve("mu").mean(0).tolist(), rel=1e-5)
+
+
 @pytest.mark.parametrize("metrics", [["mu"], ["mu", "entropy"]])
 def test_an_evaluation_between_steps_is_not_counted(metrics: list[str], tmp_path: Path) -> None:
     model = gpt2(dropout=0.0)
@@ -263,10 +291,11 @@ def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tm
             Y = X + self.attention(X, X, X)[0]
             return torch.cat([Y, Y], 1) if self.more else Y
 
-    model = nn.Sequential(Growing(), Growing())
+    last = Growing()
+    model = nn.Sequential(Growing(), last)
     with Monitor(model, metrics, every=1, run=tmp_path, alarms=()) as monitor:
         for step in range(4):
-            model[1].more = step == 1
+            last.more = step == 1
             model(torch.randn(2, 5, 8)).sum().backward()
             if step == 1:
                 with pytest.warns(TrainingWarning):
@@ -275,7 +304,7 @@ def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tm
                 monitor.step()
     assert table(tmp_path)["step"].unique().sort().to_list() == [1, 3, 4]
     with Monitor(model, metrics, every=1, run=tmp_path / "first"), raises(WatchError):
-        model[1].more = True
+        last.more = True
         model(torch.randn(2, 5, 8))
 
 

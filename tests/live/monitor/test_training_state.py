@@ -133,8 +133,9 @@ def grown(model: Keeping) -> float:
 
 
 def made(model: Keeping) -> float:
-    model.later = getattr(model, "later", 0.0) + 1.0
-    return model.later
+    later = float(getattr(model, "later", 0.0)) + 1.0
+    vars(model)["later"] = later
+    return later
 
 
 def written(model: Keeping) -> float:

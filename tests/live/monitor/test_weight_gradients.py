@@ -288,3 +288,52 @@ def test_fewer_keys_than_queries_in_one_matrix() -> None:
     (queries_keys,) = groups[1, "query_key"]
     assert not left_out
     assert queries_keys.choose(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))
+
+
+def test_what_cannot_be_recorded_of_a_step_does_not_end_it(tmp_path: Path) -> None:
+    """Gradients of a sparse embedding have no norm: the optimiser makes its step, and the other numbers are there."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp, self.attention = nn.Embedding(6, 8, sparse=True), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, X: Tensor) -> Tensor:
+            X = X + self.attention(X, X, X)[0]
+            return X + self.mlp(torch.arange(X.shape[1]))
+
+    first: Any = Block()
+    model = nn.Sequential(first, Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = first.mlp.weight.detach().clone()
+    with Monitor(model, "mu", 1, torch.ones(1, 4, 8), run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(2, 5, 8)).square().mean().backward()
+            optimizer.step()
+            monitor.step()
+        assert len(monitor.notes) == 1
+    assert not torch.equal(before, first.mlp.weight)
+    rows = read(tmp_path).table("training")
+    assert rows.filter(metric="mu", layer=1)["step"].to_list() == [0, 1, 2]
+    assert rows.filter(metric="grad_mlp")["value"].null_count() == 4
+
+
+def test_an_optimiser_without_a_learning_rate_is_measured(tmp_path: Path) -> None:
+    class Rule(torch.optim.Optimizer):
+        def __init__(self, weights: Any) -> None:
+            super().__init__(weights, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for weight in self.param_groups[0]["params"]:
+                weight.sub_(0.1 * weight.grad)
+
+    model = _nano()
+    optimizer = Rule(model.parameters())
+    with Monitor(model, "mu", 1, torch.ones(1, 4, WIDTH).double(), run=tmp_path, optimizer=optimizer) as monitor:
+        model(torch.randn(2, 5, WIDTH).double()).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+    rows = read(tmp_path).table("training")
+    assert rows.filter(metric="grad_mlp")["value"].null_count() == 0 and not len(rows.filter(metric="lr"))

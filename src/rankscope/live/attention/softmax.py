@@ -89,12 +89,15 @@ class SoftmaxTracer:
     def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
         self.from_tokens = from_tokens
         self.scores = WeakTensorKeyDictionary()  # with the number of heads, or None where that is not known
+        # Queries `[batch * head, token, d]`, with the number of heads.
+        self.folded: MutableMapping[Tensor, int | None] = WeakTensorKeyDictionary()
         self.patterns = WeakTensorKeyDictionary()  # with the softmax, and the name of what changed it since or None
         self.made: list[WrittenSoftmax] = []  # softmaxes of scores since `take_unused` was called last
 
     def clear(self) -> None:
         """Forget every tensor that was followed."""
         self.scores.clear()
+        self.folded.clear()
         self.patterns.clear()
         self.made = []
 
@@ -122,6 +125,8 @@ class SoftmaxTracer:
         if name in SCORES:
             self._score(name, args, operands[-2:], results[0])
             return None
+        if name in VIEWS | {"transpose"} and results[0].ndim == 3:
+            self.folded[results[0]] = self.folded.get(operands[0]) or _folded_heads(operands[0].shape, results[0].shape)
         for output in results:
             if pattern is not None:
                 self._pass_on(name, args, named, pattern, output)
@@ -138,7 +143,7 @@ class SoftmaxTracer:
             axes = _axes(args[0])
             if axes is None or any(all(i in x for x in axes[:2]) for i in axes[2][-2:]):
                 return
-        self.scores[result] = _heads(result)
+        self.scores[result] = _heads(result) or self.folded.get(operands[0])
 
     def _softmax(self, x: Tensor, pattern: Tensor, last: bool) -> None:
         """Note the softmax of x, which ran over the last axis or another."""
@@ -240,6 +245,15 @@ def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
 def _heads(x: Tensor) -> int | None:
     """The number of heads in `[batch, head, ..., query, key]`; None without an axis of heads."""
     return math.prod(x.shape[1:-2]) if x.ndim > 3 else None
+
+
+def _folded_heads(shape: torch.Size, view: torch.Size) -> int | None:
+    """The number of heads that a view of three axes counts as samples: `[batch * head, token, d]` of `[batch, head,
+    token, d]`, or `[token, batch * head, d]` of `[token, batch, width]`; None in any other."""
+    if len(shape) == 4 and view == (shape[0] * shape[1], *shape[2:]):
+        return shape[1]
+    heads = shape[-1] // max(1, view[-1])
+    return heads if len(shape) == 3 and view == (shape[0], shape[1] * heads, view[-1]) and heads > 1 else None
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -254,8 +254,8 @@ class DeadHead(AlarmRule):
         faults = {}
         layers = rows.heads("head_mu")
         for layer, heads in layers.items():
-            others = [size for at, sizes in layers.items() if at != layer for size in sizes.values()]
-            middle, largest = median(others) if others else 0.0, max(heads.values(), default=0.0)
+            elsewhere = [size for at, sizes in layers.items() if at != layer for size in sizes.values()]
+            middle, largest = median(elsewhere) if elsewhere else 0.0, max(heads.values(), default=0.0)
             if heads and largest < self.threshold**2 * middle:
                 adds = f"what its heads add differs by at most {_short(largest)} between them"
                 description = f"attention of layer {layer} tells tokens apart no more: {adds}"

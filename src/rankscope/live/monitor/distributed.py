@@ -32,9 +32,9 @@ def require_all_ranks(where: str, meeting: str) -> None:
     """Wait until every rank is here, before anything that only all ranks together can do; if some do not come, raise.
     All ranks decide alike, also if one comes just when the others give up. `where` is what they call, for the sentence;
     `meeting` is a name that all ranks know and no other meeting has."""
-    if world_size() == 1:
+    store = dist.distributed_c10d._get_default_store() if world_size() > 1 else None
+    if store is None:  # one process, or MPI, which has none
         return
-    store = dist.distributed_c10d._get_default_store()
     came, verdict = f"rankscope/{meeting}/came", f"rankscope/{meeting}/verdict"
     seconds = PATIENCE / 30 if _missed else PATIENCE  # who did not come once will hardly come again
     if store.add(came, 1) == world_size():

@@ -32,7 +32,7 @@ from rankscope.live.block_hooks import has_listed_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.padding import find_padding, mask_arguments_of
+from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
 from rankscope.live.watch import Watch
@@ -59,7 +59,7 @@ def _passed(x: Tensor, seen: Tensor, of: int, layer: int, training: bool) -> Non
 class TrainingCall:
     """One call of the model in a training step."""
 
-    arguments: dict[str, Any]  # that may say what is padding
+    arguments: CallArguments  # that may say what is padding
     layer: int = 0  # read last
     states: StateReadings | None = None  # None before the first block
 
@@ -78,7 +78,7 @@ class OperatorMeasurement:
         self._hooks: list[Any] = []
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
-        self.masks = mask_arguments_of(outer)
+        self.masks, self.library = mask_arguments_of(outer), library_of(outer)
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
         self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
@@ -138,19 +138,24 @@ class OperatorMeasurement:
             return
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        self.call = TrainingCall(arguments)
+        self.call = TrainingCall(CallArguments(arguments))
+        self.call.arguments.library = self.library
 
     def read_layer(self, layer: int, x: Tensor, training: bool) -> None:
         """Read the metrics of a layer's tokens."""
         if _in_backward() or self.left_out:
             return
-        if self.call is None or (layer == 0 and self.call.states is not None and self.called_once):
+        if self.call is None or (layer == 0 and self.called_once and self.call.layer == len(self.plan.blocks)):
             self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
         if (call := self.call) is None:
             return
+        if self.called_once and call.states is not None and layer <= call.layer:
+            came = "one came again, or before its turn: list them so in blocks=, one as often as it is called"
+            raise MonitorError(f"blocks must be listed in the order in which they are called; {came}", subject="blocks")
         hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if layer < 0:  # one module called many times: layers in the order of calls
-            layer = call.layer = call.layer + 1
+            layer = call.layer + 1
+        call.layer = layer
         if call.states is None:
             padding = self.plan.padding
             if self.plan.padding_from_model:
@@ -170,11 +175,11 @@ class OperatorMeasurement:
     def _on_call(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         # A graph must not depend on whether a step is recorded; on the two modes it depends anyway.
         if torch.compiler.is_compiling() or self.recording:
-            named, modes = ("", None), (model.training, torch.is_grad_enabled())
+            named: tuple[str, Tensor | None] = ("", None)
             for name, position in reversed(self.masks):
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
-            _called(named[1], named[0], self.seen, id(self), *modes)
+            _called(named[1], named[0], self.seen, id(self), model.training, torch.is_grad_enabled())
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if self.called_once or self.call is None or self.call.states is None:

@@ -218,8 +218,8 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        parts = [part for part in (self.probe, self.paths) if part is not None]
-        notes = [*self._notes, *(note for part in parts for note in part.notes), *self._failures.values()]
+        parts = [part for part in (self.gradients, self.probe, self.paths) if part is not None]
+        notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.values()]
         if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
@@ -241,8 +241,8 @@ class Monitor:
             **scalars: Further numbers of the step, such as `lr`. All are averaged from measurement to measurement.
 
         Raises:
-            MonitorError: The step is not later than the last one; the run folder holds an earlier part of the
-                run; or training batches are measured and the model was not called in train mode.
+            MonitorError: The run folder holds an earlier part of the run; or, before the first measurement, the step is
+                not later than the last one, or training batches are measured and the model was not called.
         """
         self._refuse_earlier()
         with self._contained("steps are not counted"):
@@ -345,14 +345,12 @@ class Monitor:
             sentence = f"Step {self.steps}: {fault} since step {since}: {why}. The training goes on."
             known = fault in self._failures
             self._failures[fault] = sentence
-            if not known:
-                alarm = Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)
-                self._unwritten = [*self._unwritten, alarm]
-                if self._run_writer is not None:
-                    with suppress(Exception):  # else it is written with the next measurement
-                        if self._run_writer.write_alarms(self.steps, self._unwritten):
-                            self._unwritten = []
-                    warnings.warn(sentence, TrainingWarning, stacklevel=5)
+            if not known and self._run_writer is not None:
+                self._unwritten = [*self._unwritten, Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)]
+                with suppress(Exception):  # else it is written with the next measurement
+                    if self._run_writer.write_alarms(self.steps, self._unwritten):
+                        self._unwritten = []
+                warnings.warn(sentence, TrainingWarning, stacklevel=5)
         else:
             self._failures.pop(fault, None)
             self._good_steps[fault] = self.steps
@@ -463,15 +461,13 @@ class Monitor:
         return run_writer
 
     def _initial_notes(self, metrics: Sequence[str]) -> list[str]:
-        """Notes on weights that belong to no group, and on rules none of whose metrics is measured."""
+        """Notes on rules none of whose metrics is measured."""
         measured = [*metrics]
         inline_gradients = self.inline is not None and self.inline.has_gradients
         if inline_gradients or (self.probe is not None and self.probe.has_loss):
             measured.append(GRADIENT_METRIC)
-        if self.gradients is None:
-            return self.rules.notes(measured)
-        measured += [f"grad_{group}" for _, group in self.gradients.groups]
-        return [*self.gradients.notes, *self.rules.notes(measured)]
+        measured += [] if self.gradients is None else [f"grad_{group}" for _, group in self.gradients.groups]
+        return self.rules.notes(measured)
 
     def _refuse_compiled(self) -> None:
         """Raise if training batches of a compiled model cannot show what was asked for."""

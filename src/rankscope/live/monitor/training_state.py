@@ -35,6 +35,7 @@ TORCHS_OWN = vars(nn.Module()).keys() - {"_buffers"}  # attributes of a module t
 # Packages whose objects are left alone: a trainer, a shard, a lock are not the model's state.
 MANAGED = {"torch", "lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "deepspeed", "bitsandbytes"}
 MANAGED |= sys.stdlib_module_names - {"types"}
+IMMUTABLE = {bool, int, float, str, type(None)}
 CONTENTS = 10_000  # entries of a container up to which each is followed into
 FOLLOWED = 100_000  # values that are followed at most
 
@@ -76,7 +77,7 @@ class ModuleState:
 
     def __init__(self, model: nn.Module) -> None:
         self.changed: list[str] = []  # after `restore`: the names of what has changed and could not be put back
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._checks: list[tuple[str, Callable[[], Any], Any]] = []  # a name, what to compare, what it was
         self._seen: dict[int, Any] = {}  # by id
         for name, module in model.named_modules():
@@ -90,7 +91,9 @@ class ModuleState:
 
     def _save(self, name: str, value: Any) -> None:
         """Remember a value and what it holds."""
-        if id(value) in self._seen or len(self._seen) > FOLLOWED or isinstance(value, nn.Parameter | type):
+        if type(value) in IMMUTABLE or id(value) in self._seen or len(self._seen) > FOLLOWED:
+            return
+        if isinstance(value, nn.Parameter | type):
             return
         parts: list[tuple[Any, Any]] = []
         if type(value).__module__.startswith("torch.distributed"):
@@ -126,14 +129,14 @@ def _stamp(value: Any) -> Any:
     return repr(value)
 
 
-def _undo_of(value: Any) -> Callable[[], None] | None:
+def _undo_of(value: Any) -> Callable[[], object] | None:
     """A function that puts back what a tensor, an array or a generator holds; None for anything else."""
     if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized):
         return partial(_restore_tensor, value, value.detach().clone())
     if isinstance(value, np.ndarray) and value.flags.writeable and not isinstance(value, np.memmap):
         return partial(np.copyto, value, value.copy())
     if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())  # type: ignore[arg-type]
+        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.RandomState):

@@ -20,7 +20,8 @@ models keep queries, keys and values in one fused matrix, whose outputs are laid
 | `query_key_value` (GPT-NeoX, BLOOM, Falcon)   | by head: its query, its key, its value                     |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.sources.checkpoint import first_line
 
 Group = Literal["query_key", "value_output", "mlp"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -177,11 +179,12 @@ class WeightGradients:
         self._rate: Any = None
         self._scale: float | Tensor = 1.0
         self._skipped: bool | Tensor = False
+        self._failure: str | None = None  # why the step could not be recorded; the optimiser makes it all the same
         self._hooks = [inner.register_step_pre_hook(self._before_step), inner.register_step_post_hook(self._after_step)]
 
     def record(self, on: bool) -> None:
         """Drop what was recorded, and record the next step or not."""
-        self.recording, self._squares, self._rate = on, {}, None
+        self.recording, self._squares, self._rate, self._failure = on, {}, None, None
 
     @torch.no_grad()
     def values(self, rate: bool) -> MetricValues:
@@ -189,14 +192,18 @@ class WeightGradients:
         values = MetricValues()
         if not self.recording:
             return values
-        made = "update" in self._squares and not self._skipped
+        failure = next(filter(None, distributed.gathered(self._failure)), None)
+        if failure is not None and not any(failure in note for note in self.notes):
+            self.notes.append(f"gradients and updates of weights were not recorded: {failure}")
+        made = "update" in self._squares and not self._skipped and failure is None
         for (layer, group), parts in self.groups.items():
-            norm = {name: _norm(parts, squares) for name, squares in self._squares.items()}
+            norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
             values.add(layer, f"grad_{group}", _counted_once(norm["gradient"] / self._scale) if made else NO_VALUE)
             values.add(layer, f"update_{group}", _counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE)
         if rate:
-            last = self.optimizer.param_groups[0]["lr"] if self._rate is None else self._rate
-            values.add(None, "lr", _counted_once(torch.as_tensor(last, dtype=torch.float64)))
+            last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
+            if last is not None:
+                values.add(None, "lr", _counted_once(torch.as_tensor(last, dtype=torch.float64)))
         self.record(False)
         return values
 
@@ -213,18 +220,21 @@ class WeightGradients:
         hooks, `args[0]` is the optimiser; where it calls a closure several times, the last gradients count."""
         if not self.recording:
             return None
-        rate = optimizer.param_groups[0]["lr"]
+        rate = optimizer.param_groups[0].get("lr")
         self._rate = rate.clone() if isinstance(rate, Tensor) else rate
-        self._before = {key: part.weight.detach().clone() for key, part in self._slices.items()}
-        self._squares = {"weight": self._sums(self._before)}
+        with self._contained():
+            self._before = {key: part.weight.detach().clone() for key, part in self._slices.items()}
+            self._squares = {"weight": self._sums(self._before)}
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._take_gradients()
+            with self._contained():
+                self._take_gradients()
             return None
 
         def closure_then_gradients() -> Any:
             loss = closure()
-            self._take_gradients()
+            with self._contained():
+                self._take_gradients()
             return loss
 
         if len(args) > 1:
@@ -245,9 +255,18 @@ class WeightGradients:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
         if self._before:
-            updates = {key: self._slices[key].weight - before for key, before in self._before.items()}
-            self._squares["update"] = self._sums(updates)
+            with self._contained():
+                updates = {key: self._slices[key].weight - before for key, before in self._before.items()}
+                self._squares["update"] = self._sums(updates)
             self._before = {}
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Errors inside, as of too little memory for a copy of the weights, do not reach the optimiser's step."""
+        try:
+            yield
+        except Exception as error:
+            self._before, self._failure = {}, first_line(error)
 
     def _sums(self, tensors: Mapping[SliceKey, Tensor | None]) -> dict[SliceKey, Tensor]:
         """The sum of squares at each output; a weight without gradient has none."""
