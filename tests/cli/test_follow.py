@@ -67,7 +67,7 @@ def test_what_lies_below_its_floor_is_marked(tmp_path: Path) -> None:
     assert re.search(r"\n +1 +0\.5 +0\.5 +█", said) and re.search(r"\n +2 +0\.5 +6e-08 ○ ", said)
     lines = answered("follow", str(tmp_path))["layers"]["relative_mu"]
     assert [line["below_floor"] for line in lines] == [[False, False], [False, True]]
-    printed("report", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    printed("report", ".", "-o", "page.html", cwd=tmp_path)
     compared = printed("compare", str(tmp_path), str(noisy(tmp_path / "other")))
     assert re.search(r"layer 2 +6e-08 ○ +6e-08 ○ +– ", compared)
 

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import Tensor
 
 import rankscope
-from rankscope.errors import WatchError
+from rankscope.errors import MonitorError, WatchError
 from rankscope.live import Monitor
 from rankscope.live.blocks import stacks
 from tests.live import reference
@@ -74,7 +74,7 @@ def test_tokens_are_what_each_block_takes(name: str, tmp_path: Path) -> None:
     with torch.no_grad(), rankscope.watch(model, "mu") as w:
         assert torch.equal(model(IDS)[0], plain)
     torch.testing.assert_close(w.profile().curve("mu"), expected)
-    for probe in ({"input_ids": IDS}, None):
+    for probe in (None,) if name == "rwkv" else ({"input_ids": IDS}, None):
         run = tmp_path / ("probe" if probe else "batches")
         with Monitor(model, "mu", every=1, probe=probe, run=run, alarms=()) as monitor:
             model.train()(IDS)[0].square().mean().backward()
@@ -82,6 +82,11 @@ def test_tokens_are_what_each_block_takes(name: str, tmp_path: Path) -> None:
         rows = rankscope.read(run).table("training").filter(metric="mu")
         first = rows.filter(step=rows["step"].min()).sort("layer")
         assert first["value"].to_list() == pytest.approx(expected.mean(0).tolist(), rel=1e-5)
+
+
+def test_a_probe_of_rwkv_is_refused_since_eval_mode_rescales_its_weights(tmp_path: Path) -> None:
+    with raises(MonitorError, subject="model"):
+        Monitor(RECURRENT["rwkv"]().train(), "mu", every=1, probe={"input_ids": IDS}, run=tmp_path, alarms=())
 
 
 @pytest.mark.parametrize("name", RECURRENT)

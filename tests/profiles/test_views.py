@@ -35,7 +35,7 @@ def test_a_sample_of_one_token_is_left_out_of_every_output_which_say_so() -> Non
     table = curve_table([view])
     assert table.rows[0][-1] == last and last in verdict(profile) and last in sentence(view)
     printed = curves_table([view])
-    assert list(printed.columns[4].cells) == [last]
+    assert list(map(str, printed.columns[4].cells)) == [last]
     said = "left out of the geometric mean: 1 of 3 values of transformer"
     assert all(said in text for text in (table.note, str(printed.caption), profile._repr_html_()))
     assert f"→ {last}" in repr(profile)

@@ -398,10 +398,10 @@ def test_tables_that_a_model_computes_may_be_missing(family: str, tmp_path: Path
 
 def test_a_family_by_a_name_that_there_is_not_gets_none_either() -> None:
     model = model_of("bart", "plain")
-    for name, hint in (("mamba", "'mamba'"), ("bart_decode", "'bart_decoder'?)")):
+    for name, hint in (("mamba", "'mamba'"), ("bart_decode", "'bart_decoder'")):
         with raises(SourceError, "family") as caught:
             load(model, family=name)
-        assert str(caught.value).endswith(hint)
+        assert hint in str(caught.value)
     assert load(model, family="bart_encoder").fingerprint == load(model).fingerprint
 
 

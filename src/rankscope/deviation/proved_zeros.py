@@ -235,9 +235,10 @@ class SupportRules(Arithmetic):
 
 
 def _alive(linear: Linear, state: State) -> tuple[Tensor, Tensor]:
-    """Which units of a relu may be above zero: for the common token `[batch, unit]`, for each token."""
+    """Which units of a relu may be above zero: for the common token `[batch, unit]`, for each token. Zero itself may be
+    a number that left the range: whether it is one the support says."""
     z, d = affine(state.x, linear), state.R.mapped(lambda v: v @ linear.weight)
     log = torch.maximum(z.log, d.log)
     Z, D = z.at(log), d.at(log)
     size = NEAR_ZERO * torch.maximum(Z.abs().amax(-1), D.abs().flatten(1).amax(1))
-    return -size[:, None] < Z, Z[:, None] + D > -size[:, None, None]
+    return -size[:, None] <= Z, Z[:, None] + D >= -size[:, None, None]

@@ -57,10 +57,12 @@ class Scaled:
         return log.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
 
     def normalised(self) -> "Scaled":
-        """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`."""
+        """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`. A sample that holds
+        infinity becomes NaN: beside it no other entry keeps its size."""
         size = self.largest()
         zero = size == 0
         step = near_log(size.masked_fill(zero, 1.0))
+        step = step.masked_fill(step.isinf(), torch.nan)
         if saves_a_pass("scaled.normalised", step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
         half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes

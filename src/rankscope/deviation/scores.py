@@ -218,7 +218,8 @@ class StateHeads:
                     Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
                 )
             ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
-            ref = Scaled(ref.value, ref.log + 0.0 * k.log)  # k drops out of the softmax; a NaN in it does not
+            broken = (k.value - k.value).sum(-1).isnan()  # k drops out of the softmax; a NaN in it does not
+            ref = ref.mapped(lambda t: t.masked_fill(broken[..., None], torch.nan))
         else:
             asks, moves, answers, differs = (self._rotated(part) for part in (_rows(content, n), dq, _rows(k, n), dk))
             products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))

@@ -105,8 +105,9 @@ class Transformer:
         changes."""
         kind: Any = dtype
         place: Any = device
-        if isinstance(dtype, str | torch.device) or isinstance(device, torch.dtype):  # net.to("cuda")
-            kind, place = place, kind
+        named_dtype = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)  # refused below
+        if (isinstance(dtype, str | torch.device) and not named_dtype) or isinstance(device, torch.dtype):
+            kind, place = place, kind  # net.to("cuda")
         if kind is not None:
             check_dtype(kind)
         if place is not None:
