@@ -111,6 +111,7 @@ def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hub", "report", "explore", "demo", "folder"])
 def test_commands_say_what_is_missing_in_a_sentence(light: WithoutExtras, name: str) -> None:
     code, _, err = light.answers[name]

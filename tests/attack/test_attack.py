@@ -40,6 +40,9 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "a head that adds 1e-665": ("zero tokens", 1015),
     "gates shut at e^-10000, under a norm without eps": ("olmo", 10, "gates"),
     "an infinity among the weights of queries": ("broken weight", 52, "remedies"),
+    "an infinity in one head's queries, beside the other head's": ("broken weight", 716424),
+    "an infinite key bias, which drops out of the softmax": ("broken weight", 703224),
+    "outputs of 1e-8844394 before a relu": ("zero tokens, sharp", 715699),
 }
 
 

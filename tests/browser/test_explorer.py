@@ -316,6 +316,7 @@ def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
     page.click("#theory-close")
 
 
+@pytest.mark.slow
 def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     reached = set()

@@ -90,6 +90,7 @@ def brightness(colour: str) -> str:
     return f"{colour}.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765"
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_as_they_come_near_and_the_page_stays_in_place(browser: "Browser", report: Path) -> None:
     with opening(browser, report) as found:
         page = found.page

@@ -39,6 +39,7 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = printed("checkpoints", "trained", *GIVEN, "-o", "run", cwd=tmp_path)

@@ -25,6 +25,7 @@ def test_the_figure_and_the_report_are_written(views_study: Sweep, tmp_path: Pat
     assert "study: a sweep of 2 cells" in page and 'class="sortable"' in page
 
 
+@pytest.mark.slow
 def test_the_page_has_cells_failures_and_escapes_names(views_study: Sweep, tmp_path: Path) -> None:
     page = write_report([views_study.run], tmp_path / "report.html").read_text()
     assert "&lt;study&gt;: a sweep of 13 cells" in page and "<study>" not in page

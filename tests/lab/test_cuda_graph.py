@@ -45,6 +45,7 @@ def on(device: str, remedy: str, seeds: tuple[int, ...]) -> Training:
     raise AssertionError(remedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remedy", "seeds"), [("none", (0,)), *((each, (0, 3)) for each in EVERY)])
 def test_a_step_waits_for_nothing(remedy: str, seeds: tuple[int, ...]) -> None:
     """On torch's device without numbers, where a question has no answer, as in a recording."""

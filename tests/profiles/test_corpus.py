@@ -63,6 +63,7 @@ def once() -> Summary:
     return measure_corpus(NETS, TEXTS, **ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [3, 4, 9])
 def test_an_interrupted_run_gives_the_same_bits(tmp_path: Path, after: int, once: Summary) -> None:
     with pytest.raises(StoppedError):

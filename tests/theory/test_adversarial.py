@@ -16,6 +16,7 @@ from tests.theory.attack.truth import Exact, judged
 from tests.theory.features import Feature, features
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.theorem)
 def test_no_ascent_passes_a_bound(attack: Attack, seed: int) -> None:

@@ -318,7 +318,9 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
 
 def _resolves(state: State) -> Bool[Tensor, " batch"]:
     """True where float64 resolves the tokens: numbers are within its range, differences not lost beside their size."""
-    return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
+    differences = state.R.log_size()
+    size = torch.maximum(state.x.log_size(), differences)  # not `state.log`: values need not be of size one
+    return (differences - size > math.log(RESOLVED)) & (size.abs() < WITHIN)
 
 
 def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:

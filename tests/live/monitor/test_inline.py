@@ -106,6 +106,7 @@ def test_gradients_at_tokens_are_those_of_autograd(tmp_path: Path) -> None:
         assert found[layer] == pytest.approx(sum(sizes) / 4, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_there_is_one_graph_and_the_numbers_are_the_same(backend: str, tmp_path: Path) -> None:

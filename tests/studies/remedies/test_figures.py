@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import polars as pl
+import pytest
 
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.figures import price_figure
@@ -11,6 +12,7 @@ from rankscope.studies.remedies.tables import page_tables
 from tests.studies.remedies.builders import of_trainings
 
 
+@pytest.mark.slow
 def test_trainings_with_a_smaller_rate_have_a_table_and_a_ring(tables: RemedyMeasurements) -> None:
     losses = {"none": {6: (2.0, 2.0), 12: (3.1, 3.1)}, "gate": {6: (2.0, 2.0), 12: (3.1, 3.0)}}
     both = of_trainings(tables, "loss", losses)
