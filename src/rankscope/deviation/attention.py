@@ -251,12 +251,13 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     x = product(gate, heads.x)
     R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
     logits = z.by_head().mapped(lambda v: v[:, :, None].expand_as(d.value)) + d.by_head()
-    Z, whole = z.by_head().explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
-    shut = (whole < Z - CLOSING).flatten(2).any(-1)  # [batch, head]
+    # log s(z) is nearly min(z, 0): of the common token, and of each token.
+    log_gate, log_gates = z.by_head().explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
+    shut = (log_gates < log_gate - CLOSING).flatten(2).any(-1)  # [batch, head]
     if must_compute("attention.shut", shut.any()):
         # s(z) x + (s(z + d_i) - s(z)) x would leave rounding of what s(z) x was: tokens by themselves.
-        each = logits.mapped(lambda v: v.flatten(2))
-        gates, _ = sigmoid(each, each.mapped(lambda v: v[:, :, None][:, :, :0]))
+        flat = logits.mapped(lambda v: v.flatten(2))  # as if all were of one token, to which none is added
+        gates, _ = sigmoid(flat, flat.mapped(lambda v: v[:, :, None][:, :, :0]))
         tokens = wide_x.mapped(lambda v: v.expand_as(heads.R.value)) + heads.R
         tokens = product(gates.mapped(lambda v: v.view_as(d.value)), tokens)
         padding = ~heads.valid.mask[:, None, :, None]

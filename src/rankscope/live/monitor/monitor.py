@@ -388,7 +388,7 @@ class Monitor:
         return values, certificates
 
     def _measure(self) -> Measurement:
-        """Measure, raise alarms, write, and act on the alarms."""
+        """Measure, ask the rules for alarms, and write; `_act` warns of the alarms later."""
         distributed.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
         failure, values, certificates = None, MetricValues(), None
         try:
