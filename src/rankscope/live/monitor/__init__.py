@@ -2,7 +2,7 @@
 
 What happens when `Monitor.step` is called (`monitor.py`):
 
-1. The step counter moves, and `loss` and other numbers of the step are kept.
+1. The step counter moves (`schedule.py`), and `loss` and other numbers of the step are kept.
 2. Unless the counter has crossed a multiple of `every`, recording is switched on or off for the next step,
    and that is all.
 3. Otherwise the model is measured. With a probe, `probe.py` calls the model with the fixed batch, in eval
@@ -15,6 +15,8 @@ What happens when `Monitor.step` is called (`monitor.py`):
 6. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`).
 7. The first process writes measurement and alarms to the run folder and calls the writers
    (`rankscope.live.writers`); alarms then warn, stop the training or call a function.
+
+What fails on the way is kept away from the training by `failures.py`.
 
 The callbacks of `rankscope.live.loops` call `Monitor.step` for the Hugging Face Trainer and for Lightning.
 """

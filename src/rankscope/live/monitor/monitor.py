@@ -6,10 +6,8 @@ Without one, training batches are measured inline, as they pass.
 """
 
 import itertools
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError, TrainingWarning
+from rankscope.errors import MonitorError
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
@@ -25,11 +23,13 @@ from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
+from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.monitor.inline import inline_measurement
 from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.schedule import Schedule
 from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.notes import describe_model
 from rankscope.live.plan import make_plan
@@ -38,42 +38,8 @@ from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 from rankscope.sources.checkpoint import first_line
 
-STRIDES = 16  # how many strides of steps are remembered
-UNMEASURED = "not measured"  # the name of alarms about the monitor itself
 _monitors = itertools.count()  # monitors of this process: ranks that make the same ones count alike
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
-
-
-class Schedule:
-    """Counts steps, and says which are measured, and before which recording must be switched on.
-
-    A measurement is due when the counter reaches or passes a multiple of `every`, so that a loop may count by any
-    stride: by ones with `every=10` steps 10, 20, 30 are measured, by fours steps 12, 20, 32. Gradients and training
-    batches must be recorded while the step is being made: so recording is switched on before every step that may be
-    measured, one that would cross a multiple if its stride were the largest of the last few, and the first step, whose
-    stride nobody knows.
-    """
-
-    def __init__(self, step: int) -> None:
-        self.step, self.previous, self.first, self.counted = step, step - 1, step, 0
-        self.strides: deque[int] = deque(maxlen=STRIDES)
-
-    def advance(self, step: int | None) -> None:
-        """Move to a later step; None: the next one."""
-        step = self.step + 1 if step is None else int(step)
-        if step <= self.step:
-            expected = "after going back to a checkpoint, call monitor.load_state_dict(...) or monitor.resume(step)"
-            raise MonitorError(f"steps must grow; step {step} came after {self.step}: {expected}", subject="step")
-        self.strides.append(step - self.step)
-        self.step, self.previous, self.counted = step, self.step, self.counted + 1
-
-    def crossed(self, every: int) -> bool:
-        """True if the last step reached or passed a multiple of `every`; step 0 is one."""
-        return self.step // every > self.previous // every
-
-    def may_cross(self, every: int) -> bool:
-        """True if the next step may reach or pass a multiple of `every`."""
-        return (self.step + max(self.strides, default=every)) // every > self.step // every
 
 
 class Monitor:
@@ -174,14 +140,11 @@ class Monitor:
         self._scalars: dict[str, list[Tensor]] = {}
         self.last: Measurement | None = None  # the last measurement
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
-        self._succeeded = False  # True once the model was measured: from then on nothing is raised
-        self._good_steps: dict[str, int] = {}  # by what the monitor does, the last step at which that did not fail
-        self._failures: dict[str, str] = {}  # what fails now, and the sentence that says so
-        self._unwritten: list[Alarm] = []  # alarms about the monitor itself that wait to be written
+        self._failures = Failures(lambda: self.steps)
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
         self._run_writer: RunWriter | None = None
         try:
-            self._run_writer = self._open_run(names)
+            self._run_writer = self._failures.run_writer = self._open_run(names)
             last = None if self._run_writer is None else self._run_writer.measurements.last
             # The last step of an earlier part of this run, until it is said from where it continues.
             self._earlier: int | None = distributed.from_writer(last)
@@ -219,7 +182,7 @@ class Monitor:
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
         parts = [part for part in (self.gradients, self.probe, self.paths) if part is not None]
-        notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.values()]
+        notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.sentences.values()]
         if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
@@ -245,7 +208,7 @@ class Monitor:
                 not later than the last one, or training batches are measured and the model was not called.
         """
         self._refuse_earlier()
-        with self._contained("steps are not counted"):
+        with self._failures.contained("steps are not counted"):
             self.schedule.advance(step)
             given = {"loss": loss, **scalars}
             for name, value in [(name, _scalar(value)) for name, value in given.items() if value is not None]:
@@ -295,7 +258,7 @@ class Monitor:
         step, rule_states = int(state["step"]), state.get("alarms")
         _check_step(step)
         if self._run_writer is not None:
-            with self._contained("later steps are not removed from the run folder"):
+            with self._failures.contained("later steps are not removed from the run folder"):
                 self._run_writer.cut(step or -1)  # step 0 is measured again
             self._call_writers("resume", step or -1)
         if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
@@ -309,17 +272,17 @@ class Monitor:
         if step == 0:
             self._begin()
             self._act()
-        elif self.probe is not None and not self._succeeded:  # what is wrong with it is found now, not in mid-training
+        elif self.probe is not None and not self._failures.measured:
+            # What is wrong with the probe is found now, not in mid-training.
             self.probe.measure(self.model, self.plan)
-            self._succeeded = True
+            self._failures.measured = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
 
     def close(self) -> None:
         """Remove all hooks, close the writers and release the run folder."""
         if self._run_writer is not None and not self._run_writer.store.closed:
-            with suppress(Exception):
-                self._run_writer.write_alarms(self.steps, self._unwritten)
+            self._failures.write_waiting()
         for part in (self.inline, self.gradients, self._run_writer):
             if part is not None:
                 part.close()
@@ -331,36 +294,12 @@ class Monitor:
             ways = "continue it (monitor.resume(step) or load_state_dict(...)), or give another folder"
             raise MonitorError(f"{self.run} holds a run up to step {self._earlier}: {ways}", subject="run")
 
-    @contextmanager
-    def _contained(self, fault: str) -> Iterator[None]:
-        """Inside, errors are raised until a measurement has succeeded; later they become an alarm, once while the
-        fault lasts, that says since which step there is this `fault`."""
-        try:
-            yield
-        except Exception as error:
-            if not self._succeeded:
-                raise
-            since = self._good_steps.get(fault, self.steps)
-            why = f"{type(error).__name__}: {first_line(error)}"
-            sentence = f"Step {self.steps}: {fault} since step {since}: {why}. The training goes on."
-            known = fault in self._failures
-            self._failures[fault] = sentence
-            if not known and self._run_writer is not None:
-                self._unwritten = [*self._unwritten, Alarm(self.steps, since, UNMEASURED, None, None, "warn", sentence)]
-                with suppress(Exception):  # else it is written with the next measurement
-                    if self._run_writer.write_alarms(self.steps, self._unwritten):
-                        self._unwritten = []
-                warnings.warn(sentence, TrainingWarning, stacklevel=5)
-        else:
-            self._failures.pop(fault, None)
-            self._good_steps[fault] = self.steps
-
     def _try_to_measure(self) -> Measurement | None:
         """Measure, and prepare for the next step whether that succeeds or not."""
         measurement = None
-        with self._contained(UNMEASURED):
+        with self._failures.contained(UNMEASURED):
             measurement = self._measure()
-        self._succeeded = True
+        self._failures.measured = True
         if self.inline is not None:
             self.inline.contained = True
         self._scalars, self._overdue = {}, False
@@ -404,15 +343,15 @@ class Monitor:
         rows = rows_of(self.steps, values.keys(), distributed.merged_over_ranks(values.sums()))
         alarms: tuple[Alarm, ...] = ()
         for k, rule in enumerate(self.rules.rules):
-            with self._contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
+            with self._failures.contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
                 alarms += tuple(rule.on_measurement(rows, self.steps))
-        written = (*self._unwritten, *alarms)
+        written = (*self._failures.waiting, *alarms)
         measurement = self.last = Measurement(self.steps, rows, written, certificates)
         if self._run_writer is not None:
-            with self._contained("measurements are not written to the run folder"):
+            with self._failures.contained("measurements are not written to the run folder"):
                 self._run_writer.write(measurement)
             if self._run_writer.alarms.last == self.steps:
-                self._unwritten = [alarm for alarm in self._unwritten if alarm not in written]
+                self._failures.remove_written(written)
             self._call_writers("__call__", measurement)
         self._raised = alarms
         return measurement
@@ -433,7 +372,7 @@ class Monitor:
     def _call_writers(self, method: str, *args: Any) -> None:
         """Call a method of each writer that has it."""
         for k, writer in enumerate(self.writers):
-            with self._contained(f"writer {k + 1} ({type(writer).__name__}) fails in {method}"):
+            with self._failures.contained(f"writer {k + 1} ({type(writer).__name__}) fails in {method}"):
                 getattr(writer, method, lambda *_: None)(*args)
 
     def _open_run(self, metrics: Sequence[str]) -> RunWriter | None:
