@@ -20,23 +20,9 @@ from tests.live.monitor.small import encoder, tokens
 from tests.raising import raises
 
 
-class FullFolder:
-    """A run writer whose folder takes alarms only after step 2."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[int, int]] = []  # (step at which it was written, step of the alarm)
-
-    def write_alarms(self, step: int, alarms: list[Alarm]) -> bool:
-        if step <= 2:
-            raise OSError("No space left on device")
-        self.written += [(step, alarm.step) for alarm in alarms]
-        return True
-
-
-def test_a_failure_is_one_alarm_while_it_lasts_and_waits_for_the_disk() -> None:
-    steps, folder = [0], FullFolder()
+def test_a_failure_is_one_alarm_while_it_lasts() -> None:
+    steps = [0]
     failures = Failures(lambda: steps[-1])
-    failures.run_writer = folder  # type: ignore[assignment]
 
     def at(step: int, fails: bool = True) -> None:
         steps.append(step)
@@ -46,20 +32,19 @@ def test_a_failure_is_one_alarm_while_it_lasts_and_waits_for_the_disk() -> None:
 
     with pytest.raises(ValueError, match="no"):
         at(0)
-    assert not failures.waiting
+    assert not failures.take()
     failures.measured = True
     at(0, fails=False)
     with pytest.warns(TrainingWarning) as warned:
         at(1)
         at(2)
-    assert len(warned) == 1 and [(alarm.step, alarm.since) for alarm in failures.waiting] == [(1, 0)]
+    assert len(warned) == 1 and [(alarm.step, alarm.since) for alarm in failures.take()] == [(1, 0)]
     assert failures.sentences == {"it fails": "Step 2: it fails since step 0: ValueError: no. The training goes on."}
     at(3, fails=False)
     assert not failures.sentences
     with pytest.warns(TrainingWarning):
         at(4)
-    failures.write_waiting()
-    assert folder.written == [(4, 1), (4, 4)] and not failures.waiting
+    assert [(alarm.step, alarm.since) for alarm in failures.take()] == [(4, 3)] and not failures.take()
 
 
 def table(run: Path) -> pl.DataFrame:
@@ -148,6 +133,34 @@ def test_a_writer_or_a_rule_that_fails_takes_nothing_else_with_it(place: str, tm
     assert [(row["rule"], row["since"]) for row in alarms(tmp_path)] == [(UNMEASURED, 0)]
 
 
+class High:
+    """A rule that raises one alarm, at step 4."""
+
+    name = "high"
+
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+        return [Alarm(step, step, "high", None, None, "call", "High.")] if step == 4 else []
+
+
+def test_alarms_of_the_step_at_which_a_rule_fails_are_written(tmp_path: Path) -> None:
+    monitor = Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=[Fickle(4), High()])
+    with monitor, pytest.warns(TrainingWarning):
+        monitor.step(4)
+    assert [(row["step"], row["rule"]) for row in alarms(tmp_path)] == [(4, UNMEASURED), (4, "high")]
+
+
+def test_a_writer_that_fails_when_it_is_closed_is_an_alarm(tmp_path: Path) -> None:
+    class Unclosed(Fickle):
+        def close(self) -> None:
+            raise ConnectionError("the server is away")
+
+    monitor = Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=(), writers=[Unclosed()])
+    monitor.step()
+    with pytest.warns(TrainingWarning):
+        monitor.close()
+    assert [row["rule"] for row in alarms(tmp_path)] == [UNMEASURED]
+
+
 def test_a_writer_that_fails_from_the_start_is_raised_and_the_folder_is_free(tmp_path: Path) -> None:
     model = encoder()
     with pytest.raises(ConnectionError):
@@ -158,8 +171,9 @@ def test_a_writer_that_fails_from_the_start_is_raised_and_the_folder_is_free(tmp
 
 
 def test_a_disk_that_is_full_for_a_moment_loses_that_moment_alone(tmp_path: Path) -> None:
-    writer = JSONLines(tmp_path / "lines.jsonl")
-    with Monitor(encoder(), "mu", 1, tokens(99), run=tmp_path / "run", writers=[writer], alarms=()) as monitor:
+    writer, reported = JSONLines(tmp_path / "lines.jsonl"), list[str]()
+    writers = [writer, lambda measurement: reported.extend(alarm.rule for alarm in measurement.alarms)]
+    with Monitor(encoder(), "mu", 1, tokens(99), run=tmp_path / "run", writers=writers, alarms=[High()]) as monitor:
         for step in range(1, 9):
             if step in (4, 5):
                 room = min(path.stat().st_size for path in (writer.path, tmp_path / "run/training/journal.jsonl"))
@@ -171,23 +185,19 @@ def test_a_disk_that_is_full_for_a_moment_loses_that_moment_alone(tmp_path: Path
     assert following == [0, 1, 2, 3, 6, 7, 8] == table(tmp_path / "run")["step"].unique().sort().to_list()
     assert [json.loads(line)["step"] for line in writer.path.read_text().splitlines()] == following
     said = [(row["rule"], row["since"]) for row in alarms(tmp_path / "run")]
-    assert said == [(UNMEASURED, 3), (UNMEASURED, 3)]  # the folder and the file
+    assert said == [("high", 4), (UNMEASURED, 3), (UNMEASURED, 3)]  # of the rule, the folder and the file
+    assert reported == ["high"]
 
 
 def test_the_functions_of_alarms_are_the_users_own(tmp_path: Path) -> None:
-    class High:
-        def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
-            return [Alarm(step, step, "high", None, None, "call", "")] if step else []
-
+    class Interrupting(High):
         def action(self, alarm: Alarm) -> None:
             raise InterruptedError
 
-        name = "high"
-
-    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=[High()]) as monitor:
-        monitor.step()
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=[Interrupting()]) as monitor:
+        monitor.step(2)
         with pytest.raises(InterruptedError):
-            monitor.step()
+            monitor.step(4)
 
 
 def test_a_probe_is_tried_when_a_run_is_resumed_not_in_mid_training(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class RunWriter:
     def __init__(self, folder: str | Path, manifest: Manifest, certified: bool = False) -> None:
         self.store = Store(folder)
         self.certificates: Journal | None = None
+        self.waiting: list[Alarm] = []  # alarms that could not be written yet
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
@@ -87,16 +88,17 @@ class RunWriter:
             self.certificates.append(measurement.step, certificates)
         self.measurements.append(measurement.step, measurement.rows)
 
-    def write_alarms(self, step: int, alarms: Sequence[Alarm]) -> bool:
-        """Write the alarms of a step, unless that step has alarms already; returns whether they are written."""
+    def write_alarms(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Write the alarms of a step. If it has some already, or the disk is full, they wait for the next call."""
+        self.waiting += alarms
         last = self.alarms.last
-        if alarms and (last is None or last < step):
-            self.alarms.append(step, alarm_rows(alarms))
-            return True
-        return not alarms
+        if self.waiting and (last is None or last < step):
+            self.alarms.append(step, alarm_rows(self.waiting))
+            self.waiting = []
 
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
+        self.waiting = [alarm for alarm in self.waiting if alarm.step <= step]
         for journal in self.journals:
             journal.cut(step)
 

@@ -144,7 +144,7 @@ class Monitor:
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
         self._run_writer: RunWriter | None = None
         try:
-            self._run_writer = self._failures.run_writer = self._open_run(names)
+            self._run_writer = self._open_run(names)
             last = None if self._run_writer is None else self._run_writer.measurements.last
             # The last step of an earlier part of this run, until it is said from where it continues.
             self._earlier: int | None = distributed.from_writer(last)
@@ -281,12 +281,13 @@ class Monitor:
 
     def close(self) -> None:
         """Remove all hooks, close the writers and release the run folder."""
-        if self._run_writer is not None and not self._run_writer.store.closed:
-            self._failures.write_waiting()
-        for part in (self.inline, self.gradients, self._run_writer):
-            if part is not None:
-                part.close()
-        self._call_writers("close")
+        try:
+            self._call_writers("close")
+        finally:
+            self._write_failures()
+            for part in (self.inline, self.gradients, self._run_writer):
+                if part is not None:
+                    part.close()
 
     def _refuse_earlier(self) -> None:
         """Raise if the run folder holds an earlier part of the run and nobody has said from where it continues."""
@@ -308,8 +309,16 @@ class Monitor:
 
     def _act(self) -> None:
         """Warn of the alarms that rules have raised, or call their functions, whose errors are the user's own."""
+        self._write_failures()
         alarms, self._raised = self._raised, ()
         self.should_stop |= self.rules.act(alarms, warn=self._run_writer is not None)
+
+    def _write_failures(self) -> None:
+        """Write the alarms of failures that no measurement was written with."""
+        alarms = self._failures.take()
+        if self._run_writer is not None and not self._run_writer.store.closed:
+            with suppress(Exception):  # then they wait
+                self._run_writer.write_alarms(self.steps, alarms)
 
     def _read(self) -> tuple[MetricValues, Any]:
         """What this process reads of the model and of the step, and certificates if they are due."""
@@ -345,13 +354,11 @@ class Monitor:
         for k, rule in enumerate(self.rules.rules):
             with self._failures.contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
                 alarms += tuple(rule.on_measurement(rows, self.steps))
-        written = (*self._failures.waiting, *alarms)
-        measurement = self.last = Measurement(self.steps, rows, written, certificates)
+        measurement = Measurement(self.steps, rows, (*self._failures.take(), *alarms), certificates)
+        self.last = measurement
         if self._run_writer is not None:
             with self._failures.contained("measurements are not written to the run folder"):
                 self._run_writer.write(measurement)
-            if self._run_writer.alarms.last == self.steps:
-                self._failures.remove_written(written)
             self._call_writers("__call__", measurement)
         self._raised = alarms
         return measurement
