@@ -47,15 +47,15 @@ def require_same_network(
     from rankscope.report.causes import network_name, same_network
     from rankscope.runs import Manifest, Network
 
-    others = {} if store is None else {name: of for name, of in store.run.manifests.items() if name != entry}
-    if store is None or not others:
+    manifests = {} if store is None else {name: of for name, of in store.run.manifests.items() if name != entry}
+    if store is None or not manifests:
         return
     networks = tuple(
         Network(variant=name, fingerprint=net.fingerprint, architecture=net.arch.to_dict())
         for name, net in nets.items()
     )
     now = Manifest(networks=networks).adding(**fields)
-    for name, before in others.items():
+    for name, before in manifests.items():
         if not same_network(before, now):
             held = f"{store.folder} holds {name} of {network_name(before) or 'another network'}"
             written = f" ({before.command})" if before.command else ""

@@ -21,6 +21,7 @@ first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls 
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -126,15 +127,15 @@ def find_padding(
     the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
     names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS)
-    found = _of_shape(calls if decoder else [*calls, block], names, shape)
-    if found is None and not decoder:
-        found = _hidden_from_all(block, shape) or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
-    misfits = [pair for call in calls for pair in _masks(call, names)] if found is None else []
+    argument = _of_shape(calls if decoder else [*calls, block], names, shape)
+    if argument is None and not decoder:
+        argument = _hidden_from_all(block, shape) or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
+    misfits = [pair for call in calls for pair in _masks(call, names)] if argument is None else []
     for name, mask in misfits:
         if not _is_triangle(mask):
             came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
             raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
-    return found
+    return argument
 
 
 def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> PaddingArgument | None:
@@ -143,7 +144,7 @@ def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: S
         (name not in DOCUMENTED.get(getattr(call, "library", ""), ()), name, mask)
         for call in calls for name, mask in _masks(call, names) if mask.shape == tuple(shape)
     ]  # fmt: skip
-    for undocumented, name, mask in sorted(masks, key=lambda found: found[0]):
+    for undocumented, name, mask in sorted(masks, key=itemgetter(0)):
         if not undocumented or not _is_triangle(mask):
             return _reading(name, mask, not undocumented)
     return None

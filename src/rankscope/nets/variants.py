@@ -100,11 +100,11 @@ def keeps_part(arch: Architecture, part: str, choice: bool | str | Norm) -> bool
 
     Another name is refused: a variant has the weights of its network, and none for another part.
     """
-    own = getattr(arch, part)
-    name = own.name if isinstance(own, Norm) else own
+    value = getattr(arch, part)
+    name = value.name if isinstance(value, Norm) else value
     if not isinstance(choice, str) and choice in (False, True):
         return bool(choice)
-    if choice in ("none", own, name):
+    if choice in ("none", value, name):
         return choice != "none"
     sentence = f"{part} of a variant must be True (as it is, {name!r}), or False or 'none' (taken out)"
     advice = f"Transformer.random(net.arch.replace({part}=...)) has weights for another"

@@ -174,8 +174,8 @@ def _is_other(file: str, manifest: Manifest | None, inside: list[Manifest], note
     """True, with a note, if a table is of another network than what was read before it: a chapter never mixes two."""
     if manifest is None or not inside or same_network(inside[0], manifest):
         return False
-    one, other = (network_name(known) or "another network" for known in (inside[0], manifest))
-    which = f"of {other}, and this chapter of {one}" if one != other else f"of other weights or sizes of {one}"
+    known, new = (network_name(x) or "another network" for x in (inside[0], manifest))
+    which = f"of {new}, and this chapter of {known}" if known != new else f"of other weights or sizes of {known}"
     notes.append(f"{file} is {which}: it is left out. A folder for each network keeps both.")
     return True
 

@@ -207,8 +207,8 @@ def certify(
     valid = valid_tokens(X.shape[:-1], padding, X.device)
     if not bool(valid.any(-1).all()) or not len(X):
         raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
-    if not bool(valid.all()) and (own := own_objects(net.arch)):
-        message = f"padding must be out of sight of {own}, the user's own, which may count it"
+    if not bool(valid.all()) and (parts := own_objects(net.arch)):
+        message = f"padding must be out of sight of {parts}, the user's own, which may count it"
         raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []

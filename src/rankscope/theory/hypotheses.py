@@ -93,8 +93,8 @@ def outside(arch: Architecture) -> str:
 
 def own_objects(arch: Architecture) -> str:
     """The names of the kernel and parts that are the user's own; empty where there are none."""
-    own = [arch.kernel] if isinstance(arch.kernel, kernels.Kernel) else []
-    return ", ".join(part.name for part in (*own, *arch.parts) if not isinstance(part, BuiltInRemedy))
+    kernel = [arch.kernel] if isinstance(arch.kernel, kernels.Kernel) else []
+    return ", ".join(part.name for part in (*kernel, *arch.parts) if not isinstance(part, BuiltInRemedy))
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:

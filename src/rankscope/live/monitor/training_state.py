@@ -149,8 +149,8 @@ def _undo_of(value: Any) -> Callable[[], object] | None:
 def _restore_attributes(holder: Any, attributes: dict[str, Any]) -> None:
     """Let the names stand for what they did, and no others; torch's own of a module are left alone."""
     now = vars(holder)
-    own = TORCHS_OWN if isinstance(holder, nn.Module) else ()
-    for name in [name for name in now if name not in attributes and name not in own]:
+    left_alone = TORCHS_OWN if isinstance(holder, nn.Module) else ()
+    for name in [name for name in now if name not in attributes and name not in left_alone]:
         del now[name]
     now.update(attributes)
 
