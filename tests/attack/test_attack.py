@@ -39,6 +39,8 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "a zero token that takes the direction of others, from 1e-8000 on": ("zero tokens, sharp", 1019),
     "a head that adds 1e-665": ("zero tokens", 1015),
     "gates shut at e^-10000, under a norm without eps": ("olmo", 10, "gates"),
+    "gates of heads that are open to zeros alone": ("cancelling", 901215, "gates"),
+    "gates of heads beside zero tokens": ("zero tokens, sharp", 901129, "gates"),
     "an infinity among the weights of queries": ("broken weight", 52, "remedies"),
     "an infinity in one head's queries, beside the other head's": ("broken weight", 716424),
     "an infinite key bias, which drops out of the softmax": ("broken weight", 703224),

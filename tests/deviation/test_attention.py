@@ -7,8 +7,9 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope.deviation.attention import sigmoid
+from rankscope.deviation.attention import HeadOutputs, gated, sigmoid
 from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.state import ValidTokens
 from rankscope.nets import Architecture
 from rankscope.profiles import measure
 from tests.builders import awake, normal
@@ -25,8 +26,8 @@ def test_gated_heads_are_exact(norm: Any, place: Any, skip: float) -> None:
 
 
 def test_a_sigmoids_change_at_every_size() -> None:
-    """Of steps from 1e-3000 to 50, where the sigmoid is open, shut, gone and in between."""
-    for z in (-5000.0, -900.0, -300.0, -30.0, 0.0, 2.0, 40.0):
+    """Of steps from 1e-3000 to 50, where the sigmoid is open, shut, gone on either side and in between."""
+    for z in (-5000.0, -300.0, -30.0, 0.0, 2.0, 40.0, 5000.0):
         for log10 in (-3000.0, -200.0, -12.0, -1.0, 0.5, 1.7):
             for sign in (1.0, -1.0):
                 d = Scaled(
@@ -40,6 +41,19 @@ def test_a_sigmoids_change_at_every_size() -> None:
                     log = float(mp.log(abs(true)))
                 assert float(found.value.sign()) == sign
                 assert float(found.value.abs().log() + found.log[0]) == pytest.approx(log, rel=1e-12, abs=1e-12)
+
+
+def test_gates_that_are_open_to_zeros_alone() -> None:
+    """Entries that are not zero meet gates at e^-9000 or below: (1, 0) and (0, 2) become e^-9000 (1, 0), (0, 2/e)."""
+    tokens = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)[None, None]
+    logits = torch.tensor([[-9000.0, 50.0], [60.0, -9001.0], [70.0, 0.0]], dtype=torch.float64)[None, None]
+    zero = Scaled.plain(torch.zeros(1, 1, 2, dtype=torch.float64)).by_head()
+    valid = ValidTokens(torch.tensor([[True, True, False]]))
+    heads = HeadOutputs(zero, Scaled.plain(tokens).by_head(), valid, torch.eye(2, dtype=torch.float64)[None])
+    found = gated(heads, zero, Scaled.plain(logits).by_head())
+    assert float(found.R.log_size()) == pytest.approx(-9000.0) and not found.x.value.any()
+    expected = torch.tensor([[1.0, 0.0], [0.0, 2 / math.e], [0.0, 0.0]], dtype=torch.float64)
+    assert (found.R.value[0, 0] / found.R.largest() - expected).abs().max() < 1e-12
 
 
 def test_doubled_precision_confirms_gated_heads() -> None:

@@ -20,9 +20,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from rankscope.deviation import mlp
+from rankscope.deviation.activations import tanh_change
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.mlp import affine, product
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
@@ -196,7 +197,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
     R = Scaled(R.value, R.log + dv.log)
     if excess is not None:
         common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
-        R = R + product(excess.mapped(lambda t: t[..., None]), common)
+        R = R + mlp.product(excess.mapped(lambda t: t[..., None]), common)
     # zeros do not set the scale
     x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
     if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
@@ -224,7 +225,7 @@ def common_heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
     """The common token projected to queries, keys or values, bias included: `[batch, head, head_width]`."""
     flat = Linear(linear.weight.flatten(1), None if linear.bias is None else linear.bias.flatten())
     count, width = linear.weight.shape[1:]
-    return affine(x, flat).mapped(lambda t: _grouped(t.view(len(t), count, width), arch.heads))
+    return mlp.affine(x, flat).mapped(lambda t: _grouped(t.view(len(t), count, width), arch.heads))
 
 
 def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
@@ -240,54 +241,60 @@ def _grouped(t: Tensor, count: int) -> Tensor:
 
 
 CLOSING = 14.0  # the log by which a token's gate may lie below the common token's before it is taken by itself
-SHUT = -300.0  # a head whose largest gate has a log below this has the log of its gates in the scale
+SHUT = -300.0  # where the largest gate of the common token has a log below this, that log goes into the scale
 
 
 def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     """The outputs of the heads times the gates s(z + d_i), s the sigmoid: z `[batch, head, head_width]` is
     the gates' input for the common token, d `[batch, head, token, head_width]` what tokens add to it."""
-    gate, change = sigmoid(z, d)
-    wide_gate, wide_x = (part.mapped(lambda v: v[:, :, None]) for part in (gate, heads.x))
-    x = product(gate, heads.x)
-    R = product(change, wide_x) + product(wide_gate, heads.R) + product(change, heads.R)
-    logits = z.by_head().mapped(lambda v: v[:, :, None].expand_as(d.value)) + d.by_head()
+    z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
+    shape = heads.R.value.shape
+    samples = [part.heads_as_samples() for part in (z, d, heads.x, heads.R)]
+    x, R = (_of_heads(part, shape) for part in mlp.gated(sample_sigmoid, *samples))
     # log s(z) is nearly min(z, 0): of the common token, and of each token.
-    log_gate, log_gates = z.by_head().explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
+    logits = z.mapped(lambda v: v[:, :, None].expand_as(d.value)) + d
+    log_gate, log_gates = z.explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
     shut = (log_gates < log_gate - CLOSING).flatten(2).any(-1)  # [batch, head]
     if must_compute("attention.shut", shut.any()):
         # s(z) x + (s(z + d_i) - s(z)) x would leave rounding of what s(z) x was: tokens by themselves.
-        flat = logits.mapped(lambda v: v.flatten(2))  # as if all were of one token, to which none is added
-        gates, _ = sigmoid(flat, flat.mapped(lambda v: v[:, :, None][:, :, :0]))
-        tokens = wide_x.mapped(lambda v: v.expand_as(heads.R.value)) + heads.R
-        tokens = product(gates.mapped(lambda v: v.view_as(d.value)), tokens)
-        padding = ~heads.valid.mask[:, None, :, None]
-        R = chosen(shut, tokens.mapped(lambda v: v.masked_fill(padding, 0.0)), R)
+        tokens = _of_heads(_gated_tokens(*samples, heads.valid.mask.repeat_interleave(shape[1], 0)), shape)
+        R = chosen(shut, tokens, R)
         x = Scaled(x.value.masked_fill(spread(shut, x.value), 0.0), x.log.masked_fill(shut, LOWEST))
     return HeadOutputs(x, R, heads.valid, heads.output)
 
 
+def _gated_tokens(z: Scaled, d: Scaled, x: Scaled, R: Scaled, valid: Bool[Tensor, "sample token"]) -> Scaled:
+    """The tokens `s(z + d_i) (x + R_i)`, every entry at a scale of its own until all are multiplied: a gate may be open
+    where its token is zero, and gates at e^-1000 are all that is left."""
+    shape = R.value.shape
+    z, d, x, R = (mlp.by_entry(part, shape) for part in (mlp.rows(z), d, mlp.rows(x), R))
+    gates, _ = sample_sigmoid((z + d).mapped(lambda v: v[:, 0]), d.mapped(lambda v: v[:, :0]))
+    padding = ~valid[..., None].expand(shape).reshape(-1, 1, 1)
+    tokens = mlp.product(mlp.rows(gates), (x + R).mapped(lambda v: v.masked_fill(padding, 0.0)))
+    return mlp.from_entries(tokens, shape)
+
+
+def _of_heads(part: Scaled, shape: torch.Size) -> Scaled:
+    """Numbers of batch * head samples as those of heads again; `shape` begins with batch and head."""
+    return Scaled(part.value.view(*shape[:2], *part.value.shape[1:]), part.log.view(shape[:2]))
+
+
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     """(s(z), s(z + d) - s(z)) of the sigmoid s that gates heads (the attention kernel of that name has no rule): z of
-    the common token `[batch, head, unit]`, d what tokens add to it `[batch, head, token, unit]`.
-
-    With e = expm1(d), s(z + d) - s(z) = s(z) s(-z) e / (1 + s(z) e) for |d| <= 1; above, the plain difference
-    is as good, taken on the side of 0 where s is small. Of a head that is shut to every token the log of its
-    gates goes into the scale: s(z) is e^z there."""
+    the common token `[batch, head, unit]`, d what tokens add to it `[batch, head, token, unit]`."""
     z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
+    gate, change = sample_sigmoid(z.heads_as_samples(), d.heads_as_samples())
+    return _of_heads(gate, d.value.shape), _of_heads(change, d.value.shape)
+
+
+def sample_sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
+    """(s(z), s(z + d) - s(z)) of the sigmoid s, z `[sample, unit]`, d `[sample, token, unit]`.
+
+    s(z) is (1 + tanh(z / 2)) / 2, and of tanh the difference is known at any scale. Of a sample that is shut to the
+    common token the log of its gates goes into the scale: s(z) is e^z there."""
     Z, D = z.explicit(), d.explicit()
-    wide, moved = Z[:, :, None], Z[:, :, None] + D
-    most = Z.clamp(max=0.0).amax(-1)  # log s(z) is nearly min(z, 0)
-    most = torch.maximum(most, moved.clamp(max=0.0).flatten(2).amax(-1)) if D.shape[2] else most
-    top = torch.where(most < SHUT, most, 0.0)  # [batch, head]
-    up = spread(top, D)
-    open_, shut = (wide - up).exp().where(up < 0, wide.sigmoid()), (-wide).sigmoid()
-    level = d.log.clamp(max=0.0)
-    size = spread(level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(d) is d and only the log goes on
-    small = d.value * spread((d.log - level).clamp(max=STEEPEST).exp(), D)  # d in units of size
-    large = D.abs() > 1
-    e = torch.expm1((small * size).masked_fill(large, 0.0)) / size
-    near = open_ * shut * e / (1 + wide.sigmoid() * size * e)
-    after = (moved - up).exp().where(up < 0, moved.sigmoid())
-    far = torch.where(wide > 0, shut - (-moved).sigmoid(), after - open_) / size
-    common = (Z - spread(top, Z)).exp().where(spread(top, Z) < 0, Z.sigmoid())
-    return Scaled(common, top), Scaled(torch.where(large, far, near), level + top).normalised()
+    most = Z.amax(-1)
+    top = torch.where(most < SHUT, most, 0.0)[:, None]
+    gate = (Z - top).exp().where(top < 0, Z.sigmoid())
+    change = tanh_change(Z / 2, D / 2, d * 0.5) * 0.5
+    return Scaled(gate, top[:, 0]), change.normalised()

@@ -25,6 +25,7 @@ from rankscope.shapes import Bool
 
 LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
 LINEAR = 1e3  # beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits
+GatePair = Callable[[Scaled, Scaled], tuple[Scaled, Scaled]]
 MOST_TERMS = 19
 REACH = 250.0  # the |log| of the size of z and d within which activations are evaluated as they are
 SUNK = 300.0
@@ -43,34 +44,36 @@ def mlp(
     else:
         gate = w.gate
         z, d = perturb(affine(state.x, gate)), perturb(state.R.mapped(lambda v: v @ gate.weight))
-        x, R = _gated(arch.activation, z, d, x, R, perturb)
+
+        def act(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
+            a, A = activation(arch.activation, z, d)
+            return perturb(a), perturb(A)
+
+        x, R = gated(act, z, d, x, R)
     return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.valid)
 
 
-def _gated(
-    name: str, z: Scaled, d: Scaled, x: Scaled, R: Scaled, perturb: Callable[[Scaled], Scaled]
-) -> tuple[Scaled, Scaled]:
+def gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scaled]:
     """(act(z) x, act(z + d) (x + R) - act(z) x), units that underflow at scales of their own.
 
     Args:
-        name: The activation.
+        act: Gives (act(z), act(z + d) - act(z)).
         z: What the gates of the common token are made of, `[batch, unit]`.
         d: What tokens add to z, `[batch, token, unit]`.
         x: What gates are multiplied with, of the common token.
         R: What tokens add to x.
-        perturb: Moves the last digits of what comes out of the activation.
     """
-    a, A = map(perturb, activation(name, z, d))
+    a, A = act(z, d)
     common, rest = _products(a, A, x, R)
     logs = torch.stack([A.log + x.log, a.log + R.log, A.log + R.log]).amax(0)
     sunk = (rest.log < logs - SUNK) & (torch.maximum(d.log, R.log) > LOWEST) | (common.log < a.log + x.log - SUNK)
     if not must_compute("mlp.sunk", sunk.any()):
         return common, rest
     shape = R.value.shape
-    z, d, x, R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
-    a, A = map(perturb, activation(name, z.mapped(lambda v: v[:, 0]), d))
+    z, d, x, R = (by_entry(part, shape) for part in (rows(z), d, rows(x), R))
+    a, A = act(z.mapped(lambda v: v[:, 0]), d)
     fine, fine_rest = _products(a, A, x.mapped(lambda v: v[:, 0]), R)
-    fine, fine_rest = _from_entries(fine, shape), _from_entries(fine_rest, shape)
+    fine, fine_rest = from_entries(fine, shape), from_entries(fine_rest, shape)
     return chosen(sunk, fine.mapped(lambda v: v[:, 0]), common), chosen(sunk, fine_rest, rest)
 
 
@@ -79,14 +82,14 @@ def _products(a: Scaled, A: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scale
     return product(a, x), product(A, rows(x)) + product(rows(a), R) + product(A, R)
 
 
-def _by_entry(part: Scaled, shape: torch.Size) -> Scaled:
+def by_entry(part: Scaled, shape: torch.Size) -> Scaled:
     """Numbers as samples of one token and one unit each, at scales of their own; those of one token are repeated."""
     value = part.value.expand(shape)
     log = spread(part.log, value).expand(shape)
     return Scaled(value.reshape(-1, 1, 1), log.reshape(-1)).normalised()
 
 
-def _from_entries(part: Scaled, shape: torch.Size) -> Scaled:
+def from_entries(part: Scaled, shape: torch.Size) -> Scaled:
     """Numbers of samples of one entry as `[batch, token, unit]` again, at the scale of each sample's largest."""
     log = part.log.view(shape)
     largest = log.flatten(1).amax(1)
