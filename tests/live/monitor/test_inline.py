@@ -1,5 +1,6 @@
 """Training batches measured as they pass: in parts or whole, recomputed or not, compiled or not."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -132,42 +133,61 @@ def test_attention_and_heads_of_training_batches(tmp_path: Path) -> None:
         Monitor(torch.compile(gpt2(), backend="aot_eager"), metrics, run=tmp_path / "compiled")  # type: ignore[arg-type]
 
 
-def test_one_module_called_many_times(tmp_path: Path) -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)] * 3)
+class Ordered(nn.Module):
+    """Calls its blocks in this order; the same block may come again, as in ALBERT."""
 
-        def forward(self, X: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                X = layer(X)
-            return X
+    def __init__(self, *order: int, listed: bool = False) -> None:
+        super().__init__()
+        blocks = [nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(max(order) + 1)]
+        self.layers = nn.ModuleList([blocks[k] for k in order] if listed else blocks)
+        self.order = [*range(len(order))] if listed else order
 
-    model, X = Shared(), torch.randn(2, 5, 8)
-    with Monitor(model, METRICS, every=1, run=tmp_path / "inline") as monitor:
-        model(X)
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        return self.hidden(X)[-1]
+
+    def hidden(self, X: torch.Tensor) -> list[torch.Tensor]:
+        return [*accumulate(self.order, lambda hidden, k: self.layers[k](hidden), initial=X)]
+
+
+@pytest.mark.parametrize(
+    ("order", "listed"),
+    [((0, 0, 0), True), ((0, 0, 0), False), ((0, 0, 1, 1), False), ((0, 1, 0, 1), False), ((0, 1, 0, 0, 2), False)],
+)
+def test_a_block_called_many_times_is_as_many_layers(order: tuple[int, ...], listed: bool, tmp_path: Path) -> None:
+    model, X = Ordered(*order, listed=listed).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    with Monitor(model, METRICS, every=1, run=tmp_path / "inline", alarms=()) as monitor:
+        for _ in range(2):  # two micro-batches
+            (model(X.requires_grad_()) ** 3).sum(dim=(1, 2)).mean().backward()
         monitor.step()
-    with Monitor(model, METRICS, every=1, probe=X, run=tmp_path / "probe"):
+    hidden = model.hidden(X)
+    gradients = torch.autograd.grad((hidden[-1] ** 3).sum(), hidden)
+    sizes = [x.norm(dim=(1, 2)).mean().item() for x in gradients]
+    rows = table(tmp_path / "inline").sort("layer").with_columns(pl.col("samples") // 2)
+    assert rows.filter(metric="grad_tokens")["value"].to_list() == pytest.approx(sizes, rel=1e-9)
+    with Monitor(model, METRICS, every=1, probe=X.detach(), run=tmp_path / "probe"):
         pass
-    probed = table(tmp_path / "probe").with_columns(step=pl.lit(1, pl.Int64))
-    assert closest(table(tmp_path / "inline"), probed) < 1e-5
+    assert closest(rows, table(tmp_path / "probe").with_columns(step=pl.lit(1, pl.Int64))) < 1e-9
+    assert rows["layer"].max() == len(order)
+
+
+@pytest.mark.slow
+def test_a_block_called_many_times_is_as_many_layers_in_compiled_code(tmp_path: Path) -> None:
+    for order, listed in (((0, 0, 0), True), ((0, 0, 0), False)):
+        torch._dynamo.reset()
+        model, X = Ordered(*order, listed=listed).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+        compiled = torch.compile(model, backend="aot_eager")
+        for name, called in (("eager", model), ("compiled", compiled)):
+            with Monitor(called, METRICS, every=1, run=tmp_path / f"{name}{listed}", alarms=()) as monitor:
+                called(X).sum().backward()
+                monitor.step()
+        assert closest(table(tmp_path / f"eager{listed}"), table(tmp_path / f"compiled{listed}")) < 1e-9
+        assert table(tmp_path / f"eager{listed}")["layer"].max() == 3
 
 
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1)])
 def test_blocks_in_another_order_are_refused(order: tuple[int, ...], tmp_path: Path) -> None:
     """Listed as they are called they are measured, as a watch measures them."""
-
-    class Orders(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(3))
-
-        def forward(self, X: torch.Tensor) -> torch.Tensor:
-            for k in order:
-                X = self.layers[k](X)
-            return X
-
-    model, X = Orders(), torch.randn(2, 5, 8)
+    model, X = Ordered(*order), torch.randn(2, 5, 8)
     with raises(MonitorError, subject="blocks"), Monitor(model, "mu", every=1, run=tmp_path / "a") as monitor:
         model(X).sum().backward()
         monitor.step()

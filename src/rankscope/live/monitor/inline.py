@@ -45,14 +45,14 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 def _called(mask: Tensor | None, name: str, seen: Tensor, of: int, training: bool, grad: bool) -> None:
     """Hand over that a call of the model begins, in this mode and with this padding mask under this argument's name."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
-        measurement.guarded(measurement.begin_call, {} if mask is None else {name: mask}, training, grad)
+        measurement.guarded(measurement.begin_call, {} if mask is None else {name: mask}, training, grad, True)
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
-def _passed(x: Tensor, seen: Tensor, of: int, layer: int, training: bool) -> None:
-    """Hand over the tokens of a layer."""
+def _passed(x: Tensor, seen: Tensor, of: int, position: int, training: bool) -> None:
+    """Hand over what the block of this position returned or, at position 0, what the first block takes."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
-        measurement.guarded(measurement.read_layer, layer, x, training)
+        measurement.guarded(measurement.read_layer, position, x, training)
 
 
 @dataclass
@@ -60,8 +60,24 @@ class TrainingCall:
     """One call of the model in a training step."""
 
     arguments: CallArguments  # that may say what is padding
+    announced: bool  # a hook around the blocks has said that it begins: blocks that come again are further layers
     layer: int = 0  # read last
+    position: int = 0  # of the block read last
+    blocks: int = 0  # how many were read
+    again: bool = False  # a block came again
     states: StateReadings | None = None  # None before the first block
+
+    def number(self, position: int) -> int:
+        """The layer of the block that comes now: its position or, once a block has come again, its turn, as `watch`
+        counts."""
+        again = self.states is not None and position <= self.position
+        if again and (position == 0 or self.layer != self.blocks):
+            came = "one came again, or before its turn: list them so in blocks=, one as often as it is called"
+            raise MonitorError(f"blocks must be listed in the order in which they are called; {came}", subject="blocks")
+        self.again |= again
+        self.layer = self.layer + 1 if self.again else position
+        self.position, self.blocks = position, self.blocks + (position > 0)
+        return self.layer
 
 
 class OperatorMeasurement:
@@ -73,7 +89,7 @@ class OperatorMeasurement:
         self.plan, blocks, self.contained = plan, plan.blocks, False
         self.record(False)
         self.seen = torch.zeros(1)  # operators write to it, so that the compiler neither removes nor moves them
-        self.called_once = len({*map(id, blocks)}) == len(blocks)  # if not, layers are numbered by calls
+        self.called_once = len({*map(id, blocks)}) == len(blocks)  # as far as the list of blocks says
         _by_id[id(self)] = self
         self._hooks: list[Any] = []
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
@@ -83,8 +99,7 @@ class OperatorMeasurement:
         self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
-            on_output = partial(self._on_output, k + 1 if self.called_once else -1)
-            self._hooks.append(block.register_forward_hook(on_output))
+            self._hooks.append(block.register_forward_hook(partial(self._on_output, k + 1)))
 
     @property
     def has_recorded(self) -> bool:
@@ -127,7 +142,7 @@ class OperatorMeasurement:
         for hook in self._hooks:
             hook.remove()
 
-    def begin_call(self, arguments: dict[str, Any], training: bool, grad: bool) -> None:
+    def begin_call(self, arguments: dict[str, Any], training: bool, grad: bool, announced: bool = False) -> None:
         """Begin to read a call of the model, with these arguments that may say what is padding, in train mode or not,
         with gradients or not. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
@@ -138,24 +153,22 @@ class OperatorMeasurement:
             return
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        self.call = TrainingCall(CallArguments(arguments))
+        self.call = TrainingCall(CallArguments(arguments), announced)
         self.call.arguments.library = self.library
 
-    def read_layer(self, layer: int, x: Tensor, training: bool) -> None:
-        """Read the metrics of a layer's tokens."""
+    def read_layer(self, position: int, x: Tensor, training: bool) -> None:
+        """Read the metrics of the tokens that the block of this position returned; 0: that the first block takes."""
         if _in_backward() or self.left_out:
             return
-        if self.call is None or (layer == 0 and self.called_once and self.call.layer == len(self.plan.blocks)):
+        ended = self.call is not None and not self.call.announced and self.call.layer == len(self.plan.blocks)
+        if self.call is None or (position == 0 and ended):
             self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
         if (call := self.call) is None:
             return
-        if self.called_once and call.states is not None and layer <= call.layer:
-            came = "one came again, or before its turn: list them so in blocks=, one as often as it is called"
-            raise MonitorError(f"blocks must be listed in the order in which they are called; {came}", subject="blocks")
+        if position == 0 and call.states is not None and (call.announced or not self.called_once):
+            return  # the first block comes again: what it takes was read as the last layer
+        layer = call.number(position)
         hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
-        if layer < 0:  # one module called many times: layers in the order of calls
-            layer = call.layer + 1
-        call.layer = layer
         if call.states is None:
             padding = self.plan.padding
             if self.plan.padding_from_model:
@@ -182,29 +195,28 @@ class OperatorMeasurement:
             _called(named[1], named[0], self.seen, id(self), model.training, torch.is_grad_enabled())
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self.called_once or self.call is None or self.call.states is None:
-            first = args[0] if args else next(iter(kwargs.values()), ())
-            self._take(0, block, kwargs.get("hidden_states", first))
+        first = args[0] if args else next(iter(kwargs.values()), ())
+        self._take(0, block, kwargs.get("hidden_states", first))
 
-    def _on_output(self, layer: int, block: nn.Module, args: Any, output: Any) -> None:
-        self._take(layer, block, output)
+    def _on_output(self, position: int, block: nn.Module, args: Any, output: Any) -> None:
+        self._take(position, block, output)
 
-    def _take(self, layer: int, block: nn.Module, values: Any) -> None:
+    def _take(self, position: int, block: nn.Module, values: Any) -> None:
         """Hand over what a block took or returned; an error in compiled code is one of its compilation."""
         if torch.compiler.is_compiling():
-            self._hand_over(layer, block, values)
+            self._hand_over(position, block, values)
         elif self.recording:
-            self.guarded(self._hand_over, layer, block, values)
+            self.guarded(self._hand_over, position, block, values)
 
-    def _hand_over(self, layer: int, block: nn.Module, values: Any) -> None:
+    def _hand_over(self, position: int, block: nn.Module, values: Any) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
         x = _tokens_in(values, type(block).__name__)
-        _passed(x.detach(), self.seen, id(self), layer, block.training)
+        _passed(x.detach(), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
         if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
-            at, recorded = self.call.layer if layer < 0 else layer, self.recorded
-            if self.plan.measures(at):
-                x.register_hook(lambda gradient: self._on_gradient(at, recorded, gradient))  # type: ignore[no-untyped-call]
+            layer, recorded = self.call.layer, self.recorded
+            if self.plan.measures(layer) and self.call.position == position:
+                x.register_hook(lambda gradient: self._on_gradient(layer, recorded, gradient))  # type: ignore[no-untyped-call]
 
     def _on_gradient(self, layer: int, recorded: MetricValues, gradient: Tensor) -> None:
         if self.recording and recorded is self.recorded:
