@@ -42,8 +42,9 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     what = type(model).__name__
     if by_name:
         names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
-        holds = f"{what} holds {len(by_name)}: {names}: name one, as in blocks={next(iter(by_name))!r}"
-        raise WatchError(f"watch measures one stack of blocks; {holds}", subject="blocks")
+        way = f"name one, as in blocks={next(iter(by_name))!r}, and make another watch or Monitor for another"
+        holds = f"{what} holds {len(by_name)}: {names}: {way}"
+        raise WatchError(f"a watch or a Monitor measures one stack of blocks; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
     holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"

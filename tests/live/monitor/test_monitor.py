@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rankscope
 from rankscope import Monitor
-from rankscope.errors import FileError, MonitorError
+from rankscope.errors import FileError, MonitorError, WatchError
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.writers import JSONLines
 from tests.live.monitor.small import encoder, loss_of, tokens
@@ -152,6 +152,27 @@ def test_a_step_to_resume_from_must_be_a_number(tmp_path: Path) -> None:
         for step in (-1, 2.5, None):
             with raises(MonitorError, subject="step"):
                 monitor.resume(step)  # type: ignore[arg-type]
+
+
+def test_an_encoder_and_a_decoder_have_a_monitor_each(tmp_path: Path) -> None:
+    model = torch.nn.Transformer(16, 2, 2, 3, 32, dropout=0.0, batch_first=True).double()
+    pair = (tokens(1), tokens(2)[:, :4])
+    for probe in (pair, None):
+        with raises(WatchError, subject="blocks") as caught:
+            Monitor(model, "mu", 1, probe, run=tmp_path / "both")
+        sentence = str(caught.value)
+        assert len(sentence.splitlines()) == 1 and "encoder.layers" in sentence and "decoder.layers" in sentence
+        runs = {side: tmp_path / f"{side} {probe is None}" for side in ("encoder", "decoder")}
+        monitors = [Monitor(model, "mu", 1, probe, blocks=side, run=run) for side, run in runs.items()]
+        model(*pair)
+        for monitor in monitors:
+            monitor.step()
+            monitor.close()
+        for side, run in runs.items():
+            with torch.no_grad(), rankscope.watch(model, "mu", blocks=side) as w:
+                model(*pair)
+            means = w.profile().curve("mu").mean(0).tolist()
+            assert table(run).filter(step=1).sort("layer")["value"].to_list() == pytest.approx(means, rel=1e-9)
 
 
 def test_a_model_whose_only_child_is_called_module_is_measured_itself(tmp_path: Path) -> None:
