@@ -77,7 +77,7 @@ def entropy_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
     entropies = -torch.linalg.vecdot(P, logs)
-    none = (P.amin(-1) < 0) | (P.any(-1) & ((P.sum(-1) - 1).abs() > NARROW))
+    none = (P.amin(-1) < 0) | ((P.sum(-1) - 1).abs() > NARROW)
     return entropies.masked_fill(none, torch.nan)
 
 
