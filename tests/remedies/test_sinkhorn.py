@@ -3,6 +3,10 @@
 import pytest
 import torch
 
+from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.scores import Scores
+from rankscope.deviation.softmax import balanced, split
+from rankscope.deviation.state import ValidTokens
 from tests.remedies.score_networks import MASKS, PADDING, first, network, scores, softmax
 
 
@@ -30,3 +34,14 @@ def test_sinkhorn_divides_columns_and_rows_in_turn(mask: str) -> None:
 def test_sinkhorn_of_no_round_is_softmax(mask: str) -> None:
     net = network(mask, positions="alibi")
     assert torch.equal(first(net.variant(kernel="sinkhorn:0")), first(net))
+
+
+def test_columns_of_weights_below_all_range_are_divided_by_their_sums() -> None:
+    """All look at the first token, by scores of 1e20: its column becomes 1/3. The largest weight of each other
+    column, e^-1e20, becomes one. Rows then divide 1/3 and 1 by 4/3."""
+    D = torch.tensor([[-3e20, 0.0, 0.0], [0.0, -1e20, 0.0], [0.0, -2e20, -1e20]], dtype=torch.float64)
+    visible, valid = torch.ones(1, 1, 3, 3).tril().bool(), ValidTokens(torch.ones(1, 3, dtype=torch.bool))
+    scores = Scores(Scaled.plain(torch.zeros(1, 1, 3).double()).by_head(), Scaled.plain(D[None, None]).by_head())
+    P = split(balanced(scores, visible, valid, 1), visible, valid).matrix()[0, 0]
+    expected = [[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.25, 0.0, 0.75]]
+    torch.testing.assert_close(P, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-15)

@@ -167,7 +167,10 @@ def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) 
 
     Where all rows see the same, sums become means, over p and over rows, and both are of the size of D:
 
-        a_i = -log1p(sum_j p_j expm1(D_ij)),    ref_j <- -log1p(mean_i expm1(D_ij + a_i))."""
+        a_i = -log1p(sum_j p_j expm1(D_ij)),    ref_j <- -log1p(mean_i expm1(D_ij + a_i)).
+
+    Elsewhere scores become log P itself, of which each division takes a log-softmax: beside scores of 1e20, a_i and
+    ref_j would have lost by how much one weight of a row exceeds another."""
     if not rounds:
         return scores
     ref, D, _, _ = about_reference_row(scores, valid)
@@ -176,8 +179,9 @@ def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) 
     close = alike & (D.log_size() <= 0.0)  # [batch, head]
     size = spread(D.log.clamp(-STEEPEST, 0.0).exp(), D.value)
     near = Scaled(_balanced_near(ref, D, size, columns, rows, rounds), D.log.clamp(max=0.0))
-    plain = Scaled(_balanced_plain(ref, D.explicit(), visible, rounds), torch.zeros_like(D.log))
-    return Scores(chosen(close, near, plain).normalised(), D)
+    zero = Scaled(torch.zeros_like(ref), torch.zeros_like(D.log))
+    logs = Scaled(_balanced_logs(Logits(ref, D), visible, rounds), torch.zeros_like(D.log))
+    return Scores(chosen(close, near, zero).normalised(), chosen(close, D, logs))
 
 
 def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: Tensor, rounds: int) -> Tensor:
@@ -194,13 +198,10 @@ def _balanced_near(ref: Tensor, D: Scaled, size: Tensor, columns: Tensor, rows: 
     return in_units * columns[:, :, 0]
 
 
-def _balanced_plain(ref: Tensor, D: Tensor, visible: Visible, rounds: int) -> Tensor:
-    """ref after the rounds of `balanced`, by sums of logs."""
-
-    def log_sum(logs: Tensor, dim: int) -> Tensor:
-        total = logs.masked_fill(~visible, -torch.inf).logsumexp(dim, keepdim=True)
-        return total.masked_fill(~visible.any(dim, keepdim=True), 0.0)  # zero of nothing
-
+def _balanced_logs(scores: Logits, visible: Visible, rounds: int) -> Float[Tensor, "batch head row token"]:
+    """log P after the rounds of `balanced`; 0 where a row does not see."""
+    logs = scores.log_softmax(visible)
     for _ in range(rounds):
-        ref = -log_sum(D - log_sum(ref[:, :, None] + D, -1), -2)[:, :, 0]
-    return ref
+        for dim in (-2, -1):
+            logs = logs.log_softmax(dim).masked_fill(~visible, -torch.inf)
+    return logs.masked_fill(~visible, 0.0)
