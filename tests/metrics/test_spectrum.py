@@ -6,7 +6,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from rankscope.deviation import DeviationStep, State
+from rankscope.deviation.readings import read
 from rankscope.metrics import (
+    METRICS,
     affine_rank,
     effective_rank,
     numerical_rank,
@@ -80,3 +83,11 @@ def test_ranks_do_not_underflow() -> None:
     X = with_singular_values([3.0, 3.0]) * 1e-200
     for rank in (numerical_rank, stable_rank, effective_rank, participation_ratio):
         assert rank(X).item() == pytest.approx(2)
+
+
+def test_n_tokens_differ_in_n_minus_one_directions_however_they_are_rounded() -> None:
+    for seed in range(40):
+        X = 10.0 ** (seed % 9) * torch.randn(2, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert affine_rank(X[None], unit=1e-30).item() == 1
+        reading = read(METRICS["affine_rank"], DeviationStep(0, State.of(X[None], torch.ones(1, 2).bool()), None))
+        assert reading is not None and not reading.below_floor.any()

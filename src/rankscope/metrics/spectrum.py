@@ -49,11 +49,18 @@ def numerical_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float 
 def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
     """The dimension of the affine space that the tokens span: the rank of X - 1 mean^T.
 
-    Singular values are counted above `max(n, d) eps s_1(X)`: the centring cannot resolve less.
+    Singular values are counted above `max(n, d) eps s_1(X)`: the centring cannot resolve less. Rows that sum to zero
+    have at most n - 1 of them.
     """
     ready = tokens(X, padding)
     s, of_tokens = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), of_tokens), ready)
+    return _affine_count(s, ready, unit or ready.unit, of_tokens)
+
+
+def _affine_count(s: Tensor, ready: Tokens, unit: float, scale: Tensor) -> Values:
+    """The rank of a residual with the singular values s, in units of those of `scale`."""
+    count = _count(s, _tolerance(ready, unit), scale)
+    return nan_where_empty(torch.minimum(count, (ready.count - 1).clamp(min=0)), ready)
 
 
 def _tolerance(ready: Tokens, unit: float) -> Values:
@@ -131,11 +138,11 @@ def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:
     return ratio(s, s[..., :1].expand_as(s)), ready
 
 
-def _affine_rank_rule(tokens: ScaledTokens) -> Reading:
+def _affine_rank_rule(state: ScaledTokens) -> Reading:
     """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is marked."""
-    R = tokens.residual.value
-    value = numerical_rank(R, tokens.padding)
-    low, high = (numerical_rank(R, tokens.padding, unit=UNIT * share) for share in (1 / 3, 1e3))
+    ready = tokens(state.residual.value, state.padding)
+    s = torch.linalg.svdvals(ready.X)
+    value, low, high = (_affine_count(s, ready, UNIT * share, s) for share in (1.0, 1 / 3, 1e3))
     return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
 
 
