@@ -45,6 +45,8 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "an infinity in one head's queries, beside the other head's": ("broken weight", 716424),
     "an infinite key bias, which drops out of the softmax": ("broken weight", 703224),
     "outputs of 1e-8844394 before a relu": ("zero tokens, sharp", 715699),
+    "rows of a differential pattern that sum to zero": ("mixed columns", 901869, "remedies"),
+    "columns of Sinkhorn attention beside scores of 1e22": ("mixed tokens", 901748, "remedies"),
 }
 
 
@@ -85,8 +87,17 @@ def test_networks_that_once_broke_it(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_doubled_precision_where_it_once_broke() -> None:
-    check((187,), "zero tokens, sharp", confirm=True)
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("zero tokens, sharp", 187),
+        ("sharp", 900213),  # tokens that differ by 1e-73 of their size
+        ("zero tokens, sharp", 900349),  # rows that differ by 1e-2164
+        ("zero tokens, sharp", 901939),
+    ],
+)
+def test_doubled_precision_where_it_once_broke(kind: str, seed: int) -> None:
+    check((seed,), kind, confirm=True)
 
 
 def line(**fields: Any) -> Line:

@@ -114,7 +114,7 @@ def judged(case: Case, confirm: bool = False) -> Verdict:
         open_ = [key for key in differ if not ours[key][1]]
         wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
         settled = [key for key in wrong if before is not None and _close(before[key].log, exact[key].log)]
-        deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < abs(ours[key][0]) < math.inf]
+        deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < _depth(ours, key) < math.inf]
         if (len(settled) == len(wrong) and not deeper) or digits >= DIGITS:
             # Ours is far above what so many digits leave; a rank is one of whatever size.
             above = [key for key in deeper if not _unresolved(exact[key]._replace(log=ours[key][0]), digits)]
@@ -144,6 +144,12 @@ def _first_digits(ours: dict[Key, tuple[float, bool]]) -> int:
     zeros = any(log == -math.inf and not marked for log, marked in ours.values())
     largest = max((-log for log in logs if -log < DIGITS / 4), default=0.0)  # scores grow with its square
     return int(min(max(PROOF * zeros, 60 + 1.5 * deepest + 2.5 * largest), DIGITS))
+
+
+def _depth(ours: dict[Key, tuple[float, bool]], key: Key) -> float:
+    """|log10| of the number that must be resolved for a reading: for a rank that of the residual."""
+    layer, _, metric = key
+    return abs(ours[(layer, None, "relative_mu") if metric == "affine_rank" else key][0])
 
 
 def _unresolved(exact: Truth, digits: int) -> bool:

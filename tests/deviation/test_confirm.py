@@ -8,7 +8,7 @@ import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from tests.builders import awake, normal
+from tests.builders import awake, normal, one_head
 from tests.deviation.reference import Network, log10_residual
 
 SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "mlp_width": 8}
@@ -46,6 +46,22 @@ def test_differences_within_clusters_are_resolved() -> None:
                 assert abs(float(logs[layer]) - float(exact[layer])) < 1e-6
                 resolved += int(marks[layer])
     assert resolved > 0
+
+
+def test_what_neither_precision_holds_stays_marked() -> None:
+    """Tokens that each see themselves differ by 1e-70 in one column: it is added to a column of ones, of which the next
+    layer takes the ones off. Both precisions are left with the 1e-100 of another column, and agree."""
+    X = torch.tensor([[[1.0, 1e-70, 1e-100], [1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]]], dtype=torch.float64)
+    arch = Architecture(layers=2, width=3, heads=1, norm="none", mlp="none", attention_skip=0.0, mask="window:0")
+    arch = arch.replace(biases=False)
+    tensors = one_head(arch).state()
+    added, taken = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0, 0, 1.0]]
+    for layer, value in enumerate((added, taken)):
+        tensors[f"layers.{layer}.attention.value.weight"] = torch.tensor(value, dtype=torch.float64)[:, None]
+    net = Transformer.from_weights(arch, tensors)
+    for confirm in (False, True):
+        marks = measure(net, X, metrics=["mu", "head_mu"], confirm=confirm).table.filter(layer=2)["below_floor"]
+        assert marks.all()
 
 
 @pytest.mark.slow

@@ -7,8 +7,11 @@ import polars as pl
 import pytest
 import torch
 
+from rankscope.deviation import State
+from rankscope.metrics import METRICS
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
+from rankscope.profiles.agreement import _miscounted
 from tests.builders import normal, one_head
 from tests.deviation.reference import Network, log10_residual
 
@@ -56,3 +59,15 @@ def test_rounding_of_float64_that_grows_over_layers_marks_nothing() -> None:
         exact = [float(log10_residual(state)) for state in Network(net).states(X[0])]
     assert profile.curve("residual", "log10")[0].tolist() == pytest.approx(exact, abs=1e-9)
     assert not profile.table["below_floor"].any()
+
+
+@pytest.mark.parametrize(
+    ("smallest", "apart", "miscounted"), [(0.1, 1e-11, False), (1e-10, 1e-11, True), (0.0, 1e-15, False)]
+)
+def test_ranks_are_in_doubt_where_a_singular_value_may_be_rounding(
+    smallest: float, apart: float, miscounted: bool
+) -> None:
+    U, _ = torch.linalg.qr(normal(5, 3) - normal(5, 3).mean(0))
+    X = U @ torch.diag(torch.tensor([1.0, 0.5, smallest], dtype=torch.float64)) @ torch.linalg.qr(normal(4, 3))[0].T
+    state, distance = State.of(X[None], torch.ones(1, 5).bool()), torch.tensor([apart], dtype=torch.float64)
+    assert bool(_miscounted(METRICS["affine_rank"], state, distance)) is miscounted

@@ -1,10 +1,11 @@
 """A pass in doubled precision beside the one in float64: digits on which both agree are confirmed.
 
 Called by `profiles/propagation.py` for `measure(..., confirm=True)`; `profiles/agreement.py` compares the
-readings. Layer by layer, `confirmations` runs the rules in float64 (`propagate.py`) and on `Doubled` tensors.
-Where the two do not agree, float64 was not enough, and the question is whether 32 digits were: from there on
-a second doubled pass runs, perturbed by more than the rounding of the first can have grown to: `MARGIN` times
-what float64's has, brought down from 16 digits to 32.
+readings. Layer by layer, `confirmations` runs the rules in float64 with their second pass (`second_pass.py`) and on
+`Doubled` tensors. Where the two do not agree, or float64's own second pass marks a reading, float64 was not enough, and
+the question is whether 32 digits were: from there on a second doubled pass runs, perturbed by more than the rounding of
+the first can have grown to: `MARGIN` times what float64's has, brought down from 16 digits to 32. Both precisions may
+agree on what neither holds, such as what two tokens differ by at 1e-70 of their size.
 
 What no comparison of two passes shows is looked for in doubled precision as `second_pass.py` looks for it in float64
 (`Confirmation.lost`): numbers rounded to zero, signs that rounding decides, attention to tokens that rounding chose.
@@ -20,8 +21,9 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, undecided
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
-from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded, run_block
+from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
+from rankscope.deviation.second_pass import SecondPassLayer, with_second_pass
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool
@@ -47,6 +49,7 @@ class Confirmation:
 
     doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
     single: DeviationStep  # the layer of the pass in float64
+    second: SecondPassLayer  # the layer of float64's second pass
     lost_before: Bool[Tensor, " batch"]  # `lost` of the layer before
     passes: _DoubledPasses
     before: State  # the doubled pass's tokens before this layer
@@ -105,14 +108,14 @@ def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) ->
     passes = _DoubledPasses(net, X, padding)
     lost = torch.zeros(len(X), dtype=torch.bool, device=passes.inputs.net.device)
     grown = 0.0
-    for single in propagate(net, X, padding):
+    for single, second in with_second_pass(PassInputs.of(net, X, padding)):
         before = passes.state
         step = DeviationStep(0, before, None)
         if single.layer:
             step = run_block(passes.inputs.block(single.layer - 1), passes.rules, before)
             passes.state = step.state
         doubled = rounded(restored(step, passes.inputs.order))
-        confirmation = Confirmation(doubled, single, lost, passes, before, step, grown)
+        confirmation = Confirmation(doubled, single, second, lost, passes, before, step, grown)
         lost = confirmation.lost
         yield confirmation
         distances = state_distance(doubled.state, single.state)

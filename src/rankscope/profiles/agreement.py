@@ -26,7 +26,7 @@ from rankscope.deviation.scaled import spread
 from rankscope.deviation.second_pass import SecondPassLayer, SecondPassStep
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
-from rankscope.metrics.log_readings import SMALLEST
+from rankscope.metrics.log_readings import SMALLEST, UNIT
 from rankscope.nets import Step
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
@@ -34,7 +34,8 @@ from rankscope.shapes import Float
 AGREED = 1e-9  # relative difference up to which two passes agree
 NEAR = 1e-6  # that up to which rounding of the second pass alone may be the reason, where a third one agrees
 NOISY = 100 * torch.finfo(torch.float64).eps
-"""The share of rounding, for each token or width, above which singular values are not counted."""
+"""The distance of two passes, for each token or width, above which counts are taken again at a tolerance of it."""
+COUNTED = 100.0  # how many times the distance of two passes a singular value must be to be no rounding
 BLIND = 1e3  # float64's floors, up to which a difference from float64 says nothing
 
 Errors = Float[Tensor, "..."]
@@ -53,31 +54,60 @@ def checked(readings: Readings, plain: Readings | None, step: DeviationStep, sec
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
-    """Readings of doubled precision with float64's digits; marked where a second doubled pass differs too, of the
-    reading or of what it is read off, and where doubled precision itself knows nothing (`Confirmation.lost`)."""
-    step = confirmation.doubled
+    """Readings of doubled precision with float64's digits, marked where doubled precision does not know them either.
 
-    def apart(distance: Callable[[DeviationStep], Errors]) -> Errors:
-        """How far the doubled pass is from float64's or, where that is too far, from the perturbed doubled pass."""
-        errors = distance(confirmation.single)
-        if not bool((errors > AGREED).any()):
-            return errors
-        return torch.where(errors > AGREED, distance(confirmation.perturbed), errors)
-
-    states = apart(lambda other: comparison.state_distance(step.state, other.state))
+    Args:
+        readings: Those of the doubled pass.
+        single: The same of float64, marked by its own second pass. Where they are marked or differ, a second doubled
+            pass decides, by the reading and by what it is read off.
+        confirmation: The passes. Where doubled precision knows nothing (`Confirmation.lost`), readings are marked.
+    """
     marked = []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
-        agreed = difference(reading, reference)
-        error = apart(partial(_error_against, metric, reading, step))
-        if metric.of == "tokens":
-            error = torch.maximum(error, _spread(states, error))
-        if metric.of == "tokens" and metric.sensitive_to == "directions":
-            turned = apart(lambda other: comparison.direction_difference(step.state, other.state))
-            error = torch.maximum(error, turned)
+        error = _doubled_error(metric, reading, confirmation.doubled, confirmation.single)
+        unsure = (error > AGREED) | reference.below_floor
+        if bool(unsure.any()):
+            of_doubled = _doubled_error(metric, reading, confirmation.doubled, confirmation.perturbed)
+            error = torch.where(unsure, of_doubled, error)
         error = error.masked_fill(confirmation.zeros.heads, torch.inf) if metric.of == "heads" else error
         error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
-        marked.append((metric, replace(_marked(reading, error), digits=_digits(reading, agreed))))
+        digits = _digits(reading, difference(reading, reference))
+        marked.append((metric, replace(_marked(reading, error), digits=digits)))
     return marked
+
+
+def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other: DeviationStep) -> Errors:
+    """How far a reading of doubled precision, and all that it is read off, are from another pass's."""
+    error = _error_against(metric, reading, step, other)
+    if metric.of == "attention" and step.attention is not None and other.attention is not None:
+        patterns = comparison.pattern_difference(step.attention, other.attention.matrix())
+        error = torch.maximum(error, patterns.nan_to_num(nan=torch.inf))
+    if metric.of != "tokens":
+        return error
+    error = torch.maximum(error, _spread(comparison.state_distance(step.state, other.state), error))
+    if metric.sensitive_to == "directions":
+        error = torch.maximum(error, comparison.direction_difference(step.state, other.state))
+    if metric.count:
+        apart = comparison.state_distance(step.state, other.state, deep=False)
+        error = error.masked_fill(_spread(_miscounted(metric, step.state, apart), error), torch.inf)
+    return error
+
+
+def _noise(state: State) -> float:
+    """The distance of two states above which what is rounding may count as a singular value."""
+    return NOISY * max(state.R.value.shape[1:])
+
+
+def _miscounted(metric: Metric, state: State, distances: Errors) -> Tensor:
+    """True where states of passes are so far apart that rounding may be counted: the count is another if its tolerance
+    is `COUNTED` times that distance."""
+    noisy, (state, _) = distances > _noise(state), state.finite
+    X = state.scaled_tokens if metric.rule is None else state.residual.value  # what the metric is read off
+    for sample in noisy.nonzero()[:, 0].tolist():
+        at, unit = slice(sample, sample + 1), COUNTED * float(distances[sample].clamp(max=1.0))
+        counts = [metric.compute(X[at], ~state.valid.mask[at], unit=tolerance) for tolerance in (UNIT, unit)]
+        noisy[sample] = (counts[0] != counts[1]).any()
+    return noisy
 
 
 def _error(
@@ -110,9 +140,9 @@ def _error(
         # Of a token that is short beside the others, rounding may have decided no more than its sign.
         error = torch.maximum(error, _states(comparison.direction_difference, step.state, second))
     if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        most = NOISY * max(second.before.R.value.shape[1:])
-        noisy = _states(partial(comparison.state_distance, deep=False), step.state, second, most) > most
-        error = error.masked_fill(_spread(noisy, error), torch.inf)
+        distance = partial(comparison.state_distance, deep=False)
+        distances = _states(distance, step.state, second, _noise(step.state))
+        error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
     if metric.of == "heads" and second.lost_heads is not None:
         error = error.masked_fill(second.lost_heads, torch.inf)
     return error.masked_fill(_spread(second.lost, error), torch.inf)

@@ -99,8 +99,10 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             readings = _read(metrics, self.step)
             if self.confirmation is not None:
-                single = _read([metric for metric, _ in readings], self.confirmation.single)
-                return confirmed(readings, single, self.confirmation)
+                single, second = self.confirmation.single, self.confirmation.second
+                of_single = replace(self, step=single, second=second, confirmation=None)
+                marked = of_single.readings([metric for metric, _ in readings])
+                return confirmed(readings, marked, self.confirmation)
             return readings if self.second is None else self._checked(readings, self.step, self.second)
         readings = read_tokens(*self._ready, metrics, self.unit)
         if self.attention is not None:
