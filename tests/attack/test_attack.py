@@ -47,6 +47,10 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "outputs of 1e-8844394 before a relu": ("zero tokens, sharp", 715699),
     "rows of a differential pattern that sum to zero": ("mixed columns", 901869, "remedies"),
     "columns of Sinkhorn attention beside scores of 1e22": ("mixed tokens", 901748, "remedies"),
+    "groups of experts whose best sigmoids are one": ("huge gains", 900172, "experts"),
+    "groups of experts whose sums of two sigmoids are one": ("cancelling", 900225, "experts"),
+    "experts that are cut off, of tokens that are close": ("close", 901662, "experts"),
+    "tokens of 1e-576 that choose experts": ("positions", 900767, "experts"),
 }
 
 

@@ -31,6 +31,7 @@ MIXTURES = {
         group_best=2,
         shared_width=4,
     ),
+    "gpt-oss": Experts(number=4, chosen=2, width=3, renormalised=True, biases=True, limit=0.3),
 }
 
 
@@ -48,7 +49,10 @@ def test_every_mixture_is_exact(mixture: str, norm: Any, place: Any) -> None:
     compare(arch, seed=int(skip))
 
 
-@pytest.mark.parametrize("mixture", ["renormalised", "as scored", "shared", "sigmoids", "deepseek"])
+@pytest.mark.parametrize(
+    "mixture",
+    ["renormalised", "as scored", "shared", "sigmoids", "deepseek", pytest.param("gpt-oss", marks=pytest.mark.slow)],
+)
 def test_collapse_through_experts_far_below_floating_point(mixture: str) -> None:
     """Without skips all tokens soon choose the same experts, and go on to differ by less and less."""
     arch = Architecture(
@@ -75,6 +79,26 @@ def test_equal_tokens_on_either_side_of_a_choice_come_apart(renormalised: bool) 
         true = log10_residual(Network(net).states(X[0])[1])
     assert float(found.curve("residual", "log10")[0, 1]) == pytest.approx(float(true), abs=1e-12)
     assert float(true) > -3 and float(found.curve("expert_load")[0, 1]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_an_expert_of_next_to_no_weight_beside_one_that_gives_nothing(renormalised: bool, sigmoid: bool) -> None:
+    """Weights of e^-1500 in all: the expert that has nearly all the weight gives zero."""
+    experts = Experts(number=2, chosen=2, width=3, renormalised=renormalised, sigmoid=sigmoid)
+    arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp="experts", experts=experts, activation="silu",
+                        mlp_skip=0.0, biases=False)  # fmt: skip
+    tensors = awake(arch).state()
+    tensors["layers.0.experts.router.weight"] = torch.tensor([[0.0, -1500.0], *[[0.0, 0.3]] * 3]).double()
+    tensors["layers.0.experts.down.weight"][0] = 0.0
+    tensors["layers.0.attention.output.weight"] *= 0.0
+    net, X = Transformer.from_weights(arch, tensors), normal(1, 4, 4)
+    X[0, :, 0] = torch.tensor([1.0, 1.0, 1.00001, 1.002])
+    with mp.workdps(1500):
+        true = log10_residual(Network(net).states(X[0])[1])
+    found = measure(net, X, metrics=["residual", "expert_load"])
+    assert float(found.curve("residual", "log10")[0, 1]) == pytest.approx(float(true), abs=1e-9)
+    assert float(true) < -600 and not found.table["below_floor"].any() and float(found.curve("expert_load")[0, 1]) == 1
 
 
 def test_doubled_precision_confirms_a_mixture() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from rankscope.deviation import Scaled, State
 from rankscope.deviation.activations import SERIES
-from rankscope.deviation.mlp import activation, mlp
+from rankscope.deviation.mlp import activation, clamped, mlp
 from rankscope.deviation.state import ValidTokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
@@ -81,6 +81,40 @@ def test_a_step_of_tanh_from_one_tail_into_the_other(z: float, d: float) -> None
     with mp.workdps(200):
         true = mp.tanh(mp.mpf(z) + mp.mpf(d)) - mp.tanh(mp.mpf(z))
     assert float(change.explicit()) == pytest.approx(float(true), rel=1e-13)
+
+
+@pytest.mark.parametrize("log", [-3000.0, -40.0, -1.0, 3.0, 300.0, 700.0])
+@pytest.mark.parametrize("least", [-7.0, -torch.inf])
+def test_what_is_cut_off_changes_by_what_is_left_of_a_step(log: float, least: float) -> None:
+    """min(max(z + d, least), 7) - min(max(z, least), 7), on either side of both limits and across them."""
+    places = [*POINTS, -1e9, -7.5, 6.9, 7.1, 1e5]
+    common = Scaled.plain(torch.tensor([places], dtype=torch.float64))
+    steps = normal(1, 6, len(places), seed=3)
+    value, change = clamped(common, Scaled(steps, torch.tensor([log], dtype=torch.float64)), least, 7.0)
+    with mp.workdps(2000):
+
+        def cut(u: Any) -> Any:
+            return min(max(u, mp.mpf(least)), mp.mpf(7))
+
+        scale, common_scale = mp.exp(mp.mpf(float(change.log))), mp.exp(mp.mpf(float(value.log)))
+        for k, z in enumerate(places):
+            assert float(mp.mpf(float(value.value[0, k])) * common_scale) == pytest.approx(float(cut(mp.mpf(z))))
+            for step, mine in zip(steps[0, :, k], change.value[0, :, k], strict=True):
+                d = mp.mpf(float(step)) * mp.exp(log)
+                true = cut(mp.mpf(z) + d) - cut(mp.mpf(z))
+                size = max(abs(true), abs(mp.mpf(z)) * (true not in (0, d)))  # across a limit as exact as z is
+                assert abs(mp.mpf(float(mine)) * scale - true) <= mp.mpf("4e-15") * size
+
+
+def test_what_is_cut_off_has_no_end_of_its_range() -> None:
+    """z of e^900 or e^-900, and steps beside it: beyond the limit and back, or never near it."""
+    large, small = (torch.tensor([log], dtype=torch.float64) for log in (900.0, -900.0))
+    one, steps = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[[-2.0], [1.0], [-0.5]]], dtype=torch.float64)
+    value, change = clamped(Scaled(one, large), Scaled(steps, large), -7.0, 7.0)
+    assert float(value.explicit()) == pytest.approx(7)
+    assert change.explicit().flatten().tolist() == pytest.approx([-14.0, 0.0, 0.0])
+    value, change = clamped(Scaled(one, small), Scaled(steps, small), -7.0, 7.0)
+    assert value.log.equal(small) and change.value.equal(steps) and change.log.equal(small)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "quick_gelu"])

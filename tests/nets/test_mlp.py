@@ -1,13 +1,16 @@
 """Mixtures of experts as a part of an architecture."""
 
 import json
+import random
 from typing import Any
 
+import mpmath as mp
 import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, PathError
 from rankscope.nets import Architecture, Experts, Transformer, shapes
+from rankscope.nets.mlp import chosen_experts, chosen_weights
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 from tests.builders import awake, normal
@@ -105,6 +108,63 @@ def test_experts_with_biases_that_are_cut_off() -> None:
             hidden = gate / (1 + (-1.702 * gate).exp()) * (1 + up)
             total = total + share / sum(shares) * (hidden @ w.down.weight[e] + w.down.bias[e])
         torch.testing.assert_close(y, total, rtol=1e-12, atol=1e-13)
-    assert measure(net, X).arithmetics == ["float64"]
+    assert measure(net, X).arithmetics == ["deviation"]
     with raises(PathError, "experts"):
         decompose(net, X)
+
+
+RANGES = [(-1e-9, 1e-9), (-2.0, 2.0), (30.0, 42.0), (-900.0, 900.0), (700.0, 2000.0), (-2000.0, -700.0)]
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+@pytest.mark.parametrize("group_best", [1, 2])
+@pytest.mark.parametrize("correction", [None, 0.0, 0.3])
+def test_experts_are_chosen_by_scores_however_close_these_are(
+    sigmoid: bool, group_best: int, correction: float | None
+) -> None:
+    """Sigmoids of 40 and 50 are both one in float64, and so are softmaxes of -800 and -900 both zero."""
+    experts = Experts(number=6, chosen=2, width=1, sigmoid=sigmoid, groups=3, groups_chosen=2, group_best=group_best)
+    draw = random.Random(1)
+    added = None if correction is None else [correction * draw.choice((0, 1)) for _ in range(6)]
+    for low, high in RANGES:
+        if group_best == 2 and not sigmoid and high < 1e-6:
+            continue  # sums of shares that differ by rounding: no model has them
+        for _ in range(8):
+            logits = [draw.uniform(low, high) for _ in range(6)]
+            row = torch.tensor([logits], dtype=torch.float64)
+            c = None if added is None else torch.tensor(added, dtype=torch.float64)
+            found = chosen_experts(row, experts, c)
+            assert found[0].nonzero()[:, 0].tolist() == exactly_chosen(logits, experts, added), (logits, added)
+            scaled = chosen_experts(row * 2.0**20, experts, c, torch.tensor([[2.0]]).log().double() * -20)
+            assert scaled.equal(found)
+
+
+def exactly_chosen(logits: list[float], experts: Experts, correction: list[float] | None) -> list[int]:
+    """Modeling_deepseek_v3's route_tokens_to_experts, in 2,000 digits."""
+    with mp.workdps(2000):
+        weights = [mp.exp(mp.mpf(each) - mp.mpf(max(logits))) for each in logits]
+        s = [1 / (1 + mp.exp(-mp.mpf(each))) if experts.sigmoid else w for each, w in zip(logits, weights, strict=True)]
+        total = mp.mpf(1) if experts.sigmoid else mp.fsum(weights)
+        s = [u / total + c for u, c in zip(s, correction or [0.0] * 6, strict=True)]
+        groups = [[0, 1], [2, 3], [4, 5]]
+        groups.sort(key=lambda group: mp.fsum(sorted(s[e] for e in group)[-experts.group_best :]), reverse=True)
+        return sorted(sorted(groups[0] + groups[1], key=lambda e: s[e])[-2:])
+
+
+def test_tiny_logits_choose_as_their_signs_and_sizes_do() -> None:
+    """Logits of e^-2000 in all: sums of two sigmoids differ by what is left of one half."""
+    experts = Experts(number=4, chosen=1, width=1, sigmoid=True, groups=2, group_best=2)
+    logits = torch.tensor([[3.0, -1.0, 1.0, 0.5], [-3.0, 4.0, 0.1, 0.5], [-3.0, -4.0, -7.0, -0.1]], dtype=torch.float64)
+    chosen = chosen_experts(logits, experts, None, torch.tensor([[-2000.0]], dtype=torch.float64))
+    assert chosen.nonzero()[:, 1].tolist() == [0, 1, 0]
+    assert chosen_experts(0.0 * logits, experts).nonzero()[:, 1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_a_chosen_expert_has_a_weight_however_small(sigmoid: bool, renormalised: bool) -> None:
+    experts = Experts(number=3, chosen=2, width=1, sigmoid=sigmoid, renormalised=renormalised)
+    logits = torch.tensor([[-1900.0, -800.0, -1900.5]], dtype=torch.float64)
+    p = chosen_weights(logits, experts, chosen_experts(logits, experts))
+    assert (p > 0).tolist() == [[True, True, False]]
+    assert float(p.sum()) == pytest.approx(0.0 if sigmoid and not renormalised else 1.0)

@@ -7,10 +7,11 @@ F_e + dF_ie` (`mlp.py`),
 
     sum_e p_ie f_e(x_i) = sum_e p_e F_e + sum_e (Delta_ie F_e + p_e dF_ie + Delta_ie dF_ie):
 
-nothing nearly equal is subtracted. Tokens that choose other experts than the one of p have in Delta what they alone
-choose, and less what they do not: two such tokens are as far apart as the experts are, however close they were. The
-shared expert's sigmoid is a softmax of two, one score of which is zero. Sigmoids s(z) that are divided by their sum
-are a softmax of `log s(z)`, to which a token that adds d to z adds `-log(1 + s(-z) (e^-d - 1))`.
+nothing nearly equal is subtracted. The weights of every expert have a log-scale of their own: an expert of weight
+e^-2000 is all there is where the outputs of the others are zero. Tokens that choose other experts than the one of p
+have in Delta what they alone choose, and less what they do not: two such tokens are as far apart as the experts are,
+however close they were. Sigmoids s(z) that are divided by their sum are a softmax of `log s(z)`, to which a token that
+adds d to z adds `-log(1 + s(-z) (e^-d - 1))`; other sigmoids are gates as heads have them (`attention.py`).
 """
 
 from collections.abc import Callable
@@ -21,12 +22,13 @@ from torch import Tensor
 from rankscope.deviation.attention import sigmoid
 from rankscope.deviation.mlp import affine, mlp, product, rows
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import Scores, about_reference_row
-from rankscope.deviation.softmax import split
+from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
+from rankscope.deviation.softmax import split_columns
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.mlp import Experts, in_best_groups, largest
+from rankscope.nets.mlp import Experts, chosen_experts, chosen_weights, log_sigmoid
 from rankscope.nets.weights import ExpertWeights, Linear
+from rankscope.shapes import Bool
 
 PerturbScaled = Callable[[Scaled], Scaled]
 
@@ -36,26 +38,36 @@ def mixture(
 ) -> tuple[State, Tensor]:
     """(the MLP branch of the mixture, the weight of each expert for each token `[batch, token, expert]`)."""
     assert arch.experts is not None
-    p, Delta, chosen = _route(_scores(state, w.router, perturb), state, arch.experts, w.correction)
-    weights = (p[:, None] + Delta.explicit()) * chosen
+    scores = _scores(state, w.router, perturb)
+    centred = about_reference_row(scores, state.valid, tokens=False)
+    logits = (centred.fine.mapped(lambda v: v[:, :, None].expand_as(centred.D.value)) + centred.D).together()
+    logits = logits.mapped(lambda v: v[:, 0])  # [batch, token, expert]
+    chosen = chosen_experts(logits.value, arch.experts, w.correction, logits.log[:, None, None])
+    p, Delta = _weights(scores, centred, chosen, state, arch.experts)
     x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
     taken = (chosen & state.valid.mask[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
-        output = mlp(arch, w.expert(e), state, perturb)
-        added = _weighed(p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), output)
+        output = mlp(arch, w.expert(e), state, perturb, arch.experts.limit)
+        added = _weighed(_column(p, e), _column(Delta, e), output)
         x, R = x + added.x, R + added.R
     if w.shared is not None:
         shared = mlp(arch, w.shared, state, perturb)
         if w.shared_gate is not None:
-            shared = _weighed(*_sigmoid(_scores(state, w.shared_gate, perturb), state), shared)
+            gates = about_reference_row(_scores(state, w.shared_gate, perturb), state.valid, tokens=False)
+            shared = _weighed(*(_column(part, 0) for part in _sigmoids(gates)), shared)
         x, R = x + shared.x, R + shared.R
-    return State(x, R, state.valid), weights
+    return State(x, R, state.valid), chosen_weights(logits.explicit(), arch.experts, chosen)
 
 
-def _weighed(p: Tensor, Delta: Scaled, branch: State) -> State:
+def _column(part: Scaled, index: int) -> Scaled:
+    """The numbers of one expert."""
+    return Scaled(part.value[:, index], part.log[:, index])
+
+
+def _weighed(p: Scaled, Delta: Scaled, branch: State) -> State:
     """A branch f times its weights, `(p + Delta_i) f(x_i)`, p `[batch]` and Delta `[batch, token]`."""
-    change, weight = Delta.mapped(lambda v: v[..., None]), Scaled.plain(p[:, None])
+    change, weight = Delta.mapped(lambda v: v[..., None]), p.mapped(lambda v: v[:, None])
     R = product(change, rows(branch.x)) + product(rows(weight), branch.R) + product(change, branch.R)
     return State(product(weight, branch.x), R, branch.valid)
 
@@ -66,51 +78,44 @@ def _scores(state: State, linear: Linear, perturb: PerturbScaled) -> Scores:
     return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
 
 
-def _route(scores: Scores, state: State, experts: Experts, correction: Tensor | None) -> tuple[Tensor, Scaled, Tensor]:
-    """(p, Delta, the chosen experts `[batch, token, expert]`): routing weights, zero for experts not chosen."""
-    centred = about_reference_row(scores, state.valid, tokens=False)
-    logits = centred.ref[:, :, None] + centred.D.explicit()  # [batch, 1, token, expert]
-    s = logits  # which orders them as scores do, but for groups and corrections
-    if correction is not None or experts.groups > 1:
-        s = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
-    chosen = largest(in_best_groups(s if correction is None else s + correction, experts), experts.chosen)
+def _weights(
+    scores: Scores,
+    centred: ReferencedScores,
+    chosen: Bool[Tensor, "batch token expert"],
+    state: State,
+    experts: Experts,
+) -> tuple[Scaled, Scaled]:
+    """(p `[batch, expert]`, Delta `[batch, expert, token]`): routing weights, zero for experts not chosen."""
     if experts.renormalised:
-        p, Delta = _split(_log_sigmoids(scores) if experts.sigmoid else scores, chosen, state)
-        return p, Delta, chosen[:, 0]
+        return split_columns(_log_sigmoids(scores) if experts.sigmoid else scores, chosen, state.valid)
     if experts.sigmoid:
-        gate, moved = sigmoid(centred.fine.together(), centred.D.together())
-        p, Delta = gate.explicit()[:, 0], Scaled(moved.value[:, 0], moved.log[:, 0])
+        p, Delta = _sigmoids(centred)
     else:
-        p, Delta = _split(scores, torch.ones_like(chosen), state)
-    chosen, row = chosen[:, 0], centred.row[:, :, None].expand(-1, -1, experts.number)
-    of_reference = chosen.gather(1, row)  # the experts of the token that p is of
-    change = p[:, None] * (chosen & ~of_reference) - p[:, None] * (of_reference & ~chosen)
+        p, Delta = split_columns(scores, torch.ones_like(chosen), state.valid)
+    taken = chosen.mT.to(Delta.value.dtype)
+    of_reference = taken.gather(2, centred.row[:, :, None].expand(-1, experts.number, -1))  # the token that p is of
+    change = Scaled(p.value[..., None] * (taken - of_reference) * state.valid.mask[:, None], p.log)
     # Where all choose alike there is nothing to add, and nothing to set the scale.
-    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.valid.zero_padding(change)).normalised()
-    return p * of_reference[:, 0], Delta, chosen
+    Delta = Delta.mapped(lambda v: v * taken) + change.normalised()
+    return p.mapped(lambda v: v * of_reference[..., 0]), Delta
 
 
-def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
-    """The sigmoid of one score per token, as a softmax of zero and that score."""
-    scores = Scores(*(part.mapped(lambda v: torch.cat([torch.zeros_like(v), v], -1)) for part in scores))
-    p, Delta = _split(scores, torch.ones_like(scores.D.value, dtype=torch.bool), state)
-    return p[:, 1], Delta.mapped(lambda v: v[..., 1])
+def _sigmoids(centred: ReferencedScores) -> tuple[Scaled, Scaled]:
+    """The sigmoids of scores: (those of the reference row `[batch, expert]`, what tokens add to them)."""
+    ref, D = centred.fine, centred.D
+    log = ref.log.expand(-1, ref.value.shape[-1])
+    z = Scaled(ref.value.mT, log).normalised()  # [batch, expert, 1], every expert a head
+    d = Scaled(D.value.permute(0, 3, 2, 1), D.log.expand_as(log)).normalised()
+    return tuple(part.mapped(lambda v: v[..., 0]) for part in sigmoid(z, d))
 
 
 def _log_sigmoids(scores: Scores) -> Scores:
     """`log s(z)` of scores z, s the sigmoid."""
     z, d = scores.ref.explicit()[:, :, None], scores.D.explicit()
     moved, shut = z + d, (-z).sigmoid().expand_as(d)
-    logs, later = (part.clamp(max=0.0) - (-part.abs()).exp().log1p() for part in (z, moved))
+    logs, later = log_sigmoid(z), log_sigmoid(moved)
     near = -(shut * torch.expm1(-d.clamp(-1.0, 1.0))).log1p()
     safe = d.masked_fill(d == 0, 1.0)
     slope = torch.where(d.abs() <= 1, near, later - logs) / safe  # of what d adds
     D = Scaled(scores.D.value * torch.where(d == 0, shut, slope), scores.D.log)
     return Scores(Scaled.plain(logs[:, :, 0]).by_head(), D)
-
-
-def _split(scores: Scores, seen: Tensor, state: State) -> tuple[Tensor, Scaled]:
-    """The softmax of scores over the experts in `seen`, as p `[batch, expert]` and Delta `[batch, token, expert]`."""
-    pattern = split(scores, seen, state.valid, tokens=False)
-    Delta = pattern.by_head
-    return pattern.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

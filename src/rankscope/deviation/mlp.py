@@ -9,6 +9,7 @@ Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (ta
 outside floating point's range can be drawn out of it.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -34,16 +35,24 @@ underflowed on the way: a unit that is open where its other factor is zero sets 
 
 
 def mlp(
-    arch: Architecture, w: MLPWeights, state: State, perturb: Callable[[Scaled], Scaled] = lambda part: part
+    arch: Architecture,
+    w: MLPWeights,
+    state: State,
+    perturb: Callable[[Scaled], Scaled] = lambda part: part,
+    limit: float = 0.0,
 ) -> State:
-    """The MLP branch `act(X W_1 + b_1) W_2 + b_2`, or the gated one `(act(X W_g + b_g) * (X W_1 + b_1)) W_2 +
-    b_2`. `perturb` moves the last digits of what goes into the activation and of what comes out."""
+    """The MLP branch `act(X W_1 + b_1) W_2 + b_2`, or the gated one `(act(X W_g + b_g) * (X W_1 + b_1)) W_2 + b_2`,
+    under a `limit` L as `nets.Experts` has it: `(act(min(X W_g + b_g, L)) * (1 + X W_1 + b_1, cut to +-L)) W_2 + b_2`.
+    `perturb` moves the last digits of what goes into the activation and of what comes out."""
     x, R = perturb(affine(state.x, w.up)), perturb(state.R.mapped(lambda v: v @ w.up.weight))
     if w.gate is None:
         x, R = map(perturb, activation(arch.activation, x, R))
     else:
         gate = w.gate
         z, d = perturb(affine(state.x, gate)), perturb(state.R.mapped(lambda v: v @ gate.weight))
+        if limit:
+            (z, d), (x, R) = clamped(z, d, -math.inf, limit), clamped(x, R, -limit, limit)
+            x = x + Scaled.plain(torch.ones_like(x.value))
 
         def act(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
             a, A = activation(arch.activation, z, d)
@@ -94,6 +103,20 @@ def from_entries(part: Scaled, shape: torch.Size) -> Scaled:
     log = part.log.view(shape)
     largest = log.flatten(1).amax(1)
     return Scaled(part.value.view(shape) * (log - spread(largest, log)).exp(), largest)
+
+
+def clamped(z: Scaled, d: Scaled, least: float, most: float) -> tuple[Scaled, Scaled]:
+    """(c(z), c(z + d) - c(z)) of c that cuts off below `least` < 0 and above `most` > 0. Between them the difference is
+    d, beyond them 0; where d crosses one of them, it is as exact as z is beside it."""
+    cut = (torch.maximum(z.log, d.log) - STEEPEST).clamp(min=0.0)  # both in units of e^cut, however large they are
+    Z, D, unit = z.at(cut)[:, None], d.at(cut), spread((-cut).exp(), d.value)
+    low, high = (torch.full_like(unit, bound) if math.isinf(bound) else bound * unit for bound in (least, most))
+    before, after = (torch.maximum(torch.minimum(v, high), low) for v in (Z, Z + D))
+    beyond = before != Z
+    crossed = beyond | (after != Z + D)
+    common = chosen(beyond.flatten(1).any(1), Scaled(before[:, 0], cut), z)
+    kept = Scaled(d.value.masked_fill(crossed, 0.0), d.log).normalised()
+    return common, kept + Scaled((after - before).masked_fill(~crossed, 0.0), cut).normalised()
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:

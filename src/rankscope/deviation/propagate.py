@@ -66,7 +66,6 @@ def without_rule(net: Transformer) -> list[str]:
     has_kernel = kernel_of(arch.kernel).deviation is not None
     missing = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     missing += ["disentangled positions"] if arch.positions == "disentangled" else []
-    missing += ["experts that are cut off"] if arch.experts is not None and arch.experts.limit else []
     missing += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return missing + [
         part.name for part in arch.parts if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))

@@ -1,7 +1,7 @@
 """The softmax of a state's scores, split into the row that all rows of P share and what they do not.
 
-`split` is called by `rules.py` for attention and by `experts.py` for routing, `ReferenceRow` by `by_rows.py`; the
-scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
+`split` is called by `rules.py` for attention, `split_columns` by `experts.py` for routing, `ReferenceRow` by
+`by_rows.py`; the scores come from `scores.py`, the `DeviationPattern` goes to `attention.py`.
 
 The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its largest
 entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and D_ij* = 0 in every
@@ -22,7 +22,7 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern, Logits, Visible
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, spread
-from rankscope.deviation.scores import Scores, about_reference_row
+from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
 from rankscope.deviation.state import ValidTokens
 from rankscope.shapes import Bool, Float, Int
 
@@ -54,6 +54,13 @@ class ReferenceRow(NamedTuple):
     def off_top(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
         """Rows of P - 1 p^T without column j*: those of the given rows of D (in units of e^log), of which
         `visible` says what they see and `valid` which are tokens."""
+        change, log = self.changes(D, visible, valid)
+        return Scaled(change, log[:, :, 0, 0])
+
+    def changes(
+        self, D: Tensor, visible: Visible, valid: ValidTokens, *, by_column: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """`off_top` as a tensor and its log-scale, `[batch, head, 1, 1]` or `by_column` `[batch, head, 1, token]`."""
         size = spread(self.level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(D) is D and only the log goes on
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
         # D in units of size, zero in column j*
@@ -61,12 +68,12 @@ class ReferenceRow(NamedTuple):
         if self._far(U, size, visible):
             # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
             log_P = Logits(self.ref, Scaled(D, self.log)).log_softmax(visible)
-            change, reach = self._steep(U, size, visible, log_P)
+            change, reach = self._steep(U, size, visible, log_P, by_column)
         else:
-            change, reach = self._gentle(U, size, visible)
+            change, reach = self._gentle(U, size, visible, by_column)
         if not valid.all:
             change = change.masked_fill_(~valid.mask[:, None, :, None], 0.0)
-        return Scaled(change, self.level + reach)
+        return change, spread(self.level, change) + reach
 
     @property
     def log_others(self) -> Float[Tensor, "batch head token"]:
@@ -88,12 +95,12 @@ class ReferenceRow(NamedTuple):
         alone = (self.log_w[:, :, None] + U * size).masked_fill(self.seen | ~visible, 0.0)
         return must_compute("softmax.far_alone", (alone.abs() > FAR).any())
 
-    def _gentle(self, U: Tensor, size: Tensor, visible: Visible) -> tuple[Tensor, LogScales]:
+    def _gentle(self, U: Tensor, size: Tensor, visible: Visible, by_column: bool) -> tuple[Tensor, Tensor]:
         """(Delta_ij = p_j (expm1(D_ij) - m_i) / (1 + m_i) in units of `size` and of e^reach, reach), where no score is
-        far above the reference row's; arguments are those of `_far`."""
+        far above the reference row's; arguments are those of `_far` and `changes`."""
         seen, log_others = self.seen, self.log_others
-        reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
-        weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
+        reach = _reach(log_others[:, :, None], by_column)
+        weight = (log_others[:, :, None] - reach).exp()  # e^w in units of e^reach
         E = torch.expm1(U * size)
         E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
         if can_skip("softmax.complete", visible.all() & seen.all()):
@@ -104,7 +111,9 @@ class ReferenceRow(NamedTuple):
         m = E @ log_others.exp()[..., None]
         return E.sub_(m * seen).mul_(weight).div_(1 + size * m), reach
 
-    def _steep(self, U: Tensor, size: Tensor, visible: Visible, log_P: Tensor) -> tuple[Tensor, LogScales]:
+    def _steep(
+        self, U: Tensor, size: Tensor, visible: Visible, log_P: Tensor, by_column: bool
+    ) -> tuple[Tensor, Tensor]:
         """(Delta_ij = p_j expm1(D_ij - log S_i) in the same units, reach), products of small p and large e^D formed as
         sums of their logs. `log_P` is the log of the pattern by a plain log-softmax."""
         D, seen = U * size, self.seen
@@ -121,10 +130,9 @@ class ReferenceRow(NamedTuple):
         D = torch.where(large, (log_P - log_weight).masked_fill(~visible, 0.0), (U - log_S) * size)
         log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
         log_p = log_others.masked_fill(~seen, -torch.inf)
-        reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
-        reach = reach.flatten(2).amax(-1).clamp(min=LOWEST)
-        weight = (log_p - spread(reach, log_p)).exp()  # p in units of e^reach
-        grown = (log_P - spread(reach, D)).clamp(max=STEEPEST).exp()
+        reach = _reach(torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p), by_column)
+        weight = (log_p - reach).exp()  # p in units of e^reach
+        grown = (log_P - reach).clamp(max=STEEPEST).exp()
         above = (D > 1) | ~seen
         change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
         return torch.where(visible, change, -weight / size), reach
@@ -133,13 +141,42 @@ class ReferenceRow(NamedTuple):
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:
     """The pattern of scores as p and P - 1 p^T, over the columns visible to each row. Columns are `tokens`,
     of which only valid ones count, or something else, as experts or the tokens of a memory."""
-    ref, D, row, fine = about_reference_row(scores, valid, tokens=tokens)
-    n = visible.shape[-1]
-    seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
+    centred = about_reference_row(scores, valid, tokens=tokens)
+    shared = _shared(centred, visible, valid)
+    off_top = shared.off_top(centred.D.value, visible, valid)
+    logits = Logits(centred.ref, centred.D, centred.fine)
+    return DeviationPattern(shared.p, off_top, shared.top, visible, logits)
+
+
+def split_columns(
+    scores: Scores, visible: Bool[Tensor, "batch row column"], valid: ValidTokens
+) -> tuple[Scaled, Scaled]:
+    """(p `[batch, column]`, Delta `[batch, column, row]`) of scores of one head over columns that are no tokens, every
+    column at a log-scale of its own: it may be all that is left where the others are multiplied with zero."""
+    visible = visible[:, None]
+    centred = about_reference_row(scores, valid, tokens=False)
+    shared = _shared(centred, visible, valid)
+    change, log = shared.changes(centred.D.value, visible, valid, by_column=True)
+    off_top, top = Scaled(change[:, 0].mT, log[:, 0, 0]), shared.top[:, 0]
+    others = off_top.together()
+    value = off_top.value.scatter(1, top[..., None].expand_as(others.value[:, :1]), -others.value.sum(1, keepdim=True))
+    p = Scaled(shared.seen[:, 0, 0].to(value.dtype), shared.log_w[:, 0].clamp(min=LOWEST))
+    return p, Scaled(value, off_top.log.scatter(1, top, others.log[:, None])).normalised()
+
+
+def _shared(centred: ReferencedScores, visible: Visible, valid: ValidTokens) -> ReferenceRow:
+    """What the rows of the softmax of these scores have in common."""
+    ref, D, row, _ = centred
+    seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, visible.shape[-1]))[:, :, None]
     alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)  # [batch, head]
-    shared = ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
-    off_top = shared.off_top(D.value, visible, valid)
-    return DeviationPattern(shared.p, off_top, shared.top, visible, Logits(ref, D, fine))
+    return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
+
+
+def _reach(logs: Float[Tensor, "batch head row token"], by_column: bool) -> Tensor:
+    """The largest log of each head, `[batch, head, 1, 1]`, or of each of its columns, `[batch, head, 1, token]`."""
+    if not logs.numel():
+        return logs.sum((2, 3), keepdim=True)
+    return logs.amax(2 if by_column else (2, 3), keepdim=True).clamp(min=LOWEST)
 
 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:

@@ -14,7 +14,7 @@ MLP (`weights.py`, `side_by_side`): that is how paths freeze a mixture.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
@@ -36,6 +36,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "identity": lambda z: z,
 }
+
+
+LARGEST_LOG = 600.0  # beyond e^600 only which logit is largest matters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,33 +120,79 @@ class Experts:
 
 
 def chosen_weights(
-    logits: Float[Tensor, "*batch expert"], experts: Experts, correction: Tensor | None = None
+    logits: Float[Tensor, "*batch expert"], experts: Experts, chosen: Bool[Tensor, "*batch expert"]
 ) -> Float[Tensor, "*batch expert"]:
-    """p: the weight of each expert for each token, 0 of those that are not chosen."""
-    s = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
-    index = in_best_groups(s if correction is None else s + correction, experts).topk(experts.chosen, -1)[1]
-    top = s.gather(-1, index)
+    """p: the weight of each expert for each token; 0 of those that are not chosen, and of no other."""
     if experts.renormalised:
-        top = top / top.sum(-1, keepdim=True)
-    return torch.zeros_like(logits).scatter(-1, index, top)
+        logs = log_sigmoid(logits) if experts.sigmoid else logits
+        p = logs.masked_fill(~chosen, -torch.inf).softmax(-1)
+    else:
+        p = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
+    return p.clamp(min=torch.finfo(p.dtype).tiny).masked_fill(~chosen, 0.0)
 
 
-def in_best_groups(s: Float[Tensor, "*batch expert"], experts: Experts) -> Float[Tensor, "*batch expert"]:
-    """Scores with -inf in place of those in groups that are not chosen."""
+def chosen_experts(
+    logits: Float[Tensor, "*batch expert"],
+    experts: Experts,
+    correction: Tensor | None = None,
+    log: Float[Tensor, "*batch 1"] | None = None,
+) -> Bool[Tensor, "*batch expert"]:
+    """True at the experts that each token goes through.
+
+    Scores that float64 rounds to one number, as the sigmoids of 40 and 50, are told apart by their logits, and sums of
+    such scores as `_order` says. `log` is that of the unit of logits, which may be too small for float64."""
+    z = logits if log is None else logits * log.clamp(max=LARGEST_LOG).exp()
+    order = [logits]
+    if correction is not None:
+        order = [(z.sigmoid() if experts.sigmoid else z.softmax(-1)) + correction, logits]
     if experts.groups == 1:
-        return s
-    grouped = s.view(*s.shape[:-1], experts.groups, -1)
-    best = grouped.masked_fill(~largest(grouped, experts.group_best), 0.0).sum(-1)
-    return grouped.masked_fill(~largest(best, experts.groups_chosen)[..., None], -torch.inf).flatten(-2)
+        return largest(order, experts.chosen)
+    shape = (*logits.shape[:-1], experts.groups, -1)
+    best = largest([numbers.view(shape) for numbers in order], experts.group_best)
+    by_group = [torch.where(best, numbers.view(shape), 0.0).sum(-1) for numbers in order]
+    if experts.group_best > 1:
+        tiny = logits.abs().log() + (0.0 if log is None else log)
+        whole, sign, size = _parts(z, tiny) if experts.sigmoid else (z * 0.0, z * 0.0 + 1.0, z.log_softmax(-1))
+        whole = whole if correction is None else whole + correction
+        by_group = [*_order(*(part.view(shape) for part in (whole, sign, size)), best), by_group[-1]]
+    closed = ~largest(by_group, experts.groups_chosen)[..., None].expand_as(best).flatten(-2)
+    return largest([numbers.masked_fill(closed, -torch.inf) for numbers in order], experts.chosen)
 
 
-def largest(values: Float[Tensor, "*batch entry"], count: int) -> Bool[Tensor, "*batch entry"]:
-    """True at the `count` largest entries of each row."""
-    chosen = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
+def _parts(z: Tensor, log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(w, g, l) of sigmoids `s(z) = w + g e^l`, w one of 0, 1/2 and 1; `log` is that of |z|."""
+    near, above = z.abs() <= 1, (z > 1).to(z.dtype)
+    around = torch.where(z.abs() < 1e-30, log - math.log(4), ((z / 2).tanh().abs() / 2).log())
+    size = torch.where(near, around, log_sigmoid(-z.abs()))
+    return torch.where(near, 0.5, above), torch.where(near, z.sign(), 1 - 2 * above), size
+
+
+def _order(whole: Tensor, sign: Tensor, log: Tensor, added: Tensor) -> list[Tensor]:
+    """Numbers by which the sums of `w + g e^l` over the entries in `added` are ordered: by the first, then the next.
+
+    Where the w add up to the same, the first is as its small part is, and the others are what it rounds away."""
+    log = log.masked_fill(~added, -torch.inf)
+    top = log.amax(-1, keepdim=True).clamp(min=torch.finfo(log.dtype).min)
+    part, top = (sign * (log - top).exp()).sum(-1), top[..., 0]  # the sum of all g e^l, in units of e^top
+    size = part.abs().masked_fill(part == 0, 1.0).log() + top
+    return [torch.where(added, whole, 0.0).sum(-1) + part * top.exp(), part.sign(), part.sign() * size]
+
+
+def largest(order: Sequence[Float[Tensor, "*batch entry"]], count: int) -> Bool[Tensor, "*batch entry"]:
+    """True at the `count` largest entries of each row: by the first numbers of `order`, among equals by the next."""
+    chosen = torch.zeros(order[0].shape, dtype=torch.bool, device=order[0].device)
+    order = [numbers.nan_to_num(torch.inf, torch.inf, -torch.inf) for numbers in order]  # NaN goes on as NaN
     for _ in range(count):  # not topk: doubled precision has none
-        best = values.masked_fill(chosen, -torch.inf).argmax(-1, keepdim=True)
-        chosen = chosen.scatter(-1, best, True)
+        best = ~chosen
+        for numbers in order:
+            best = best & (numbers == numbers.masked_fill(~best, -torch.inf).amax(-1, keepdim=True))
+        chosen = chosen.scatter(-1, best.to(torch.int8).argmax(-1, keepdim=True), True)
     return chosen
+
+
+def log_sigmoid(z: Tensor) -> Tensor:
+    """The log of the sigmoid, however small."""
+    return z.clamp(max=0.0) - (-z.abs()).exp().log1p()
 
 
 def mixed(X: Tokens, p: Float[Tensor, "batch token expert"], expert: Callable[[Tensor, int], Tensor]) -> Tokens:

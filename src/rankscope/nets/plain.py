@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
-from rankscope.nets.mlp import ACTIVATIONS, chosen_weights, mixed
+from rankscope.nets.mlp import ACTIVATIONS, chosen_experts, chosen_weights, mixed
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
@@ -163,7 +163,8 @@ class Plain(Arithmetic):
     def routing(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token expert"]:
         """The weight of each expert for each token, 0 of those not chosen."""
         assert self.arch.experts is not None
-        return chosen_weights(self.through(X, w.router), self.arch.experts, w.correction)
+        logits = self.through(X, w.router)
+        return chosen_weights(logits, self.arch.experts, chosen_experts(logits, self.arch.experts, w.correction))
 
     def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
         p = self.routed[index] = self.routing(w, X)
