@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(*folders: Path) -> Iterator[str]:
     at = bind_port(0)
-    server = make_server(app([folder], at.getsockname()[1]), Jobs())
+    server = make_server(app(folders, at.getsockname()[1]), Jobs())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:
@@ -70,6 +70,20 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
             assert watched.faults == [] and all(each.startswith(url) for each in watched.requests)
         until(page, "document.getElementById('error').textContent.includes('still running')")
     run_writer.close()
+
+
+def test_several_runs_are_chosen_by_the_part_of_their_path_that_differs(browser: "Browser", tmp_path: Path) -> None:
+    folders = [written(tmp_path / "runs" / name, steps) for name, steps in (("a/1", (0, 10)), ("b/1", (0, 10, 20, 30)))]
+    with Watched(browser) as watched, served(*folders) as url:
+        page = watched.page
+        page.goto(url)
+        until(page, "document.body.dataset.measurements === '2'")
+        assert page.locator("#run-choice option").all_inner_texts() == ["a/1", "b/1"]
+        page.select_option("#run-choice", label="b/1")
+        until(page, "document.body.dataset.measurements === '4'")
+        assert page.get_attribute("#run-choice", "title") == str(folders[1])
+        assert page.inner_text("#alarms").startswith("step 30")
+        assert watched.faults == []
 
 
 @pytest.mark.slow

@@ -59,6 +59,9 @@ def test_pinned_settings_come_beside_and_begin_in_the_same_place(served: Served)
     assert list(parts["curve"]["numbers"]) == ["now", "A", "B"]
     first = parts["cloud"]["plain"]["frames"][0]["data"]
     assert first[0] == first[1] != first[2]
+    swapped = served.parts({"setting": now, "A": request["B"], "B": request["A"], "parts": ["cloud"]})["cloud"]["plain"]
+    headings = [part["text"] for part in swapped["layout"]["annotations"]]
+    assert [text[: text.index("</b>")] for text in headings] == ["<b>now", "<b>A", "<b>B"]
     alone = served.parts({"setting": {**now, "skip": 0.0}})
     assert parts["paths"] == alone["paths"] and parts["bounds"] == alone["bounds"]
 

@@ -23,7 +23,7 @@ def test_a_map_has_a_cell_for_each_layer_and_step_and_a_ring_for_its_alarm(tmp_p
     assert isinstance(cells, Heatmap) and isinstance(rings, Points)
     logs = [[math.log10(falling(step, layer)) for step in range(0, 60, 10)] for layer in range(4)]
     assert np.allclose(cells.values, logs) and (list(rings.x), list(rings.y)) == ([ALARM.step], [ALARM.layer])
-    assert [flag.x for flag in panel.flags] == [ALARM.step]
+    assert [flag.x for flag in panel.flags] == [ALARM.step] and panel.x.range == (-5.0, 55.0)
 
 
 def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         shapes = [(name, shape) for name in names for shape in measured[name].shapes]
         finite = [(name, shape._replace(R=shape.R.nan_to_num(0.0))) for name, shape in shapes]
         tables.append(cloud_rows(finite, 0, torch.arange(len(words)), words))
-    charts = [cloud_chart(pl.concat(tables), magnified=magnified) for magnified in (False, True)]
+    rows = pl.concat(tables).sort(pl.col("variant").cast(pl.Enum([*measured])), maintain_order=True)
+    charts = [cloud_chart(rows, magnified=magnified) for magnified in (False, True)]
     in_one_row = [replace(chart, columns=len(chart.panels), least=PANEL_WIDTH) for chart in charts]
     plain_cloud, magnified_cloud = map(page_figure, in_one_row)
     return {"plain": plain_cloud, "magnified": magnified_cloud, "words": measured[NOW].words}

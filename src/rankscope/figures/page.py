@@ -33,10 +33,10 @@ def page_figure(chart: fig.Chart) -> dict[str, Any]:
     """The chart as JSON can hold it. `layout.height` is that of one row of panels: `draw.js` multiplies it,
     and stacks panels on a narrow screen."""
     data: list[dict[str, Any]] = []
-    headed = any(panel.heading or panel.flags for panel in chart.panels)
+    headed = any(panel.heading for panel in chart.panels)
     layout: dict[str, Any] = {
         "height": chart.height,
-        "margin": {"l": 64, "r": 16, "t": 60 if headed else 30, "b": 48},
+        "margin": {"l": 64, "r": 16, "t": 46 if headed else 30, "b": 48},
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
     }
@@ -107,7 +107,8 @@ def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any
             "symbol": _symbols(NAMED[mark.marker], mark.hollow, "-open" if mark.marker == "bar" else ""),
             "line": edge.get(mark.marker, {"width": 0.6, "color": "@paper"} if mark.hollow is None else {}),
         }
-        return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False}]
+        whole = {"cliponaxis": False} if mark.marker == "ring" else {}  # also at the edge of a map
+        return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False, **whole}]
     if isinstance(mark, fig.Bars):
         named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name)}
         bar = {"type": "bar", "x": mark.x, "y": mark.heights, "textposition": "none", **_hover(mark.hover)}

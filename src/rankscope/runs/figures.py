@@ -43,7 +43,8 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
-    panel = fig.Panel(fig.Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))
+    x = fig.Axis("step", steps=True, range=_edges(grid.steps), grid=False)
+    panel = fig.Panel(x, y, marks, flags=_flags(training))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
     alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid)}."
     height = max(340, min(640, 130 + 24 * layers))
@@ -172,6 +173,13 @@ def _flags(training: TrainingRun) -> list[fig.Flag]:
     for row in training.alarms.iter_rows(named=True):
         sentences.setdefault(row["step"], [f"alarm at step {row['step']}"]).append(_wrapped(row["sentence"]))
     return [fig.Flag(step, "\n".join(sentences[step])) for step in list(sentences)[-MARKS:]]
+
+
+def _edges(steps: list[int]) -> tuple[float, float] | None:
+    """Where the first cell of a map begins and the last one ends: half a stride beyond their steps."""
+    if len(steps) < 2:
+        return None
+    return 1.5 * steps[0] - 0.5 * steps[1], 1.5 * steps[-1] - 0.5 * steps[-2]
 
 
 def _rings(training: TrainingRun, grid: Grid) -> list[fig.Points]:

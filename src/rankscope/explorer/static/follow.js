@@ -75,9 +75,18 @@ async function show(found) {
   document.body.dataset.metric = found.metric ?? "";
 }
 
+// Paths without the folders that all of them lie in.
+function shortened(paths) {
+  const parts = paths.map((path) => path.split("/"));
+  let shared = 0;
+  while (parts.every((names) => names.length > shared + 1 && names[shared] === parts[0][shared])) shared += 1;
+  return parts.map((names) => names.slice(shared).join("/"));
+}
+
 function options(found) {
   const runs = $("run-choice");
-  if (runs.options.length !== found.runs.length) runs.replaceChildren(...found.runs.map((name, place) => new Option(name, place)));
+  if (runs.options.length !== found.runs.length) runs.replaceChildren(...shortened(found.runs).map((name, place) => new Option(name, place)));
+  runs.title = found.runs[state.run];
   runs.hidden = found.runs.length < 2;
   const select = $("metric");
   const names = found.metrics.map((each) => each.name).join();
@@ -104,7 +113,7 @@ function alarms(found) {
     rule.textContent = each.rule;
     when.append(rule);
     const words = document.createElement("span");
-    const rest = each.sentence.replace(`Step ${each.step}, `, ""); // its step stands beside it
+    const rest = each.sentence.replace(new RegExp(`^Step ${each.step}[,:] `), ""); // its step stands beside it
     words.textContent = rest.charAt(0).toUpperCase() + rest.slice(1);
     item.append(when, words);
     return item;

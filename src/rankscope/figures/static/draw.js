@@ -133,7 +133,8 @@ var rankscope = (function () {
     const free = width - margin.l - margin.r;
     const legend = legendHeight(figure, free);
     layout.showlegend = legend > 0;
-    margin.b = 50 + legend;
+    const titled = Object.keys(layout).some((key) => /^xaxis/.test(key) && (layout[key].title || {}).text);
+    margin.b = (titled ? 50 : 28) + legend;
     layout.height = (layout.height - 60) * rows + 60 + Math.max(0, legend - 36);
     const high = layout.height - margin.t - margin.b;
     const below = 62 + (margin.t > 60 ? 16 : 0); // labels and title of an axis, and the heading of the panel beneath
