@@ -161,6 +161,19 @@ def test_a_writer_that_fails_when_it_is_closed_is_an_alarm(tmp_path: Path) -> No
     assert [row["rule"] for row in alarms(tmp_path)] == [UNMEASURED]
 
 
+def test_a_monitor_that_was_closed_writes_no_more(tmp_path: Path) -> None:
+    first = Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=())
+    first.close()
+    with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path, alarms=(), step=1) as second:
+        second.step(2, loss=1.0)
+        with pytest.warns(TrainingWarning) as warned:
+            first.step(4, loss=2.0)
+            first.step(6, loss=2.0)
+        second.step(4, loss=3.0)
+    assert len(warned) == 1 and not alarms(tmp_path)
+    assert table(tmp_path).filter(metric="loss")["value"].to_list() == [1.0, 3.0]
+
+
 def test_a_writer_that_fails_from_the_start_is_raised_and_the_folder_is_free(tmp_path: Path) -> None:
     model = encoder()
     with pytest.raises(ConnectionError):

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import FAILED_WRITES, Journal
@@ -90,6 +91,8 @@ class RunWriter:
 
     def write_alarms(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Write the alarms of a step. If it has some already, or the disk is full, they wait for the next call."""
+        if self.store.closed:  # another process may be writing
+            raise MonitorError(f"{self.store.folder} was closed with its monitor: make a new one", subject="run")
         self.waiting += alarms
         last = self.alarms.last
         if self.waiting and (last is None or last < step):
