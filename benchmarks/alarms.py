@@ -95,6 +95,9 @@ def rows(seeds: int = 5) -> Iterator[tuple[str, int, int, int, dict[str, int]]]:
 
     runs = list(product(range(len(CASES)), range(seeds)))
     results = {result.piece: result for result in run_pieces(one_run, runs, cores())}
+    for result in results.values():
+        if result.error:
+            raise RuntimeError(f"{CASES[result.piece[0]].label}, seed {result.piece[1]}: {result.error}")
     for number, case in enumerate(CASES):
         spoken = [results[number, seed].value or [] for seed in range(seeds)]
         together = [name for names in spoken for name in names]

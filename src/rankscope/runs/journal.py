@@ -24,7 +24,6 @@ from rankscope.runs.store import Store
 from rankscope.runs.tables import JOURNAL, frame_of, line_of, lines_of, read_lines, text_of
 
 GATHERED = 64  # lines that make a chunk
-FAILED_WRITES = (OSError, pl.exceptions.PolarsError)  # what a write to a full disk raises, in Python and in polars
 
 
 class Journal:
@@ -57,7 +56,7 @@ class Journal:
         self.size = append_whole(self.path, self.size, text_of([line]))
         self.lines.append(line)
         if len(self.lines) >= GATHERED:
-            with suppress(*FAILED_WRITES):  # the lines are there, and gathered later
+            with suppress(OSError):  # the lines are there, and gathered later
                 self.gather()
 
     def gather(self) -> None:

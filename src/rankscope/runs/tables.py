@@ -28,7 +28,12 @@ Line = dict[str, Any]  # the rows of one step: `{"step": ..., "rows": {column: [
 def write_parquet(path: str | Path, table: pl.DataFrame, manifest: Manifest) -> Path:
     """Write a table with its manifest inside, atomically."""
     with atomic(path) as temporary:
-        table.write_parquet(temporary, metadata={METADATA_KEY: json.dumps(manifest.to_dict())})
+        try:
+            table.write_parquet(temporary, metadata={METADATA_KEY: json.dumps(manifest.to_dict())})
+        except (OSError, pl.exceptions.PolarsError) as error:  # polars has errors of its own for a full disk
+            reason = str(error).rpartition("error: ")[2]
+            sentence = f"{path} must be a place that can be written; {reason}: choose another"
+            raise FileError(sentence, subject=str(path)) from error
     return Path(path)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rankscope
 from rankscope import Monitor
-from rankscope.errors import MonitorError, TrainingWarning
+from rankscope.errors import FileError, MonitorError, TrainingWarning
 from rankscope.live.monitor import Alarm, Measurement
 from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.writers import JSONLines
@@ -183,9 +183,19 @@ def test_a_writer_that_fails_from_the_start_is_raised_and_the_folder_is_free(tmp
     assert table(tmp_path)["step"].unique().to_list() == [0]
 
 
+def test_a_disk_that_is_full_from_the_start_is_one_sentence_and_the_folder_is_free(tmp_path: Path) -> None:
+    for room in (0, 50, 1000):
+        with raises(FileError) as caught, full_disk(room):
+            Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path / str(room))
+        assert len(str(caught.value).splitlines()) == 1
+        with Monitor(encoder(), "mu", 2, tokens(99), run=tmp_path / str(room)) as monitor:
+            monitor.step(2)
+        assert table(tmp_path / str(room))["step"].unique().sort().to_list() == [0, 2]
+
+
 def test_a_disk_that_is_full_for_a_moment_loses_that_moment_alone(tmp_path: Path) -> None:
     writer, reported = JSONLines(tmp_path / "lines.jsonl"), list[str]()
-    writers = [writer, lambda measurement: reported.extend(alarm.rule for alarm in measurement.alarms)]
+    writers: list[Any] = [writer, lambda measurement: reported.extend(alarm.rule for alarm in measurement.alarms)]
     with Monitor(encoder(), "mu", 1, tokens(99), run=tmp_path / "run", writers=writers, alarms=[High()]) as monitor:
         for step in range(1, 9):
             if step in (4, 5):

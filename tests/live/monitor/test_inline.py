@@ -175,7 +175,7 @@ def test_a_block_called_many_times_is_as_many_layers_in_compiled_code(tmp_path: 
     for order, listed in (((0, 0, 0), True), ((0, 0, 0), False)):
         torch._dynamo.reset()
         model, X = Ordered(*order, listed=listed).double(), torch.randn(2, 5, 8, dtype=torch.float64)
-        compiled = torch.compile(model, backend="aot_eager")
+        compiled: Any = torch.compile(model, backend="aot_eager")
         for name, called in (("eager", model), ("compiled", compiled)):
             with Monitor(called, METRICS, every=1, run=tmp_path / f"{name}{listed}", alarms=()) as monitor:
                 called(X).sum().backward()

@@ -16,7 +16,7 @@ import polars as pl
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
-from rankscope.runs.journal import FAILED_WRITES, Journal
+from rankscope.runs.journal import Journal
 from rankscope.runs.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
 
 ENTRY = "training"  # the entry of the run folder's manifest
@@ -109,6 +109,6 @@ class RunWriter:
         """Gather the last lines into Parquet files, or on a full disk leave them lines, and release the folder."""
         if not self.store.closed:
             for journal in self.journals:
-                with suppress(*FAILED_WRITES):
+                with suppress(OSError):
                     journal.gather()
             self.store.close()
