@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import Network
@@ -127,6 +127,19 @@ def test_a_token_of_zeros_is_not_marked_for_that(mask: Any, norm: Any, place: An
     X = normal(2, 4, 8)
     X[:, 0] = 0.0
     assert not measure(awake(arch, 4), X, metrics=METRICS).table["below_floor"].any()
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_experts_leave_a_token_of_zeros_where_they_have_no_bias(biases: bool) -> None:
+    experts = Experts(number=3, chosen=2, width=3, biases=biases)
+    arch = Architecture(layers=2, width=4, heads=2, norm="rms", norm_place="sandwich", norm_eps=0.0, mask="causal",
+                        mlp="experts", experts=experts)  # fmt: skip
+    tensors = awake(arch, 4).state()
+    tensors = {name: tensor * 0.0 if name.endswith("bias") else tensor for name, tensor in tensors.items()}
+    X = normal(1, 4, 4)
+    X[:, 0] = 0.0
+    found = measure(Transformer.from_weights(arch, tensors), X, metrics=METRICS)
+    assert not found.table["below_floor"].any()
 
 
 def test_a_token_of_zeros_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:

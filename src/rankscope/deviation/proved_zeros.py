@@ -209,9 +209,10 @@ class SupportRules(Arithmetic):
         """Activations are zero at zero alone, but for relu; of experts every entry of a token that is not zero."""
         output, w = self.rules.mlp(block, state.numbers), block.weights.mlp
         if w is None:
-            experts = self.arch.experts
-            biases = bool(self.arch.biases) or (experts is not None and experts.biases)
-            x = (state.x.any(-1, keepdim=True) | biases).expand_as(state.x)
+            experts = block.weights.experts
+            assert experts is not None
+            biases = [linear.bias for linear in (experts.gate, experts.up, experts.down) if linear.bias is not None]
+            x = (state.x.any(-1, keepdim=True) | any(map(torch.any, biases))).expand_as(state.x)
             return Support(output, x, state.R.any(-1, keepdim=True).expand_as(state.R))
         x, R = state.through(w.up)
         gate = w.up if w.gate is None else w.gate
