@@ -234,3 +234,13 @@ def test_a_saturated_tanh_without_its_skip_has_a_residual() -> None:
     net = Transformer.from_weights(arch, tensors)
     found = measure(net, 0.1 * normal(1, 4, 4), metrics="mu").curve("mu", "log10")[0, 1]
     assert math.isfinite(found) and -25 < found < -20
+
+
+def test_floating_point_is_right_within_its_floor() -> None:
+    """Tokens of which 1e-9 is their own: float64 has seven digits of that and float32 none, as their floors say."""
+    arch = Architecture(layers=3, width=4, heads=1, positions="rotary", norm="none", mlp="none", attention_skip=0.0)
+    X = normal(1, 1, 4, seed=1) + 1e-9 * normal(1, 4, 4, seed=2)
+    case = Case("any", 0, Transformer.random(arch, seed=2, init="xavier"), X, torch.zeros(1, 4, dtype=torch.bool))
+    plain, coarse = (judged(case, arithmetic=each) for each in ("float64", "float32"))
+    assert plain.counts == {"right": 27, "marked": 6} and coarse.counts["marked"] == 23
+    assert not plain.wrong and not coarse.wrong

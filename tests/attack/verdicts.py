@@ -13,6 +13,7 @@ from typing import Any
 import mpmath as mp
 import torch
 
+from rankscope.metrics.catalogue import metric
 from rankscope.profiles import measure
 from tests.attack.exact import METRICS, Key, Truth, readings
 from tests.attack.networks import Case, drawn
@@ -92,26 +93,28 @@ def line_of(
 
 def judged(case: Case, confirm: bool = False, arithmetic: str = "deviation") -> Verdict:
     """Ours against thousands of digits: more of them wherever the two do not agree. In floating point a reading is
-    right if it is as far from them as its floor."""
+    right if it is no farther from them than its floor."""
     found = Verdict(case.kind, case.seed)
     try:
         rows = measure(case.net, case.X, case.padding, METRICS, arithmetic=arithmetic, confirm=confirm).table
     except Exception as error:
         found.refused = f"{type(error).__name__}: {error}"[:300]
         return found
-    columns = ("layer", "head", "metric", "log10", "below_floor", "floor")
+    columns = ("layer", "head", "metric", "log10", "below_floor", "floor", "arithmetic")
     ours: dict[Key, tuple[float, bool]] = {}
     floors: dict[Key, float] = {}
-    for *key, log10, marked, floor in rows.select(columns).iter_rows():
-        ours[tuple(key)] = math.nan if log10 is None else log10, marked
-        floors[tuple(key)] = floor or 0.0
+    for layer, head, name, log10, marked, floor, ran in rows.select(columns).iter_rows():
+        ours[layer, head, name] = math.nan if log10 is None else log10, marked
+        if ran != "deviation":
+            floors[layer, head, name] = floor or 0.0
     exact, before, digits = {}, None, _first_digits(ours)
     X, padded, broken = case.X[0][~case.padding[0]], int(case.padding.sum()), case.broken
     settled: list[Key] = []
     while True:
         with mp.workdps(digits):
             exact = readings(case.net, X, padded)
-        differ = [key for key in ours if key in exact and not _same(ours[key][0], exact[key].log, broken, floors[key])]
+        differ = [key for key in ours if key in exact and not _same(ours[key][0], exact[key].log, broken)]
+        differ = [key for key in differ if not _resolved(key[2], ours[key][0], exact[key].log, floors.get(key))]
         open_ = [key for key in differ if not ours[key][1]]
         wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
         settled = [key for key in wrong if before is not None and _close(before[key].log, exact[key].log)]
@@ -158,13 +161,21 @@ def _unresolved(exact: Truth, digits: int) -> bool:
     return bool(exact.log < exact.size - 0.6 * digits)
 
 
-def _same(log: float, exact: Any, broken: bool, floor: float = 0.0) -> bool:
-    """Within 1e-6, of logs beyond 1000 within 1e-9 of them, or as far apart as the floor; or both zero, or neither a
-    number (of numbers with an infinity among them, infinity is none either)."""
+def _resolved(name: str, log: float, exact: Any, floor: float | None) -> bool:
+    """Whether a reading of floating point is as good as that can be: no farther from the exact one than its floor (if
+    the floor goes with eps^2, their roots than its root), or a rank that is no larger."""
+    power, count = metric(name).power, metric(name).count
+    if floor is None or math.isnan(log) or mp.isnan(exact):
+        return False
+    apart = abs(mp.mpf(10) ** (mp.mpf(log) / power) - mp.mpf(10) ** (exact / power))
+    return bool(log <= exact if count else apart <= floor ** (1 / power))
+
+
+def _same(log: float, exact: Any, broken: bool) -> bool:
+    """Within 1e-6, of logs beyond 1000 within 1e-9 of them; or both zero, or neither a number (of numbers with
+    an infinity among them, infinity is none either)."""
     if mp.isnan(exact):
         return math.isnan(log) or (broken and log == math.inf)
-    if floor > 0 and not math.isnan(log) and abs(mp.mpf(10) ** mp.mpf(log) - mp.mpf(10) ** exact) <= floor:
-        return True
     if math.isnan(log) or math.isinf(log) or mp.isinf(exact):
         return float(exact) == log
     return bool(abs(exact - mp.mpf(log)) <= WITHIN * max(1, abs(exact) / 1e3))
