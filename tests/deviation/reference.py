@@ -200,12 +200,18 @@ class Network:
             sigmoid(each) if experts.sigmoid else w / mp.fsum(weights) for each, w in zip(logits, weights, strict=True)
         ]
         correction = self.tensors.get(f"{name}.correction") or [0] * len(scores)
-        by = [a + b for a, b in zip(scores, correction, strict=True)]
+        # A sigmoid of 1e16 is one to any number of digits: what it lacks, -s(-z), comes second.
+        lacks = [-sigmoid(-z) if experts.sigmoid and z > 0 else s for z, s in zip(logits, scores, strict=True)]
+        by = [(a + b, part) for a, b, part in zip(scores, correction, lacks, strict=True)]
         size = len(by) // experts.groups
         groups = [range(g * size, (g + 1) * size) for g in range(experts.groups)]
-        groups.sort(key=lambda group: -mp.fsum(sorted((by[e] for e in group), reverse=True)[: experts.group_best]))
-        open_ = [e for group in groups[: experts.groups_chosen] for e in group]
-        best = sorted(open_, key=lambda e: -by[e])[: experts.chosen]
+
+        def sums(group: range) -> tuple[Any, ...]:
+            top = sorted((by[e] for e in group), reverse=True)[: experts.group_best]
+            return tuple(-mp.fsum(numbers) for numbers in zip(*top, strict=True))
+
+        open_ = [e for group in sorted(groups, key=sums)[: experts.groups_chosen] for e in group]
+        best = sorted(sorted(open_), key=lambda e: by[e], reverse=True)[: experts.chosen]
         total = mp.fsum(scores[e] for e in best) if experts.renormalised else 1
         parts = [[scores[e] / total * u for u in self.expert(name, x, e)] for e in best]
         if experts.shared_width:
