@@ -143,12 +143,16 @@ FADING = (*SLOPES, "gelu", "gelu_tanh")  # activations that vanish in their lowe
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
     """The difference `tanh(Z + D) - tanh(Z)`; D is d as an ordinary tensor, Z is per token or common to all."""
     Z = Z[:, None] if Z.ndim < D.ndim else Z
-    # |D| - |Z| - |Z + D|, without the digits that its terms lose to each other.
-    exponent = torch.where(Z * (Z + D) > 0, -2 * torch.minimum(Z.abs(), (Z + D).abs()), 0.0)
+    slope, exponent = tanh_slope(Z, Z + D, D)
     largest = largest_log(exponent)
-    slope = 4 * sinh_share(D) * (exponent - spread(largest, exponent)).exp()
-    slope = slope / ((1 + (-2 * Z.abs()).exp()) * (1 + (-2 * (Z + D).abs()).exp()))
-    return Scaled(d.value * slope, d.log + largest)
+    return Scaled(d.value * slope * (exponent - spread(largest, exponent)).exp(), d.log + largest)
+
+
+def tanh_slope(Z: Tensor, W: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """(a, b) of `tanh(W) - tanh(Z) = a e^b D`, D the difference W - Z."""
+    # |D| - |Z| - |W|, without the digits that its terms lose to each other.
+    exponent = torch.where((Z > 0) == (W > 0), -2 * torch.minimum(Z.abs(), W.abs()), 0.0)
+    return 4 * sinh_share(D) / ((1 + (-2 * Z.abs()).exp()) * (1 + (-2 * W.abs()).exp())), exponent
 
 
 def sinh_share(D: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from rankscope.deviation import mlp
 from rankscope.deviation.activations import tanh_change
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
@@ -83,6 +83,8 @@ class DeviationPattern:
     """By how much the sum of each row exceeds `total`; None means that all rows sum to `total`."""
     scaled_p: Scaled | None = None  # [batch, head, token]
     """p with a log-scale of its own, if it may be smaller than float64 reaches; None means p itself."""
+    before_cap: Scaled | None = None  # [batch, head, row, token]
+    """The scores before the cap, in caps; None if there is no cap."""
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -105,6 +107,19 @@ class DeviationPattern:
     def matrix(self) -> Float[Tensor, "batch head row token"]:
         """The pattern P as an ordinary tensor."""
         return self._matrix
+
+    @property
+    def largest_before_cap(self) -> LogScales | None:
+        """The log of the largest score before the cap, in caps, by head; None if there is no cap."""
+        return None if self.before_cap is None else self.before_cap.log_size()
+
+    def deciding(self) -> Float[Tensor, "batch head row token"]:
+        """The numbers that say which tokens are attended to, for a pattern that has scores: log P, or under a cap the
+        scores before it, in caps; one value where a row does not see."""
+        if self.before_cap is not None:
+            return self.before_cap.explicit().masked_fill(~self.visible, 0.0)
+        assert self.logits is not None
+        return self.logits.log_softmax(self.visible)
 
     @cached_property
     def _matrix(self) -> Float[Tensor, "batch head row token"]:

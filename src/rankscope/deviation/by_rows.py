@@ -8,6 +8,7 @@ other row: a second sweep (`delta_times`, `times`) makes them, multiplies them w
 them. Each block has a scale of its own until its products are put together.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Logits, Visible, with_top_column
+from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
 from rankscope.deviation.scores import ScoreParts
@@ -42,7 +44,7 @@ class RowMaker:
     tokens: bool = True  # True if columns are the same tokens, of which only valid ones count; False for a memory
     perturb: Callable[[Tensor, int], Tensor] | None = None
     """Moves the last digits of rows of D, given their first row: the same each time they are made."""
-    largest: LogScales | None = None  # the log of the largest part of any score, if scores are capped
+    about: CapReference | None = None  # what rows have in common, if scores are capped
     block_bytes: int | None = None  # bytes of a block of rows of all heads; None takes `AT_ONCE`
 
     def blocks(self) -> Iterator[slice]:
@@ -56,7 +58,7 @@ class RowMaker:
 
     def D(self, rows: slice) -> Scaled:
         """Some rows of the scores D, at a scale of their own."""
-        D, perturb = self.scores.scores(rows, self.largest).D, self.perturb
+        D, perturb = self.scores.scores(rows, self.about).D, self.perturb
         return D if perturb is None else D.mapped(lambda t: perturb(t, rows.start))
 
     def visible(self, rows: slice) -> Visible:
@@ -74,7 +76,7 @@ class RowMaker:
             scores=self.scores.narrowed(sample, head),
             sees=lambda rows: self.visible(rows)[sample],
             valid=ValidTokens(self.valid.mask[sample]),
-            largest=None if self.largest is None else self.largest[sample, head],
+            about=self.about and self.about.narrowed(sample, head),
         )
 
 
@@ -119,9 +121,7 @@ class PatternByRows:
     @classmethod
     def of(cls, maker: RowMaker, perturb: Callable[[Scaled], Scaled] | None = None) -> "PatternByRows":
         """The pattern of rows of scores, by a sweep over them; `perturb` moves the last digits of ref and D's scale."""
-        if maker.scores.arch.score_cap and maker.scores.products:
-            sizes = [maker.scores.uncapped(rows).log_size() for rows in maker.blocks()]
-            maker = replace(maker, largest=maker.scores.largest(torch.stack(sizes).amax(0)))
+        maker = replace(maker, about=maker.scores.cap_reference(maker.blocks()))
         smallest: _SmallestRow | None = None
         log = torch.full_like(maker.scores.ref.log, LOWEST)
         alike = torch.ones_like(maker.valid.mask[:, 0])
@@ -135,7 +135,7 @@ class PatternByRows:
             same = (visible == first).all(-1)[:, 0] | ~maker.valid.mask[:, rows]
             alike = alike & same.all(-1)
         assert smallest is not None and anyone is not None
-        ref = maker.scores.scores(slice(0, 1), maker.largest).ref
+        ref = maker.scores.scores(slice(0, 1), maker.about).ref
         reference = Scaled(Scaled(smallest.scores, smallest.log).at(log), log)
         if perturb is not None:
             ref, reference = perturb(ref), Scaled(reference.value, perturb(reference).log)
@@ -219,6 +219,19 @@ class PatternByRows:
     def log_matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of log P as an ordinary tensor."""
         return self.logits(rows).log_softmax(self.maker.visible(rows))
+
+    @property
+    def largest_before_cap(self) -> LogScales | None:
+        """The log of the largest part of a score before the cap, in caps, by head; None if there is no cap."""
+        about = self.maker.about
+        return None if about is None else about.largest - math.log(self.maker.scores.arch.score_cap)
+
+    def deciding(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of what `DeviationPattern.deciding` gives."""
+        before_cap = self.maker.scores.before_cap(rows)
+        if before_cap is None:
+            return self.log_matrix(rows)
+        return before_cap.explicit().masked_fill(~self.maker.visible(rows), 0.0)
 
     def of_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Float[Tensor, "batch head row ..."]:
         """Numbers of all rows, where `compute` gives `[batch, head, row, *shape]` of some."""

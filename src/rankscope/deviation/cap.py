@@ -11,78 +11,191 @@ where no difference is taken of rounded numbers:
     T(x + D) - T(x)                          =  sinh(D) / (cosh(x) cosh(x + D)),
     T(x) - T(c + r) - T(c + h) + T(c)        = -sinh(r) sinh(h) sinh(2c + r + h)
                                                / (cosh(c) cosh(c + r) cosh(c + h) cosh(x)).
+
+Where scores s reach the cap, T is a sign but for `e^{-2|s|}`, which may be all that rows differ by; c, `c + r` or x,
+which are no scores, may have another sign, and hide it. There a query a and a key b are chosen (`CapReference`), c is
+the score s_ab, `c + r_i` is s_ib and `c + h_j` is s_aj. The last two brackets are then the same as
+
+    [T(s_ij) - T(s_aj)] - [T(s_ib) - T(s_ab)],    and as    [T(s_ij) - T(s_ib)] - [T(s_aj) - T(s_ab)].
+
+Where r, h and D are at most one, an entry is the sum of the brackets; elsewhere it is the one of these whose terms are
+smaller. Every entry has a scale of its own until all are known.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.activations import largest_log, sinh_share, tanh_change
+from rankscope.deviation.activations import largest_log, sinh_share, tanh_change, tanh_slope
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, spread
 from rankscope.doubled import quotient
+from rankscope.shapes import Bool, Int
 
-SATURATED = 1e3  # tanh is one to every digit from here on
+REACHED = 3.0  # the largest score, in caps, up to which the first formula is taken: tanh is flat by 0.01 there
+HUGE = 1e299  # scores are cut here, in caps
 
 
 class RowConstants(NamedTuple):
-    """The parts of scores that are constant along each row: c common to all rows, r_i of row i."""
+    """The parts of scores that are constant along each row, and which rows and columns are tokens."""
 
-    c: Scaled  # [batch, head]
-    rows: Scaled  # [batch, head, token]
+    c: Scaled  # [batch, head, 1], common to all rows
+    rows: Scaled  # [batch, head, row], of each row
+    queries: Bool[Tensor, "batch row"]
+    keys: Bool[Tensor, "batch token"]
+
+    def of(self, rows: slice) -> "RowConstants":
+        """The parts of some rows alone."""
+        return self._replace(rows=self.rows.mapped(lambda t: t[..., rows]), queries=self.queries[:, rows])
+
+    def narrowed(self, sample: slice, head: slice) -> "RowConstants":
+        """The parts of some samples and heads alone."""
+        c, rows = (Scaled(part.value[sample, head], part.log[sample, head]) for part in (self.c, self.rows))
+        return RowConstants(c, rows, self.queries[sample], self.keys[sample])
 
 
-def capped(
-    constant: RowConstants | None, ref: Scaled, D: Scaled, cap: float, largest: LogScales | None = None
-) -> tuple[Scaled, Scaled]:
-    """(ref, D) of capped scores, of all rows or of some. Without a `constant`, ref is zero and D the whole score.
-    `largest` is the log of the largest part of the scores of all rows; if left out, that of these rows."""
-    batch, heads, n = ref.value.shape
-    share = quotient(1.0, cap, ref.value)
-    c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
-    rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
-    parts = [(part * share).heads_as_samples().normalised() for part in (c, rows, ref, D)]
-    top = torch.stack([part.log for part in parts]).amax(0)
-    top = top if largest is None else largest.flatten() - math.log(cap)
-    cut = (top - STEEPEST).clamp(min=0.0)
-    common, r, h, D = (Scaled(part.value, part.log - cut) for part in parts)
-    at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
-    new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
-    new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
-    if must_compute("cap.beyond", (beyond := cut > 0).any()):
-        straight = _straight(at, down, across, D.explicit(), cut)
-        new_ref, new_D = (chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True))
+class CapReference(NamedTuple):
+    """The query a and the key b of the module's docstring: a has the smallest scores, b the largest score of a."""
+
+    largest: LogScales  # the log of the largest part of any score
+    r: Scaled  # [batch, head, 1]: r_a
+    D: Scaled  # [batch, head, token]: D_aj
+    key: Int[Tensor, "batch head 1"]
+
+    @classmethod
+    def of(cls, constant: RowConstants, ref: Scaled, blocks: Iterable[tuple[slice, Scaled]]) -> "CapReference":
+        """From the parts of all scores; D comes by blocks of rows."""
+        sizes, least, r, row = [part.log_size() for part in (constant.c, constant.rows, ref)], None, constant.c, ref
+        for rows, D in blocks:
+            sizes.append(D.log_size())
+            entries = D.value.masked_fill(~constant.keys[:, None, None], 0.0)
+            logs = torch.maximum(entries.amax(-1), -entries.amin(-1)).log() + D.log[..., None]
+            logs = logs.masked_fill(~constant.queries[:, None, rows], torch.inf)
+            at = logs.argmin(-1, keepdim=True)  # [batch, head, 1]
+            log = logs.gather(-1, at)[..., 0]
+            better = torch.ones_like(log, dtype=torch.bool) if least is None else log < least
+            least = log if least is None else torch.where(better, log, least)
+            r = chosen(better, constant.rows.mapped(lambda t, at=at, rows=rows: t[..., rows].gather(-1, at)), r)
+            row = chosen(better, D.mapped(lambda t, at=at: _row(t, at)), row)
+        scores = (ref + row).value.masked_fill(~constant.keys[:, None], -torch.inf)
+        return cls(torch.stack(sizes).amax(0), r, row, scores.argmax(-1, keepdim=True))
+
+    def narrowed(self, sample: slice, head: slice) -> "CapReference":
+        """The reference of some samples and heads alone."""
+        r, D = (Scaled(part.value[sample, head], part.log[sample, head]) for part in (self.r, self.D))
+        return CapReference(self.largest[sample, head], r, D, self.key[sample, head])
+
+
+def _row(t: Tensor, at: Int[Tensor, "batch head 1"]) -> Tensor:
+    """Row `at` of each head, `[batch, head, token]`."""
+    return t.gather(2, at[..., None].expand(-1, -1, 1, t.shape[3]))[:, :, 0]
+
+
+def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: CapReference) -> tuple[Scaled, Scaled]:
+    """(ref, D) of capped scores, of all rows or of some."""
+    shape, share = ref.value.shape, quotient(1.0, cap, ref.value)
+    parts = (constant.c, constant.rows, ref, D, about.r, about.D)
+    c, r, h, D, r_a, D_a = ((part * share).heads_as_samples() for part in parts)
+    at, across, down = c.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
+    new_ref = tanh_change(at.expand(-1, -1, shape[2]), across, Scaled(h.value[:, None], h.log))
+    slope, exponent = _bent(at, down, across)
+    largest = largest_log(exponent)
+    slope = slope * (exponent - spread(largest, exponent)).exp()
+    bent = Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
+    new_D = tanh_change(at + down + across, D.explicit(), D) + bent
+    reached = (about.largest > math.log(REACHED * cap)).flatten()
+    if must_compute("cap.reached", reached.any()):
+        fine_ref, fine_D = _about_scores(c, r, h, D, r_a, D_a, about.key.flatten(0, 1)[..., None])
+        queries, keys = (mask.repeat_interleave(shape[1], 0) for mask in (constant.queries, constant.keys))
+        new_ref = chosen(reached, fine_ref.within(keys[:, None]), new_ref)
+        new_D = chosen(reached, fine_D.within(keys[:, None] & queries[..., None]), new_D)
     return tuple(  # type: ignore[return-value]
-        Scaled(value.view(batch, heads, *value.shape[1:]), log.view(batch, heads)) * cap
+        Scaled(value.view(*shape[:2], *value.shape[1:]), log.view(shape[:2])) * cap
         for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))
     )
 
 
-def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """(ref `[sample, 1, column]`, D `[sample, row, column]`) in units of the cap as plain differences of tanh, for
-    scores beyond e^600 caps. c, r, h and D are given times e^-cut; T(c + r), constant along a row, is left out."""
-    grow = spread(cut.clamp(max=STEEPEST).exp(), D)
-
-    def T(x: Tensor) -> Tensor:
-        return torch.tanh((x * grow).clamp(-SATURATED, SATURATED))
-
-    shared = T(at + across) - T(at)
-    return shared, T(at + down + across + D) - T(at + down) - shared
-
-
-def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
-    """The last bracket `T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h as tensors."""
-    corners = (c, c + down, c + across, c + down + across)
-    middle = 2 * c + down + across
-    exponent = down.abs() + across.abs() + middle.abs()
+def _bent(c: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """(a, b) of the last bracket `T(c + r + h) - T(c + r) - T(c + h) + T(c) = a e^b r h`."""
+    corners = (c, c + r, c + h, c + r + h)
+    middle = 2 * c + r + h
+    exponent = r.abs() + h.abs() + middle.abs()
     for corner in corners:
         exponent = exponent - corner.abs()
-    exponent = exponent.clamp(max=0.0)  # but for rounding, it is
-    largest = largest_log(exponent)
-    slope = -8 * sinh_share(down) * sinh_share(across) * torch.expm1(-2 * middle.abs())
-    slope = torch.where(middle > 0, -slope, slope) * (exponent - spread(largest, exponent)).exp()
+    slope = -8 * sinh_share(r) * sinh_share(h) * torch.expm1(-2 * middle.abs())
+    slope = torch.where(middle > 0, -slope, slope)
     for corner in corners:
         slope = slope / (1 + (-2 * corner.abs()).exp())
-    return Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
+    return slope, exponent.clamp(max=0.0)  # but for rounding, it is
+
+
+class _Entries(NamedTuple):
+    """Numbers `sign e^log`, each at a scale of its own."""
+
+    sign: Tensor
+    log: Tensor
+
+    @classmethod
+    def of(cls, parts: Iterable[Scaled], slope: Tensor, exponent: Tensor) -> "_Entries":
+        """The product of some parts, as large as `_size` gives them, and `slope e^exponent`."""
+        sign, log = slope.sign(), exponent + slope.abs().log()
+        for part in parts:
+            size = spread(part.log, part.value) + part.value.abs().log()
+            sign, log = sign * part.value.sign(), log + size.clamp(max=math.log(HUGE))
+        return cls(sign, log)
+
+    def minus(self, other: "_Entries") -> "_Entries":
+        """The difference of two such numbers."""
+        unit = torch.maximum(self.log, other.log).clamp(min=LOWEST)
+        total = self.sign * (self.log - unit).exp() - other.sign * (other.log - unit).exp()
+        return _Entries(total.sign(), unit + total.abs().log())
+
+    def or_(self, otherwise: "_Entries", where: Tensor) -> "_Entries":
+        """The entries of `otherwise` where a condition holds."""
+        return _Entries(torch.where(where, otherwise.sign, self.sign), torch.where(where, otherwise.log, self.log))
+
+    def within(self, mask: Bool[Tensor, "sample row token"]) -> Scaled:
+        """The numbers at the scale of each sample's largest, zero outside of the mask."""
+        log = self.log.masked_fill(~mask, -torch.inf)
+        largest = largest_log(log)
+        return Scaled(self.sign * (log - spread(largest, log)).exp(), largest)
+
+
+def _about_scores(
+    c: Scaled, r: Scaled, h: Scaled, D: Scaled, r_a: Scaled, D_a: Scaled, key: Int[Tensor, "sample 1 1"]
+) -> tuple[_Entries, _Entries]:
+    """(T(s_aj) - T(s_ab) `[sample, 1, token]`, the rest `[sample, row, token]`) of scores s_ij in caps; `key` is b."""
+
+    def of_key(t: Tensor) -> Tensor:
+        return t.gather(2, key.expand(-1, t.shape[1], 1))
+
+    def change(Z: Tensor, W: Tensor, step: Scaled) -> _Entries:
+        return _Entries.of([step], *tanh_slope(Z, W, _size(step)))
+
+    r = r.mapped(lambda t: t[..., None])
+    c, h, r_a, D_a = (part.mapped(lambda t: t.view(len(t), 1, -1)) for part in (c, h, r_a, D_a))
+    s, s_a = _size(c + r + (h + D)), _size(c + r_a + (h + D_a))  # s_ij, s_aj
+    s_b, s_ab = of_key(s), of_key(s_a)
+    from_h, from_D, from_D_a = (part.mapped(lambda t: t - of_key(t)) for part in (h, D, D_a))
+    down = (r + r_a * -1.0) + (D + D_a * -1.0)  # s_ij - s_aj
+    shared = change(s_ab, s_a, from_h + from_D_a)
+    by_row, by_column = change(s_a, s, down), change(s_b, s, from_h + from_D)
+    of_b = _Entries(of_key(by_row.sign), of_key(by_row.log))
+    smaller = torch.maximum(by_column.log, shared.log) < torch.maximum(by_row.log, of_b.log)
+    rest = by_row.minus(of_b).or_(by_column.minus(shared), smaller)
+    r, h, D = down.mapped(of_key), from_h + from_D_a, from_D + from_D_a * -1.0
+    R, H, step = map(_size, (r, h, D))
+    x = s_ab + R + H
+    slope, exponent = _bent(s_ab, R, H)
+    brackets = change(x, x + step, D).minus(_Entries.of([r, h], -slope, exponent))
+    near = (R.abs() <= 1) & (H.abs() <= 1) & (step.abs() <= 1)
+    return shared, rest.or_(brackets, near)
+
+
+def _size(part: Scaled) -> Tensor:
+    """The numbers as an ordinary tensor, cut at 1e299."""
+    beyond = (part.log - STEEPEST).clamp(0.0, STEEPEST).exp()
+    return (part.explicit() * spread(beyond, part.value)).clamp(-HUGE, HUGE)

@@ -48,10 +48,11 @@ def score_sizes(P: AnyPattern) -> tuple[LogScales, LogScales] | None:
 
 
 def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
-    """True for samples with scores so large that their rounding may decide the softmax."""
+    """True for samples with scores so large, before a cap, that their rounding may decide the softmax."""
     if not P.p.numel() or (sizes := score_sizes(P)) is None:
         return _none(P)
     ref, D = sizes
+    D = D if (before_cap := P.largest_before_cap) is None else torch.maximum(D, before_cap)
     finer = math.log(torch.finfo(torch.float64).eps / precision(P.p))  # doubled precision rounds so much less
     return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP + finer
 
@@ -71,18 +72,19 @@ def pattern_difference(P: AnyPattern, second: Pattern) -> Float[Tensor, "batch h
 
 
 def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
-    """True for samples with steep scores where two passes disagree on log P: by how much one token is
-    attended to more than another. They may have attended to the same token by chance."""
+    """True for samples with steep scores where two passes disagree on log P, by how much one token is attended to more
+    than another, or under a cap, which hides that, on scores before it. They may have attended to the same token by
+    chance."""
     if not must_compute("comparison.undecided", steep_scores(P).any()):
         return _none(P)
     if isinstance(P, PatternByRows):
         assert isinstance(second, PatternByRows)
-        largest = P.farthest(lambda rows: _relative_difference(P.log_matrix(rows), second.log_matrix(rows)))
+        largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
         return steep_scores(P) & (largest.amax(1) > UNDECIDED)
     if not isinstance(second, DeviationPattern) or P.logits is None or second.logits is None:
         return _none(P)
-    a, b = (logits.log_softmax(P.visible) for logits in (P.logits, second.logits))
-    return steep_scores(P) & (_relative_difference(a, b).flatten(1).amax(1) > UNDECIDED)
+    difference = _relative_difference(P.deciding(), second.deciding())
+    return steep_scores(P) & (difference.flatten(1).amax(1) > UNDECIDED)
 
 
 def _relative_difference(a: Tensor, b: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from rankscope.deviation.comparison import SHORTEST
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, spread
-from rankscope.deviation.scores import Scores
+from rankscope.deviation.scores import ScoreParts, Scores
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
@@ -289,13 +289,9 @@ class PerturbedDeviation(_Perturbed, Deviation):
         """Start a layer: its perturbation does not depend on what was computed before."""
         self.noise.calls = self.of_scores.calls = (block.index + 1) * CALLS_PER_LAYER
 
-    def scores(self, block: Block, state: State) -> Scores:
-        """The scores of the layer, perturbed."""
-        return Scores(*map(self.of_scores.scaled, super().scores(block, state)))
-
-    def cross_scores(self, cross_block: Block, state: State) -> Scores:
-        """The scores of cross-attention, perturbed."""
-        return Scores(*map(self.of_scores.scaled, super().cross_scores(cross_block, state)))
+    def scores(self, parts: ScoreParts) -> Scores:
+        """The scores of self-attention or cross-attention, perturbed."""
+        return Scores(*map(self.of_scores.scaled, super().scores(parts)))
 
     def perturb(self, part: Scaled) -> Scaled:
         """A product with a matrix or an activation, perturbed before the product that follows."""

@@ -242,6 +242,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             logits=P.logits and P.logits.restored(order),
             row_excess=P.row_excess and P.row_excess.mapped(order.restored_columns),
             scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
+            before_cap=P.before_cap and P.before_cap.mapped(order.restored_square),
         )
     return step._replace(
         state=State(state.x, state.R.mapped(order.restored), valid),
@@ -256,7 +257,8 @@ def _restored_rows(P: DeviationPattern, order: TokenOrder) -> DeviationPattern:
     """The pattern over a memory with its rows in their original order; the memory's tokens were not moved."""
     logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
     off_top, visible = P.off_top.mapped(order.restored_rows), order.restored_rows(P.visible)
-    return replace(P, off_top=off_top, visible=visible, logits=logits)
+    before_cap = P.before_cap and P.before_cap.mapped(order.restored_rows)
+    return replace(P, off_top=off_top, visible=visible, logits=logits, before_cap=before_cap)
 
 
 def finish(net: Transformer, state: State) -> State:

@@ -66,12 +66,13 @@ class Deviation(PartOperations):
         """The attention pattern P as one row p and what the rows differ from it by (`softmax.py`)."""
         visible = self.settings.visible[self.arch.mask_of(block.index)]
         visible = visible.expand(len(state.valid.mask), -1, -1, -1)
-        scores = balanced(self.scores(block, state), visible, state.valid, self.arch.sinkhorn_rounds or 0)
-        return split(scores, visible, state.valid)
+        parts = self.score_parts(block, state)
+        scores = balanced(self.scores(parts), visible, state.valid, self.arch.sinkhorn_rounds or 0)
+        return replace(split(scores, visible, state.valid), before_cap=parts.before_cap())
 
-    def scores(self, block: Block, state: State) -> Scores:
-        """The scores of the layer, as a row `ref` shared by all queries and the rest D."""
-        return self.score_parts(block, state).scores()
+    def scores(self, parts: ScoreParts) -> Scores:
+        """Scores as a row `ref` shared by all queries and the rest D."""
+        return parts.scores()
 
     def score_parts(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> ScoreParts:
         """The queries, keys and positions that the scores are made of (`scores.py`); `bias` makes rows of
@@ -130,14 +131,11 @@ class Deviation(PartOperations):
         """The pattern of the tokens' attention to the memory."""
         assert self.settings.memory is not None
         visible = self.settings.memory.visible(state.valid.mask)
-        return split(self.cross_scores(cross_block, state), visible, state.valid, tokens=False)
-
-    def cross_scores(self, cross_block: Block, state: State) -> Scores:
-        """The scores of tokens against the memory, as a row `ref` shared by all tokens and the rest D."""
-        return self.cross_score_parts(cross_block, state).scores()
+        parts = self.cross_score_parts(cross_block, state)
+        return replace(split(self.scores(parts), visible, state.valid, tokens=False), before_cap=parts.before_cap())
 
     def cross_score_parts(self, cross_block: Block, state: State) -> ScoreParts:
-        """The queries of tokens and keys of the memory that `cross_scores` are made of."""
+        """The queries of tokens and keys of the memory that scores against the memory are made of."""
         w, settings = cross_block.weights.attention, self.settings.bare()
         perturbations = (self.perturb, self.perturb_tensor)
         return StateHeads(self.arch, cross_block.index, w, state, settings, *perturbations, self.source).parts()

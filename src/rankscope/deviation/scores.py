@@ -9,7 +9,7 @@ in cross-attention. Positions put terms of order one, and of order e^s, into D. 
 is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple, cast
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import common_heads, deviation_heads
-from rankscope.deviation.cap import RowConstants, capped
+from rankscope.deviation.cap import CapReference, RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import normed
-from rankscope.deviation.scaled import STEEPEST, LogScales, PerturbTensor, Scaled
+from rankscope.deviation.scaled import STEEPEST, PerturbTensor, Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
 from rankscope.errors import ArchitectureError
@@ -57,25 +57,40 @@ class ScoreParts:
     offset: tuple[Scaled, ...]  # the queries that are multiplied with relative positions, `sinusoids`
     sinusoids: Tensor | None
     bias: Callable[[slice], Tensor] | None  # gives what positions add to some rows, after the divisor
-    constant: RowConstants | None  # the parts of scores that are constant along rows, which matter only under a cap
+    constant: RowConstants | None  # the parts of scores that are constant along rows, under a cap; None without
     rows: int
     heads: slice  # which heads of the layer these are
     gain: Float[Tensor, "batch 1"] | None = None
     """The factor of scores that grow with the number of tokens (`log_gain`), applied after the cap."""
     held: Scores | None = None  # all scores, for a kernel whose scores are no sum of products
 
-    def scores(self, rows: slice = EVERY, largest: LogScales | None = None) -> Scores:
-        """`ref` and some rows of D. `largest` matters under a cap: the log of the largest part of a score of
-        all rows; if left out, that of these rows."""
+    def scores(self, rows: slice = EVERY, about: CapReference | None = None) -> Scores:
+        """`ref` and some rows of D. `about` matters under a cap: what these rows have in common with all others; if
+        left out, with each other."""
         if self.held is not None:
             return Scores(self.held.ref, _some(self.held.D, rows))
         ref, D = self.ref, self.uncapped(rows)
-        if self.arch.score_cap and self.products:
-            constant = self.constant and RowConstants(self.constant.c, _some(self.constant.rows, rows))
-            ref, D = capped(constant, ref, D, self.arch.score_cap, largest)
+        if (constant := self.constant) is not None:
+            constant = constant.of(rows)
+            about = CapReference.of(constant, ref, [(EVERY, D)]) if about is None else about
+            ref, D = capped(constant, ref, D, self.arch.score_cap, about)
         if (gain := self.gain) is not None:
             ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
         return Scores(ref, D.normalised())
+
+    def before_cap(self, rows: slice = EVERY) -> Scaled | None:
+        """Some rows of the whole scores before the cap, in caps; None without a cap."""
+        if self.constant is None:
+            return None
+        c, r = (part.mapped(lambda t: t[..., None]) for part in self.constant.of(rows)[:2])
+        whole = (c + r) + (self.ref.mapped(lambda t: t[:, :, None]) + self.uncapped(rows))
+        return whole * quotient(1.0, self.arch.score_cap, self.ref.value)
+
+    def cap_reference(self, blocks: Iterable[slice]) -> CapReference | None:
+        """What blocks of rows that are made one by one have in common under a cap; None without a cap."""
+        if self.constant is None:
+            return None
+        return CapReference.of(self.constant, self.ref, ((rows, self.uncapped(rows)) for rows in blocks))
 
     def uncapped(self, rows: slice = EVERY) -> Scaled:
         """Return some rows of D, the part of scores that depends on query and key, as if there were no cap.
@@ -96,7 +111,7 @@ class ScoreParts:
         D = D * quotient(1.0, self.arch.divisor, self.ref.value)
         if self.bias is not None:
             D = D + Scaled.plain(self.bias(rows).expand(len(D.value), -1, -1, -1)).by_head()
-        return D
+        return D.normalised() if self.constant is not None else D
 
     def narrowed(self, sample: slice, head: slice) -> "ScoreParts":
         """The parts of some samples and heads alone."""
@@ -111,16 +126,9 @@ class ScoreParts:
             products=tuple((part(a), part(b)) for a, b in self.products),
             offset=tuple(map(part, self.offset)),
             bias=None if bias is None else lambda rows: bias(rows)[..., head, :, :],
-            constant=self.constant and RowConstants(*map(part, self.constant)),
+            constant=self.constant and self.constant.narrowed(sample, head),
             heads=head,
         )
-
-    def largest(self, D: LogScales) -> LogScales:
-        """The log of the largest part of any score, by head, where `D` is the log of the largest |D_ij|."""
-        parts = [self.ref]
-        if self.constant is not None:
-            parts += [self.constant.c.mapped(lambda t: t[..., None]), self.constant.rows]
-        return torch.stack([D, *(part.log_size() for part in parts)]).amax(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,14 +217,11 @@ class StateHeads:
         ref = self._zero_ref() if ref is None else ref
         content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
         share = quotient(1.0, arch.divisor, zero)
-        constant = None
+        c, r = ref.mapped(lambda t: t[..., :1] * 0.0), dq.mapped(lambda t: t[..., 0] * 0.0)
         products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
         if not settings.rotary:
-            if arch.score_cap:
-                constant = RowConstants(
-                    Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
-                    Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
-                )
+            c = Scaled((content.value * k.value).sum(-1, keepdim=True), content.log + k.log)
+            r = Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log)
             ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
             broken = (k.value - k.value).sum(-1).isnan()  # k drops out of the softmax; a NaN in it does not
             ref = ref.mapped(lambda t: t.masked_fill(broken[..., None], torch.nan))
@@ -230,8 +235,12 @@ class StateHeads:
         held = settings.bias
         bias = self.bias if held is None else lambda rows: held[..., rows, :]
         gain = arch.log_gain * self.keys.valid.count.to(zero).log() if arch.log_gain else None  # [batch, 1]
+        constant, ref = None, ref * share
+        if arch.score_cap:
+            ref, c, r = (part.normalised() for part in (ref, c * share, r * share))
+            constant = RowConstants(c, r, self.state.valid.mask, self.keys.valid.mask)
         made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
-        return ScoreParts(arch, w, ref * share, *made, gain=gain)
+        return ScoreParts(arch, w, ref, *made, gain=gain)
 
     def _rotated(self, part: Scaled) -> Scaled:
         tables = self.settings.rotary_of(self.index)

@@ -302,6 +302,7 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
         if (
             plain is not None
             and layer.plain is not None
+            and P.largest_before_cap is None  # a cap hides by how much the passes differ
             and can_skip("second_pass.plain_pattern", layer.resolved.all())
         ):
             state = State.of(layer.plain.state, step.state.valid.mask)
