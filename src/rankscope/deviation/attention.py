@@ -20,12 +20,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rankscope.deviation import mlp
 from rankscope.deviation.activations import tanh_change
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen, spread
+from rankscope.deviation.entries import Entries, as_tensor, tanh_difference
+from rankscope.deviation.mlp import affine, product, rows
+from rankscope.deviation.scaled import LogScales, Scaled, chosen
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.mlp import log_sigmoid
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.weights import Linear
 from rankscope.shapes import Bool, Float, Int
@@ -212,7 +214,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
     R = Scaled(R.value, R.log + dv.log)
     if excess is not None:
         common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
-        R = R + mlp.product(excess.mapped(lambda t: t[..., None]), common)
+        R = R + product(excess.mapped(lambda t: t[..., None]), common)
     # zeros do not set the scale
     x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
     if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
@@ -240,7 +242,7 @@ def common_heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
     """The common token projected to queries, keys or values, bias included: `[batch, head, head_width]`."""
     flat = Linear(linear.weight.flatten(1), None if linear.bias is None else linear.bias.flatten())
     count, width = linear.weight.shape[1:]
-    return mlp.affine(x, flat).mapped(lambda t: _grouped(t.view(len(t), count, width), arch.heads))
+    return affine(x, flat).mapped(lambda t: _grouped(t.view(len(t), count, width), arch.heads))
 
 
 def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
@@ -255,38 +257,44 @@ def _grouped(t: Tensor, count: int) -> Tensor:
     return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)
 
 
-CLOSING = 14.0  # the log by which a token's gate may lie below the common token's before it is taken by itself
+CLOSING = 14.0  # the log by which a gate may lie below another's before tokens are taken by themselves
 SHUT = -300.0  # where the largest gate of the common token has a log below this, that log goes into the scale
 
 
 def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
-    """The outputs of the heads times the gates s(z + d_i), s the sigmoid: z `[batch, head, head_width]` is
-    the gates' input for the common token, d `[batch, head, token, head_width]` what tokens add to it."""
+    """The outputs of the heads times the gates g_i = s(z + d_i), s the sigmoid: z `[batch, head, head_width]` is
+    the gates' input for the common token, d `[batch, head, token, head_width]` what tokens add to it.
+
+    With y_i = x + R_i the outputs before, and a the token whose output is nearest to x,
+
+        g_i y_i = g_a y_a + (g_i - g_a) y_i + g_a (R_i - R_a):
+
+    the common token, which may be none of them, has no gate. Every entry has a scale of its own until all are
+    multiplied: a gate may be open where outputs are zero, and gates of e^-1000 are all that is left."""
     z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
     shape = heads.R.value.shape
-    samples = [part.heads_as_samples() for part in (z, d, heads.x, heads.R)]
-    x, R = (_of_heads(part, shape) for part in mlp.gated(sample_sigmoid, *samples))
-    # log s(z) is nearly min(z, 0): of the common token, and of each token.
-    logits = z.mapped(lambda v: v[:, :, None].expand_as(d.value)) + d
-    log_gate, log_gates = z.explicit()[:, :, None].clamp(max=0.0), logits.explicit().clamp(max=0.0)
-    shut = (log_gates < log_gate - CLOSING).flatten(2).any(-1)  # [batch, head]
-    if must_compute("attention.shut", shut.any()):
-        # s(z) x + (s(z + d_i) - s(z)) x would leave rounding of what s(z) x was: tokens by themselves.
-        tokens = _of_heads(_gated_tokens(*samples, heads.valid.mask.repeat_interleave(shape[1], 0)), shape)
-        R = chosen(shut, tokens, R)
-        x = Scaled(x.value.masked_fill(spread(shut, x.value), 0.0), x.log.masked_fill(shut, LOWEST))
-    return HeadOutputs(x, R, heads.valid, heads.output)
+    z, d, x, R = (part.heads_as_samples() for part in (z, d, heads.x, heads.R))
+    valid = heads.valid.mask.repeat_interleave(shape[1], 0)[..., None]
+    distances = R.value.abs().amax(-1, keepdim=True).masked_fill(~valid, torch.inf)
+    nearest = distances.argmin(1, keepdim=True)  # [sample, 1, 1]: a
 
+    def of_nearest(t: Tensor) -> Tensor:
+        return t.gather(1, nearest.expand(-1, 1, t.shape[2]))
 
-def _gated_tokens(z: Scaled, d: Scaled, x: Scaled, R: Scaled, valid: Bool[Tensor, "sample token"]) -> Scaled:
-    """The tokens `s(z + d_i) (x + R_i)`, every entry at a scale of its own until all are multiplied: a gate may be open
-    where its token is zero, and gates at e^-1000 are all that is left."""
-    shape = R.value.shape
-    z, d, x, R = (mlp.by_entry(part, shape) for part in (mlp.rows(z), d, mlp.rows(x), R))
-    gates, _ = sample_sigmoid((z + d).mapped(lambda v: v[:, 0]), d.mapped(lambda v: v[:, :0]))
-    padding = ~valid[..., None].expand(shape).reshape(-1, 1, 1)
-    tokens = mlp.product(mlp.rows(gates), (x + R).mapped(lambda v: v.masked_fill(padding, 0.0)))
-    return mlp.from_entries(tokens, shape)
+    logits = as_tensor(rows(z) + d)
+    gates = Entries(torch.ones_like(logits), log_sigmoid(logits))
+    outputs = Entries.of(rows(x)) + Entries.of(R)
+    step, apart = (part.mapped(lambda t: t - of_nearest(t)) for part in (d, R))
+    # s(z) is (1 + tanh(z / 2)) / 2.
+    change = tanh_difference(of_nearest(logits) / 2, logits / 2, step * 0.5, 0.5)
+    tokens, gate = gates * outputs, gates.mapped(of_nearest)
+    common, rest = tokens.mapped(of_nearest), change * outputs + gate * Entries.of(apart)
+    # Where a token or its gate is far below those of a, the sum would leave rounding of them: tokens by themselves.
+    below = (gates.log < gate.log - CLOSING) | (tokens.log < common.log - CLOSING) | (common.sign == 0)
+    alone = (below & valid).any(1, keepdim=True)
+    rest = rest.or_(tokens, alone)
+    new_x = common.within(~alone).mapped(lambda t: t[:, 0])
+    return HeadOutputs(_of_heads(new_x, shape), _of_heads(rest.within(valid), shape), heads.valid, heads.output)
 
 
 def _of_heads(part: Scaled, shape: torch.Size) -> Scaled:
@@ -295,21 +303,17 @@ def _of_heads(part: Scaled, shape: torch.Size) -> Scaled:
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
-    """(s(z), s(z + d) - s(z)) of the sigmoid s that gates heads (the attention kernel of that name has no rule): z of
-    the common token `[batch, head, unit]`, d what tokens add to it `[batch, head, token, unit]`."""
-    z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
-    gate, change = sample_sigmoid(z.heads_as_samples(), d.heads_as_samples())
-    return _of_heads(gate, d.value.shape), _of_heads(change, d.value.shape)
+    """(s(z), s(z + d) - s(z)) of the sigmoid s (the attention kernel of that name has no rule): z of the common token
+    `[batch, head, unit]`, d what tokens add to it `[batch, head, token, unit]`.
 
-
-def sample_sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
-    """(s(z), s(z + d) - s(z)) of the sigmoid s, z `[sample, unit]`, d `[sample, token, unit]`.
-
-    s(z) is (1 + tanh(z / 2)) / 2, and of tanh the difference is known at any scale. Of a sample that is shut to the
+    s(z) is (1 + tanh(z / 2)) / 2, and of tanh the difference is known at any scale. Of a head that is shut to the
     common token the log of its gates goes into the scale: s(z) is e^z there."""
+    z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
+    shape = d.value.shape
+    z, d = z.heads_as_samples(), d.heads_as_samples()
     Z, D = z.explicit(), d.explicit()
     most = Z.amax(-1)
-    top = torch.where(most < SHUT, most, 0.0)[:, None]
-    gate = (Z - top).exp().where(top < 0, Z.sigmoid())
+    top = torch.where(most < SHUT, most, 0.0)
+    gate = (Z - top[:, None]).exp().where(top[:, None] < 0, Z.sigmoid())
     change = tanh_change(Z / 2, D / 2, d * 0.5) * 0.5
-    return Scaled(gate, top[:, 0]), change.normalised()
+    return _of_heads(Scaled(gate, top), shape), _of_heads(change.normalised(), shape)

@@ -29,14 +29,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.activations import largest_log, sinh_share, tanh_change, tanh_slope
+from rankscope.deviation.activations import largest_log, sinh_share, tanh_change
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, spread
+from rankscope.deviation.entries import Entries, as_tensor, product, tanh_difference
+from rankscope.deviation.scaled import LogScales, Scaled, chosen, spread
 from rankscope.doubled import quotient
 from rankscope.shapes import Bool, Int
 
 REACHED = 3.0  # the largest score, in caps, up to which the first formula is taken: tanh is flat by 0.01 there
-HUGE = 1e299  # scores are cut here, in caps
 
 
 class RowConstants(NamedTuple):
@@ -132,70 +132,28 @@ def _bent(c: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return slope, exponent.clamp(max=0.0)  # but for rounding, it is
 
 
-class _Entries(NamedTuple):
-    """Numbers `sign e^log`, each at a scale of its own."""
-
-    sign: Tensor
-    log: Tensor
-
-    @classmethod
-    def of(cls, parts: Iterable[Scaled], slope: Tensor, exponent: Tensor) -> "_Entries":
-        """The product of some parts, as large as `_size` gives them, and `slope e^exponent`."""
-        sign, log = slope.sign(), exponent + slope.abs().log()
-        for part in parts:
-            size = spread(part.log, part.value) + part.value.abs().log()
-            sign, log = sign * part.value.sign(), log + size.clamp(max=math.log(HUGE))
-        return cls(sign, log)
-
-    def minus(self, other: "_Entries") -> "_Entries":
-        """The difference of two such numbers."""
-        unit = torch.maximum(self.log, other.log).clamp(min=LOWEST)
-        total = self.sign * (self.log - unit).exp() - other.sign * (other.log - unit).exp()
-        return _Entries(total.sign(), unit + total.abs().log())
-
-    def or_(self, otherwise: "_Entries", where: Tensor) -> "_Entries":
-        """The entries of `otherwise` where a condition holds."""
-        return _Entries(torch.where(where, otherwise.sign, self.sign), torch.where(where, otherwise.log, self.log))
-
-    def within(self, mask: Bool[Tensor, "sample row token"]) -> Scaled:
-        """The numbers at the scale of each sample's largest, zero outside of the mask."""
-        log = self.log.masked_fill(~mask, -torch.inf)
-        largest = largest_log(log)
-        return Scaled(self.sign * (log - spread(largest, log)).exp(), largest)
-
-
 def _about_scores(
     c: Scaled, r: Scaled, h: Scaled, D: Scaled, r_a: Scaled, D_a: Scaled, key: Int[Tensor, "sample 1 1"]
-) -> tuple[_Entries, _Entries]:
+) -> tuple[Entries, Entries]:
     """(T(s_aj) - T(s_ab) `[sample, 1, token]`, the rest `[sample, row, token]`) of scores s_ij in caps; `key` is b."""
 
     def of_key(t: Tensor) -> Tensor:
         return t.gather(2, key.expand(-1, t.shape[1], 1))
 
-    def change(Z: Tensor, W: Tensor, step: Scaled) -> _Entries:
-        return _Entries.of([step], *tanh_slope(Z, W, _size(step)))
-
     r = r.mapped(lambda t: t[..., None])
     c, h, r_a, D_a = (part.mapped(lambda t: t.view(len(t), 1, -1)) for part in (c, h, r_a, D_a))
-    s, s_a = _size(c + r + (h + D)), _size(c + r_a + (h + D_a))  # s_ij, s_aj
+    s, s_a = as_tensor(c + r + (h + D)), as_tensor(c + r_a + (h + D_a))  # s_ij, s_aj
     s_b, s_ab = of_key(s), of_key(s_a)
     from_h, from_D, from_D_a = (part.mapped(lambda t: t - of_key(t)) for part in (h, D, D_a))
     down = (r + r_a * -1.0) + (D + D_a * -1.0)  # s_ij - s_aj
-    shared = change(s_ab, s_a, from_h + from_D_a)
-    by_row, by_column = change(s_a, s, down), change(s_b, s, from_h + from_D)
-    of_b = _Entries(of_key(by_row.sign), of_key(by_row.log))
+    shared = tanh_difference(s_ab, s_a, from_h + from_D_a)
+    by_row, by_column = tanh_difference(s_a, s, down), tanh_difference(s_b, s, from_h + from_D)
+    of_b = by_row.mapped(of_key)
     smaller = torch.maximum(by_column.log, shared.log) < torch.maximum(by_row.log, of_b.log)
-    rest = by_row.minus(of_b).or_(by_column.minus(shared), smaller)
+    rest = (by_row + -of_b).or_(by_column + -shared, smaller)
     r, h, D = down.mapped(of_key), from_h + from_D_a, from_D + from_D_a * -1.0
-    R, H, step = map(_size, (r, h, D))
+    R, H, step = map(as_tensor, (r, h, D))
     x = s_ab + R + H
-    slope, exponent = _bent(s_ab, R, H)
-    brackets = change(x, x + step, D).minus(_Entries.of([r, h], -slope, exponent))
+    brackets = tanh_difference(x, x + step, D) + Entries.of(r) * Entries.of(h) * product(*_bent(s_ab, R, H))
     near = (R.abs() <= 1) & (H.abs() <= 1) & (step.abs() <= 1)
     return shared, rest.or_(brackets, near)
-
-
-def _size(part: Scaled) -> Tensor:
-    """The numbers as an ordinary tensor, cut at 1e299."""
-    beyond = (part.log - STEEPEST).clamp(0.0, STEEPEST).exp()
-    return (part.explicit() * spread(beyond, part.value)).clamp(-HUGE, HUGE)

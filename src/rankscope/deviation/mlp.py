@@ -58,11 +58,11 @@ def mlp(
             a, A = activation(arch.activation, z, d)
             return perturb(a), perturb(A)
 
-        x, R = gated(act, z, d, x, R)
+        x, R = _gated(act, z, d, x, R)
     return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.valid)
 
 
-def gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scaled]:
+def _gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scaled]:
     """(act(z) x, act(z + d) (x + R) - act(z) x), units that underflow at scales of their own.
 
     Args:
@@ -79,10 +79,10 @@ def gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[Sc
     if not must_compute("mlp.sunk", sunk.any()):
         return common, rest
     shape = R.value.shape
-    z, d, x, R = (by_entry(part, shape) for part in (rows(z), d, rows(x), R))
+    z, d, x, R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
     a, A = act(z.mapped(lambda v: v[:, 0]), d)
     fine, fine_rest = _products(a, A, x.mapped(lambda v: v[:, 0]), R)
-    fine, fine_rest = from_entries(fine, shape), from_entries(fine_rest, shape)
+    fine, fine_rest = _from_entries(fine, shape), _from_entries(fine_rest, shape)
     return chosen(sunk, fine.mapped(lambda v: v[:, 0]), common), chosen(sunk, fine_rest, rest)
 
 
@@ -91,14 +91,14 @@ def _products(a: Scaled, A: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scale
     return product(a, x), product(A, rows(x)) + product(rows(a), R) + product(A, R)
 
 
-def by_entry(part: Scaled, shape: torch.Size) -> Scaled:
+def _by_entry(part: Scaled, shape: torch.Size) -> Scaled:
     """Numbers as samples of one token and one unit each, at scales of their own; those of one token are repeated."""
     value = part.value.expand(shape)
     log = spread(part.log, value).expand(shape)
     return Scaled(value.reshape(-1, 1, 1), log.reshape(-1)).normalised()
 
 
-def from_entries(part: Scaled, shape: torch.Size) -> Scaled:
+def _from_entries(part: Scaled, shape: torch.Size) -> Scaled:
     """Numbers of samples of one entry as `[batch, token, unit]` again, at the scale of each sample's largest."""
     log = part.log.view(shape)
     largest = log.flatten(1).amax(1)
