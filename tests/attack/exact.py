@@ -151,4 +151,4 @@ def _rank(R: Rows, whole: Any) -> Any:
 def _log10(value: Any) -> Any:
     if mp.isnan(value):
         return mp.nan
-    return mp.log10(value) if value else -mp.inf
+    return mp.log10(abs(value)) if value else -mp.inf  # an entropy of weights that add up to 1.01 may be negative
