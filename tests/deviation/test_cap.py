@@ -66,9 +66,9 @@ def test_what_rows_differ_by_at_the_cap(kind: str) -> None:
     with mp.workdps(1500):
         c0, rs, hs, Ds = ([mp.mpf(u) for u in part.flatten().tolist()] for part in parts)
         T = [[mp.tanh(c0[0] + rs[i] + hs[j] + Ds[5 * i + j]) for j in range(5)] for i in range(4)]
-        exact = [[T[i][j] - T[i][0] - T[0][j] + T[0][0] for j in range(5)] for i in range(4)]
-        size = max(abs(u) for row in exact for u in row)
-        exact = torch.tensor([[float(u / size) for u in row] for row in exact], dtype=torch.float64)
+        rows = [[T[i][j] - T[i][0] - T[0][j] + T[0][0] for j in range(5)] for i in range(4)]
+        size = max(abs(u) for row in rows for u in row)
+        exact = torch.tensor([[float(u / size) for u in row] for row in rows], dtype=torch.float64)
         log = float(mp.log(size))
         shared = torch.tensor([float(u - T[0][0]) for u in T[0]], dtype=torch.float64)
     found = rest.at(torch.full_like(rest.log, log))[0, 0]
