@@ -161,7 +161,8 @@ def soak(folder: Path, steps: int, kills: int, disk: Path) -> Soaked:
     command = [sys.executable, "-m", "tests.live.monitor.soak", "train", str(folder), str(run), str(steps)]
     try:
         while True:
-            until = rng.randrange(1, 2 * steps // EVERY // (kills + 1)) if soaked.kills < kills else 10**9
+            left, ahead = (steps - max(said, default=0)) // EVERY, kills - soaked.kills  # measurements, kills
+            until = rng.randrange(1, max(2, 2 * left // (ahead + 1) - 2)) if ahead else 10**9
             with (
                 errors.open("a") as stream,
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream) as process,
