@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from rankscope.explorer.follow import app
 from rankscope.live.monitor.measurement import Alarm
 from rankscope.runs.figures import STEPS
+from rankscope.runs.training import title_of
 from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, written
 
 
@@ -41,6 +42,15 @@ def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
     assert [line["name"] for line in figures["curves"]["data"]] == [f"layer {k}" for k in range(4)]
     assert {shape["x0"] for shape in figures["run"]["layout"]["shapes"]} == {30}
     assert "gradients" not in figures and "paths" not in figures
+
+
+def test_gradients_and_updates_stand_side_by_side_and_none_is_left_out(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    groups = [f"{of}_{group}" for group in ("query_key", "value_output", "mlp") for of in ("grad", "update")]
+    run_writer.write(measurement(0, more=[row(0, 1, name, 1.0) for name in ("grad_tokens", *groups)]))
+    run_writer.close()
+    headings = [part["text"] for part in asked(tmp_path)["figures"]["gradients"]["layout"]["annotations"]]
+    assert headings == [f"<b>{title_of(name)}</b>" for name in (*groups, "grad_tokens")]
 
 
 def test_several_runs_are_on_one_page(tmp_path: Path) -> None:

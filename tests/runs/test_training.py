@@ -33,6 +33,7 @@ def test_metrics_numbers_and_paths_are_told_apart(tmp_path: Path) -> None:
     writer.write(measurement(30, alarms=[ALARM], more=learned(30)))
     training = read_training(tmp_path)  # while it is being written
     assert training.metrics == ["relative_residual", "grad_mlp"] and training.scalars == ["loss", "lr"]
+    assert training.learning == ["grad_mlp"]
     assert training.lengths == [f"length {length}" for length in range(4)] and training.name == "SmallGPT"
     assert training.paths["value"].to_list() == [length / 6 for length in range(4)]
     assert training.scalar("loss") == ([30], [3.7]) and training.alarms["since"].to_list() == [20]

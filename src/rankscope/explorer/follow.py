@@ -22,7 +22,7 @@ from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import LEARNING, TrainingRun, decades, read_training, stamp, title_of
+from rankscope.runs.training import TrainingRun, decades, read_training, stamp, title_of
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 
@@ -58,14 +58,13 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
 def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any]:
     """All that the page shows of a training run."""
     chosen = metric if metric in training.metrics else next(iter(training.metrics), None)
-    learning = [name for name in training.metrics if name.startswith(LEARNING)][:PANELS]
     charts: dict[str, Chart] = {}
     if chosen is not None:
         charts |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
     if training.scalars:
         charts["run"] = run_curves(training, training.scalars[:PANELS])
-    if learning:
-        charts["gradients"] = layer_curves(training, learning)
+    if training.learning:
+        charts["gradients"] = layer_curves(training, training.learning)
     if len(training.paths):
         charts["paths"] = path_shares(training)
     grid = None if chosen is None else training.grid(chosen)

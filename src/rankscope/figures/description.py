@@ -70,7 +70,7 @@ class Line:
     colour: str
     name: str | None = None  # Its entry in the legend, if it has one
     group: str = ""  # Marks of a group have one entry in the legend, that of the first, and hide together on a page
-    index: int = 0  # Tells lines apart by their marker and dash
+    index: int = 0  # Tells lines apart by their marker and dash, and orders those of groups in the legend
     marker: str | None = None  # None: no marks; "index": by `index`; or "dot", "at most", "at least"
     dash: str = "solid"  # "index": by `index`; or "solid", "dot", "dash"
     width: float = 2.0

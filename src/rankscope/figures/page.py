@@ -131,7 +131,7 @@ def _trace(mark: fig.Line | fig.Points, panel: fig.Panel, y: np.ndarray | None =
 def _line(line: fig.Line, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any]]:
     """Bands, the tail into the noise, and the line; one entry of the legend hides all of them."""
     ink, style = _colour(line.colour), line_style(line.index)
-    group: dict[str, Any] = {"legendgroup": line.group} if line.group else {}
+    group: dict[str, Any] = {"legendgroup": line.group, "legendrank": line.index} if line.group else {}
     traces: list[dict[str, Any]] = []
     x, y = np.asarray(line.x), np.asarray(line.y, dtype=float)
     for low, high in line.bands:

@@ -9,7 +9,7 @@ from math import isfinite
 from rankscope.cards import counted
 from rankscope.report.content import Plot, Section, Table, sentence
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import LEARNING, TrainingRun, title_of
+from rankscope.runs.training import TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200  # Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most
@@ -37,8 +37,8 @@ def training_sections(training: TrainingRun) -> list[Section]:
     if not training.steps:
         return []
     count = len(training.steps)
-    read = [name for name in training.metrics if not name.startswith(LEARNING)]
-    learning = [name for name in training.metrics if name.startswith(LEARNING)]
+    learning = training.learning
+    read = [name for name in training.metrics if name not in learning]
     few = sentence("training", "few", drawn=STEPS, count=count) if count > STEPS else ""
     marks = sentence("training", "marks") if len(training.alarms) else ""
     plots = []
@@ -54,7 +54,7 @@ def training_sections(training: TrainingRun) -> list[Section]:
         plots.append(Plot("training-run", [("", scalars)], sentence("training", "scalars")))
     if learning:
         caption = sentence("training", "gradients", lines=_lines(training, learning, FEW))
-        plots.append(Plot("training-gradients", [("", layer_curves(training, learning[:PANELS]))], caption))
+        plots.append(Plot("training-gradients", [("", layer_curves(training, learning))], caption))
     if len(training.paths):
         plots.append(Plot("training-paths", [("", path_shares(training))], sentence("training", "shares")))
     first, last = training.steps[0], training.steps[-1]

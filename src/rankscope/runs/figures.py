@@ -66,7 +66,7 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
             row, name = grid.layers.index(layer), f"layer {layer}"
             texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
             line = _line(grid.steps, _on_axis(grid.value[row], powers), _shade(k, shown), texts, numbers[row])
-            lines.append(replace(line, name=name, group=name, noise=grid.noise[row]))
+            lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[row]))
         lines += _floor_line(grid, powers)
         y = _value_axis("" if several else _unit(grid.metric), powers, drawn)
         panels.append(_over_steps(training, y, lines, title if several else ""))
@@ -125,7 +125,8 @@ def _floor_line(grid: Grid, powers: fig.Powers | None) -> list[fig.Line]:
     floor = np.fmax.reduce(grid.floor, axis=0)
     texts = [f"floor at step {step}: " for step in grid.steps]
     line = _line(grid.steps, _on_axis(floor, powers), "faint", texts, list(map(_number, floor.tolist())))
-    return [replace(line, name="floor: below it is rounding noise", group="floor", marker=None, dash="dot", width=1.4)]
+    name = "floor: below it is rounding noise"
+    return [replace(line, name=name, group="floor", index=LINES, marker=None, dash="dot", width=1.4)]
 
 
 def _shade(k: int, of: Sequence[object]) -> str:

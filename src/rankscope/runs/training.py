@@ -126,6 +126,12 @@ class TrainingRun:
         order = [*(name for name in listed if name in names), *names]
         return sorted(dict.fromkeys(order), key=lambda name: name.startswith(LEARNING))
 
+    @property
+    def learning(self) -> list[str]:
+        """The gradients and updates among the metrics: in pairs, as two columns of panels show them, tokens last."""
+        names = [name for name in self.metrics if name.startswith(LEARNING)]
+        return sorted(names, key=lambda name: name == "grad_tokens")
+
     @cached_property
     def scalars(self) -> list[str]:
         """The numbers of the whole run: the loss first, then the learning rate."""
