@@ -55,7 +55,8 @@ def mixture(
         shared = mlp(arch, w.shared, state, perturb)
         if w.shared_gate is not None:
             gates = about_reference_row(_scores(state, w.shared_gate, perturb), state.valid, tokens=False)
-            shared = _weighed(*(_column(part, 0) for part in _sigmoids(gates)), shared)
+            gate, change = _sigmoids(gates)
+            shared = _weighed(_column(gate, 0), _column(change, 0), shared)
         x, R = x + shared.x, R + shared.R
     return State(x, R, state.valid), chosen_weights(logits.explicit(), arch.experts, chosen)
 
@@ -106,7 +107,8 @@ def _sigmoids(centred: ReferencedScores) -> tuple[Scaled, Scaled]:
     log = ref.log.expand(-1, ref.value.shape[-1])
     z = Scaled(ref.value.mT, log).normalised()  # [batch, expert, 1], every expert a head
     d = Scaled(D.value.permute(0, 3, 2, 1), D.log.expand_as(log)).normalised()
-    return tuple(part.mapped(lambda v: v[..., 0]) for part in sigmoid(z, d))
+    gate, change = sigmoid(z, d)
+    return gate.mapped(lambda v: v[..., 0]), change.mapped(lambda v: v[..., 0])
 
 
 def _log_sigmoids(scores: Scores) -> Scores:

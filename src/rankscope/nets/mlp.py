@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-LARGEST_LOG = 600.0  # beyond e^600 only which logit is largest matters
+LARGEST_LOG, TINY_LOG = 600.0, -100.0  # beyond e^600 only which logit is largest matters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +140,9 @@ def chosen_experts(
     """True at the experts that each token goes through.
 
     Scores that float64 rounds to one number, as the sigmoids of 40 and 50, are told apart by their logits, and sums of
-    such scores as `_order` says. `log` is that of the unit of logits, which may be too small for float64."""
-    z = logits if log is None else logits * log.clamp(max=LARGEST_LOG).exp()
+    such scores as `_order` says. `log` is that of the unit of logits, which may be too small or large for float64."""
+    # Where all logits are tiny, scores are linear in them: equal but for what the logits themselves say.
+    z = logits if log is None else logits * log.clamp(max=LARGEST_LOG).exp().masked_fill(log < TINY_LOG, 0.0)
     order = [logits]
     if correction is not None:
         order = [(z.sigmoid() if experts.sigmoid else z.softmax(-1)) + correction, logits]
@@ -151,19 +152,17 @@ def chosen_experts(
     best = largest([numbers.view(shape) for numbers in order], experts.group_best)
     by_group = [torch.where(best, numbers.view(shape), 0.0).sum(-1) for numbers in order]
     if experts.group_best > 1:
-        tiny = logits.abs().log() + (0.0 if log is None else log)
-        whole, sign, size = _parts(z, tiny) if experts.sigmoid else (z * 0.0, z * 0.0 + 1.0, z.log_softmax(-1))
+        whole, sign, size = _parts(z) if experts.sigmoid else (z * 0.0, z * 0.0 + 1.0, z.log_softmax(-1))
         whole = whole if correction is None else whole + correction
-        by_group = [*_order(*(part.view(shape) for part in (whole, sign, size)), best), by_group[-1]]
+        by_group = [*_order(whole.view(shape), sign.view(shape), size.view(shape), best), by_group[-1]]
     closed = ~largest(by_group, experts.groups_chosen)[..., None].expand_as(best).flatten(-2)
     return largest([numbers.masked_fill(closed, -torch.inf) for numbers in order], experts.chosen)
 
 
-def _parts(z: Tensor, log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(w, g, l) of sigmoids `s(z) = w + g e^l`, w one of 0, 1/2 and 1; `log` is that of |z|."""
+def _parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(w, g, l) of sigmoids `s(z) = w + g e^l`, w one of 0, 1/2 and 1."""
     near, above = z.abs() <= 1, (z > 1).to(z.dtype)
-    around = torch.where(z.abs() < 1e-30, log - math.log(4), ((z / 2).tanh().abs() / 2).log())
-    size = torch.where(near, around, log_sigmoid(-z.abs()))
+    size = torch.where(near, ((z / 2).tanh().abs() / 2).log(), log_sigmoid(-z.abs()))
     return torch.where(near, 0.5, above), torch.where(near, z.sign(), 1 - 2 * above), size
 
 
