@@ -117,8 +117,8 @@ def judged(case: Case, confirm: bool = False, arithmetic: str = "deviation") -> 
         differ = [key for key in differ if not _resolved(key[2], ours[key][0], exact[key].log, floors.get(key))]
         open_ = [key for key in differ if not ours[key][1]]
         wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
-        settled = [key for key in wrong if before is not None and _close(before[key].log, exact[key].log)]
-        deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < _depth(ours, key) < math.inf]
+        settled = [key for key in wrong if before is not None and _settled(key, before, exact)]
+        deeper = [key for key in open_ if key not in wrong and not DIGITS / 2 < abs(ours[_source(key)][0]) < math.inf]
         if (len(settled) == len(wrong) and not deeper) or digits >= DIGITS:
             # Ours is far above what so many digits leave; a rank is one of whatever size.
             above = [key for key in deeper if not _unresolved(exact[key]._replace(log=ours[key][0]), digits)]
@@ -150,10 +150,16 @@ def _first_digits(ours: dict[Key, tuple[float, bool]]) -> int:
     return int(min(max(PROOF * zeros, 60 + 1.5 * deepest + 2.5 * largest), DIGITS))
 
 
-def _depth(ours: dict[Key, tuple[float, bool]], key: Key) -> float:
-    """|log10| of the number that must be resolved for a reading: for a rank that of the residual."""
+def _source(key: Key) -> Key:
+    """The reading that must be resolved for another: for a rank that of the residual, else itself."""
     layer, _, metric = key
-    return abs(ours[(layer, None, "relative_mu") if metric == "affine_rank" else key][0])
+    return (layer, None, "mu") if metric == "affine_rank" else key
+
+
+def _settled(key: Key, before: dict[Key, Truth], exact: dict[Key, Truth]) -> bool:
+    """Whether fewer digits give the same: a rank of rounding, which a norm without eps has made long, is often the same
+    while the residual is not."""
+    return all(_close(before[source].log, exact[source].log) for source in (key, _source(key)))
 
 
 def _unresolved(exact: Truth, digits: int) -> bool:
