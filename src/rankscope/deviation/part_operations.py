@@ -38,6 +38,10 @@ class PartOperations(Arithmetic):
         """Perturb the result of a product or an activation, in a second pass."""
         return part
 
+    def perturb_pattern(self, part: Scaled) -> Scaled:
+        """Perturb a part of a pattern, in a second pass: patterns that are added may cancel to the last digit."""
+        return part if self.perturb_tensor is None else part.mapped(self.perturb_tensor)
+
     def tidy(self, state: State) -> State:
         """Re-centre and rescale a state."""
         return state.tidy()
@@ -84,7 +88,7 @@ class PartOperations(Arithmetic):
         last = torch.where(valid, positions, 0).amax(-1)  # the index of the last token of each sample
         C = average(P.visible).to(P.p)  # [batch, 1, row, token]
         c = C[samples, 0, last][:, None]  # of a row that sees most
-        e, E = _from_average(P, valid, samples, last)
+        e, E = map(self.perturb_pattern, _from_average(P, valid, samples, last))
         column = torch.arange(P.p.shape[-1], device=C.device) == P.top  # [batch, head, token]: j*
         shared = Scaled.plain(alpha[:, None] * column + (beta - gamma)[:, None] * c).by_head()
         shared = shared + e.mapped(lambda t: t * beta[:, None]).normalised()
@@ -110,12 +114,12 @@ class PartOperations(Arithmetic):
         Rows sum to `total - w`, and each to `own_i` beside.
         """
         column = P.top[:, :, None].expand(-1, -1, P.off_top.value.shape[2], 1)
-        Delta = second.by_head
+        shared, Delta = map(self.perturb_pattern, (Scaled.plain(second.p).by_head(), second.by_head))
         if own is None:
             taken = Delta.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
             share = weight[None]
         else:
-            pattern = Scaled.plain(second.p[:, :, None]).by_head() + Delta
+            pattern = shared.mapped(lambda t: t[:, :, None]) + Delta
             taken = Delta.mapped(lambda t: t * -weight[..., None]).normalised() + product(own, pattern)
             taken = taken.mapped(lambda t: t.scatter(-1, column, 0.0)).normalised()
             share = weight[..., 0]
@@ -123,12 +127,12 @@ class PartOperations(Arithmetic):
         excess = P.row_excess if sums is None else sums if P.row_excess is None else P.row_excess + sums
         return replace(
             P,
-            p=P.p - weight * second.p,
+            p=P.p - weight * shared.explicit(),
             off_top=P.off_top + taken,
             signed=True,
             total=(torch.ones_like(share) if P.total is None else P.total) - share,
             row_excess=excess,
-            scaled_p=P.scaled_p and P.scaled_p + Scaled.plain(-weight * second.p).by_head(),
+            scaled_p=P.scaled_p and P.scaled_p + shared.mapped(lambda t: t * -weight).normalised(),
             logits=P.logits and second.logits and _steeper(P.logits, second.logits),
         )
 

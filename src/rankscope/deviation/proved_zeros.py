@@ -28,7 +28,7 @@ from rankscope.deviation.perturbation import NEGLIGIBLE
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import State
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.norms import norm_of
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Arithmetic, Block, traverse
@@ -68,12 +68,9 @@ class UnprovedZeros(NamedTuple):
     def all(cls, before: State, step: DeviationStep, active: Sequence[int]) -> "UnprovedZeros":
         """Every zero of a layer, `before` the tokens before it, and of its active heads."""
         assert step.heads is not None
-        none = cls.none(before, step.heads.R.log.shape[1])
-        gone = [
-            step.heads.R.log[:, head] <= LOWEST if head in active else none.samples
-            for head in range(none.heads.shape[1])
-        ]
-        return cls(may_be_unproved(before, step, ()), torch.stack(gone, 1) & (before.R.log > LOWEST)[:, None])
+        equal = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
+        is_active = torch.tensor([head in active for head in range(equal.shape[1])], device=equal.device)
+        return cls(may_be_unproved(before, step, ()), equal & is_active)
 
 
 def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -> Bool[Tensor, " batch"]:
@@ -81,10 +78,17 @@ def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -
     tokens differ by, or all that the outputs of an active head differ by."""
     zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
     if step.heads is not None:
-        gone = step.heads.R.log <= LOWEST  # [batch, head]
+        equal = equal_outputs(step.heads.R.value, step.state.valid)
         for head in active:
-            zero = zero | gone[:, head] & (before.R.log > LOWEST)
+            zero = zero | equal[:, head] & (before.R.log > LOWEST)
     return zero | short_tokens(step.state).any(-1)
+
+
+def equal_outputs(R: Tensor, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
+    """True for heads whose outputs `[batch, head, token, width]` are the same for all tokens, if there are several."""
+    tokens = valid.mask[:, None, :, None]
+    most, least = R.masked_fill(~tokens, -torch.inf).amax(2), R.masked_fill(~tokens, torch.inf).amin(2)
+    return (most == least).all(-1) & (valid.count > 1)
 
 
 def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, Tensor]) -> UnprovedZeros:
@@ -182,7 +186,7 @@ class SupportRules(Arithmetic):
     def _compared_heads(self, heads: Support) -> Support:
         """Note heads whose outputs are equal in numbers and not in the support."""
         may = (heads.R.any(-1) & heads.numbers.valid.mask[:, None]).any(-1)
-        self.lost_heads = self.lost_heads | (heads.numbers.R.log <= LOWEST) & may
+        self.lost_heads = self.lost_heads | equal_outputs(heads.numbers.R.value, heads.numbers.valid) & may
         return heads
 
     def gate(self, block: Block, heads: Support, state: Support) -> Support:
