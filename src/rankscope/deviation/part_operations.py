@@ -199,11 +199,11 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
 
 def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     """The softmax of scores minus C, the average over what each row sees; zero for a row that sees nothing."""
-    scores = scores.mapped(lambda t: torch.where(visible, t, torch.zeros_like(t))).normalised()
+    scores = scores.mapped(lambda t: torch.where(visible, t, torch.zeros_like(t))).unit()
     C = average(visible).to(scores.value)
     size = spread(scores.log.clamp(-STEEPEST, 0.0).exp(), scores.value)
     E = torch.expm1(scores.value * size) / size
     m = (C * E).sum(-1, keepdim=True)
     near = Scaled(C * (E - m) / (1 + size * m), scores.log)
     plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).masked_fill(~visible, 0.0)
-    return chosen(scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()
+    return chosen(scores.log <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()
