@@ -54,6 +54,7 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "groups of experts whose sums of two sigmoids are one": ("cancelling", 900225, "experts"),
     "experts that are cut off, of tokens that are close": ("close", 901662, "experts"),
     "tokens of 1e-576 that choose experts": ("positions", 900767, "experts"),
+    "a pattern scaled about its average, of scores with a scale": ("clustered, sharp", 3100001, "remedies"),
     "shaped attention whose identity cancels, but for 1e-868": ("width one", 1310426, "remedies"),
     "a head shut to 1e-906 beside one at 1e-609": ("width one", 900026, "gates"),
     "a head of 1e-10673 beside one of 1e-1e12": ("zero tokens, sharp", 901129, "gates"),

@@ -1,10 +1,14 @@
 """Shaped attention, AttnScale and centred attention: each is what its formula says."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from rankscope.deviation import propagate
+from rankscope.deviation.part_operations import _less_average
+from rankscope.deviation.scaled import Scaled
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from tests.builders import normal, thinned
@@ -79,3 +83,13 @@ def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask
     whole = ((weights.sum(-1) - 1).abs() < 1e-9) | PADDING[:, None]
     assert np.isnan(plain).sum() == ((weights.amin((-2, -1)) < 0) | ~whole.all(-1)).sum()
     np.testing.assert_allclose(mine, plain, rtol=1e-9)
+
+
+@pytest.mark.parametrize("log", [-3.0, 0.0, 3.0])
+def test_a_pattern_less_its_average_does_not_depend_on_the_log_scale_of_scores(log: float) -> None:
+    scores, visible = 0.4 * normal(1, 1, 3, 3), torch.ones(1, 1, 3, 3).tril().bool()
+    less = _less_average(Scaled(scores * math.exp(-log), torch.full((1, 1), log, dtype=torch.float64)), visible)
+    weights = [[math.exp(scores[0, 0, i, j]) for j in range(i + 1)] for i in range(3)]
+    for i, row in enumerate(weights):
+        expected = [weight / sum(row) - 1 / len(row) for weight in row]
+        assert less.explicit()[0, 0, i, : i + 1].tolist() == pytest.approx(expected, abs=1e-15)
