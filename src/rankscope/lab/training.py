@@ -186,7 +186,7 @@ class Training:
 
     def _model(self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype) -> Model:
         start = self.initialisation
-        net = Transformer.random(arch, seed, start.scheme)
+        net = with_gains(Transformer.random(arch, seed, start.scheme), start.gains)
         for remedy in remedies:
             net = net.with_remedy(remedy)
         if remedies and seed == self.seeds[0] and net.arch.mask == "causal" and reads_ahead(net):
@@ -297,6 +297,30 @@ class Training:
             "seeds": self.seeds,
             "dtype": str(dtype),
         }
+
+
+def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transformer:
+    """A network whose weights are multiplied by factors, given by the end of the weights' names.
+
+    Raises:
+        LabError: No weight of the network has such a name.
+
+    >>> net = Transformer.random(Architecture(layers=1, width=4, heads=2))
+    >>> louder = with_gains(net, [("attention.value.weight", 2.0)])
+    >>> bool((louder.weights.layers[0].attention.value.weight == 2 * net.weights.layers[0].attention.value.weight).all())
+    True
+    """
+    if not gains:
+        return net
+    state = net.state()
+    for end, factor in gains:
+        names = [name for name in state if name.endswith(end)]
+        if not names:
+            raise LabError(
+                f"a gain must name the end of a weight's name, such as attention.query.weight; got {end}", subject="gains"
+            )
+        state |= {name: state[name] * factor for name in names}
+    return Transformer.from_weights(net.arch, state)
 
 
 def reads_ahead(net: Transformer) -> bool:
