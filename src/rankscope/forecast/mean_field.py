@@ -45,7 +45,9 @@ from rankscope.nets.weights import Latent, Linear
 from rankscope.shapes import Float
 
 Covariance = Float[Tensor, "batch token token"]
-NODES = 24  # Points of the Gauss-Hermite rule along each axis: E phi(u) phi(v) to 1e-6 for the kinks of ReLU, else 1e-12
+NODES = (
+    24  # Points of the Gauss-Hermite rule along each axis: E phi(u) phi(v) to 1e-6 for the kinks of ReLU, else 1e-12
+)
 DRAWS = 16  # Sets of queries and keys that each pattern is averaged over
 FLOOR = 1e-7
 """Below this share, what tells tokens apart is rounding of C: the relative residual is not carried further."""
@@ -116,7 +118,9 @@ def mean_field(
         "a norm of one's own": not isinstance(arch.norm, str),
     }.items():
         if there:
-            raise ArchitectureError(f"mean-field theory has no recursion for {name} here: measure instead", subject=name)
+            raise ArchitectureError(
+                f"mean-field theory has no recursion for {name} here: measure instead", subject=name
+            )
     X, valid, _ = net.prepared(X.double(), None)
     settings = net.settings(X, valid)
     rules = MeanField(net, settings, draws, torch.Generator(device=X.device).manual_seed(seed))

@@ -1,0 +1,249 @@
+"""What is read off a network before it is trained: the numbers that the predictor (`predictor.py`) is made of.
+
+`forecast.py` and `calibration.py` call `readings`. In order: one batch of the task goes forward, and two gradients come
+back; a second batch gives a gradient to compare with; the tokens of a few samples go through `measure`; and all of it
+is read once more after the weights have **drifted** as far as the optimiser alone would move them. Together that is
+less than ten forward and backward passes of one batch.
+
+The loss of a network that ignores its inputs falls too, to that of the labels' frequencies. What has to be seen is the
+rest: with logits z of a token, label y and `r = softmax(z) - onehot(y)`, the gradient is `sum_t dz_t^T r_t`; the
+**input gradient** has `r_t` minus its mean over tokens in place of r_t, what a change of the output's bias cannot do.
+
+Adam moves every weight by about the learning rate at a step, whatever the size of its gradient. So
+
+- what the input-dependent loss falls by in a training is at most about `lr * steps * |input gradient|_1`, while the
+  gradient stays as it is and batches agree on it;
+- where batches do not agree, weights drift by about `lr * sqrt(steps)`: a network whose weights are smaller than that
+  is another network soon.
+
+| reading                | what it is                                                                                 |
+|------------------------|--------------------------------------------------------------------------------------------|
+| `residual_*`           | log10 of the relative residual of tokens after the last, middle and worst layer            |
+| `entropy_*`            | of attention in nats: the mean over layers, and of the layer that has least                |
+| `share_batch`          | log10 of the share of the output that tokens of the batch do not have in common            |
+| `share_current`        | of that part, the share that the token's own symbol explains                               |
+| `share_position`       | of that part, the share that the token's position explains                                 |
+| `logits_*`             | log10 of the root mean square of what differs between tokens, and of what does not         |
+| `reach_*`              | log10 of `lr * steps * |input gradient|_1`: of all weights, of blocks, and by kind of weight |
+| `lowest_*`, `tilt_*`   | log10 of the input gradient's norm in the layer that has least; of the last layer to the first |
+| `agreement_*`          | the cosine of the input gradients of two batches                                           |
+| `curvature`, `edge`    | log10 of `s H s`, s the signs of the gradient, and of `lr s H s / (2 |gradient|_1)`        |
+| `weights_*`            | log10 of the root mean square of weights in units of `lr * sqrt(steps)`, by kind           |
+| `drift_*`              | the same readings after the drift                                                          |
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.lab import Model, Recipe, Task
+from rankscope.lab.tasks import Batch
+from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.profiles import measure
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "query": ("attention.query.",),
+    "key": ("attention.key.",),
+    "value": ("attention.value.",),
+    "output": ("attention.output.",),
+    "mlp": (".mlp.",),
+    "embedding": ("embed.", "net.positions"),
+    "head": ("head.",),
+}
+"""Kinds of weights, by what their names have in them."""
+SAMPLES = 4  # Samples of the batch that `measure` reads
+LOWEST, HIGHEST = -30.0, 30.0
+"""Logs are cut here: what is smaller or larger than that trains as little."""
+ABSENT = -40.0  # The reading of a part that a network has not
+
+
+def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
+    """Return every reading of the module's table, by name.
+
+    Args:
+        model: An embedding, a network and a head, at initialisation; nothing in it is changed.
+        task: What it is to learn.
+        recipe: Learning rate, steps and batch of its training.
+        seed: What batches and the drift are drawn from.
+
+    >>> from rankscope.lab.tasks import Copying
+    >>> from rankscope.lab import Training
+    >>> task = Copying(symbols=4, length=3)
+    >>> training = Training(task, task.architecture(2, 8, 2), dtype=torch.float64)
+    >>> found = readings(training.models[0], task, Recipe())
+    >>> -30 <= found["residual_last"] <= 0, -1 <= found["agreement_all"] <= 1
+    (True, True)
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
+        found = _start(model, task, recipe, batches)
+        with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
+            later = _look(model, task, recipe, batches)
+        return found | {f"drift_{name}": value for name, value in later.items()}
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def drifted(model: Model, distance: float, seed: int) -> Iterator[None]:
+    """Within this context every weight is moved by a normal number times the distance; then they are as before."""
+    draw = torch.Generator().manual_seed(seed)
+    kept = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    try:
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name in kept:
+                    noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
+                    weight.add_(distance * noise.to(weight))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name in kept:
+                    weight.copy_(kept[name])
+
+
+def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
+    """What is read at initialisation alone, and what is read again after the drift."""
+    names, weights = _trained(model)
+    found = _look(model, task, recipe, batches)
+    loss = task.loss(model(batches[0].inputs, batches[0].padding), batches[0])
+    gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+    present = [(g, w) for g, w in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
+    slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
+    curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
+    bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
+    found["loss"] = float(loss.detach())
+    found["curvature"] = _log10(abs(bent))
+    found["edge"] = _log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
+    drift = recipe.lr * math.sqrt(recipe.steps)
+    for kind, marks in KINDS.items():
+        matrices = [w for name, w in zip(names, weights, strict=True) if _is(name, marks) and w.ndim > 1]
+        found[f"weights_{kind}"] = _log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
+    return found
+
+
+def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
+    """Gradients of two batches, shares of the output, residuals and entropy."""
+    names, weights = _trained(model)
+    found, first = _output(model, batches[0])
+    gradients = [
+        torch.autograd.grad(_input_loss(logits, batch), weights, allow_unused=True)
+        for logits, batch in ((first, batches[0]), (model(batches[1].inputs, batches[1].padding), batches[1]))
+    ]
+    one, two = (
+        [torch.zeros_like(w) if g is None else g for g, w in zip(gradient, weights, strict=True)]
+        for gradient in gradients
+    )
+    distance = recipe.lr * recipe.steps
+    chosen = {"all": list(range(len(names))), "blocks": [k for k, name in enumerate(names) if "layers." in name]}
+    chosen |= {kind: [k for k, name in enumerate(names) if _is(name, marks)] for kind, marks in KINDS.items()}
+    for kind, places in chosen.items():
+        if not places:
+            found |= dict.fromkeys((f"reach_{kind}", f"agreement_{kind}"), ABSENT)
+            continue
+        a, b = (torch.cat([gradient[k].flatten() for k in places]) for gradient in (one, two))
+        found[f"reach_{kind}"] = _log10(distance * float(a.abs().sum()))
+        lengths = float(a.norm() * b.norm())
+        found[f"agreement_{kind}"] = float(a @ b) / lengths if lengths else 0.0
+    for kind in ("query", "key", "value", "output", "mlp"):
+        by_layer = _by_layer(names, one, chosen[kind])
+        found[f"lowest_{kind}"] = min(by_layer, default=ABSENT)
+        found[f"tilt_{kind}"] = by_layer[-1] - by_layer[0] if by_layer else ABSENT
+    return found | _profile(model, batches[0])
+
+
+def _input_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """A number whose gradient is the input gradient."""
+    labelled = batch.labels != UNLABELLED
+    z, y = logits[labelled], batch.labels[labelled]
+    r = ((z.softmax(-1) - F.one_hot(y, z.shape[-1]).to(z)) / len(y)).detach()
+    return (z * (r - r.mean(0))).sum()
+
+
+def _output(model: Model, batch: Batch) -> tuple[dict[str, float], Tensor]:
+    """(what is read off the output, the logits with their graph)."""
+    Y = model.net(model.tokens(batch.inputs), batch.padding)
+    logits = model.head(Y if model.per == "token" else Y.mean(1))
+    with torch.no_grad():
+        H = Y.flatten(0, -2)
+        centred, z = H - H.mean(0), logits.flatten(0, -2)
+        total = float(centred.square().sum())
+        found = {
+            "share_batch": _log10(math.sqrt(total) / float(H.norm())) if float(H.norm()) else LOWEST,
+            "logits_apart": _log10(float((z - z.mean(0)).square().mean().sqrt())),
+            "logits_common": _log10(float(z.mean(0).std())),
+            "share_position": _explained(centred, torch.arange(Y.shape[1]).repeat(len(Y)), total),
+            "share_current": ABSENT,
+        }
+        if batch.inputs.ndim == 2:
+            found["share_current"] = _explained(centred, batch.inputs.flatten(), total)
+    return found, logits
+
+
+def _explained(centred: Tensor, group: Tensor, total: float) -> float:
+    """The share of the variance of rows that the means of groups of rows have."""
+    if not total:
+        return 0.0
+    group = group.to(centred.device)
+    count = torch.bincount(group).clamp(min=1)
+    sums = torch.zeros(len(count), centred.shape[1], dtype=centred.dtype, device=centred.device)
+    means = sums.index_add(0, group, centred) / count[:, None]
+    return float((means[group]).square().sum()) / total
+
+
+@torch.no_grad()
+def _profile(model: Model, batch: Batch) -> dict[str, float]:
+    """Residuals and entropy of a few samples, in deviation arithmetic where it has rules."""
+    part = batch.part(slice(SAMPLES))
+    net = model.network()
+    profile = measure(
+        net.to(torch.float64), model.tokens(part.inputs).double(), part.padding, ["relative_residual", "entropy"],
+        check=False,
+    )  # fmt: skip
+    residual = profile.curve("relative_residual", "log10").nan_to_num(nan=LOWEST).clamp(LOWEST, 0.0).mean(0)
+    entropy = profile.curve("entropy")[:, 1:].nan_to_num(nan=0.0).mean(0)
+    return {
+        "residual_last": float(residual[-1]),
+        "residual_middle": float(residual[len(residual) // 2]),
+        "residual_worst": float(residual.min()),
+        "entropy_mean": float(entropy.mean()),
+        "entropy_least": float(entropy.min()),
+    }
+
+
+def _trained(model: Model) -> tuple[list[str], list[Tensor]]:
+    """Names and tensors of what is trained."""
+    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return list(named), list(named.values())
+
+
+def _is(name: str, marks: tuple[str, ...]) -> bool:
+    return any(mark in name for mark in marks)
+
+
+def _by_layer(names: Sequence[str], gradient: Sequence[Tensor], places: Sequence[int]) -> list[float]:
+    """log10 of the norm of a gradient at some of the weights, layer by layer."""
+    squares: dict[int, float] = {}
+    for k in places:
+        layer = int(names[k].partition("layers.")[2].partition(".")[0])
+        squares[layer] = squares.get(layer, 0.0) + float(gradient[k].square().sum())
+    return [_log10(math.sqrt(squares[layer])) for layer in sorted(squares)]
+
+
+def _root_mean_square(tensors: Sequence[Tensor]) -> float:
+    square = sum(float(tensor.detach().double().square().sum()) for tensor in tensors)
+    return math.sqrt(square / sum(tensor.numel() for tensor in tensors))
+
+
+def _log10(value: float) -> float:
+    """log10, cut to what matters; NaN where a network gives no number."""
+    if math.isnan(value):
+        return HIGHEST
+    return LOWEST if value <= 0 else min(HIGHEST, max(LOWEST, math.log10(value)))
