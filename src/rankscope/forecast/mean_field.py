@@ -7,16 +7,17 @@ state is the covariance of the tokens of each sample,
 
 the average over weights of zero mean and independent entries, d the width. A rule says what a part does to C:
 
-| part            | C becomes                                                                                           |
-|-----------------|-----------------------------------------------------------------------------------------------------|
-| norm            | `C_ts / sqrt((C_tt + eps)(C_ss + eps))`, times the mean square of the gain                          |
-| attention       | `s^2 E[P C P^T]`, s^2 the gain of values and output together                                        |
-| MLP             | `s^2 E[phi(u_t) phi(u_s)]`, (u_t, u_s) Gaussian with covariance `g^2 C` (Gauss-Hermite)              |
-| gated MLP       | the same times `E[v_t v_s]`, v Gaussian and independent of u                                        |
-| skip of weight a | `a^2 C` and the branches, which are independent of what they are added to                          |
+| part             | C becomes                                                                                     |
+|------------------|-----------------------------------------------------------------------------------------------|
+| norm             | `C_ts / sqrt((C_tt + eps)(C_ss + eps))`, times the mean square of the gain                    |
+| attention        | `s^2 E[P C P^T]`, s^2 the gain of values and output together                                  |
+| MLP              | `s^2 E[phi(u_t) phi(u_s)]`, (u_t, u_s) Gaussian with covariance `g^2 C` (Hermite polynomials) |
+| gated MLP        | the same times `E[v_t v_s]`, v Gaussian and independent of u                                  |
+| skip of weight a | `a^2 C` and the branches, which are independent of what they are added to                     |
+| remedy           | its own rule `mean_field` (`remedies/`); parts of the user's own without one are refused      |
 
-Attention is where theories differ. Here queries and keys are **drawn**, Gaussian with covariance C and as wide as a head
-is, and go through everything that the architecture does to them (norms of queries, rotation, ALiBi, caps, masks,
+Attention is where theories differ. Here queries and keys are **drawn**, Gaussian with covariance C and as wide as a
+head is, and go through everything that the architecture does to them (norms of queries, rotation, ALiBi, caps, masks,
 kernels): P is then the network's own, at any temperature, any number of tokens and any mask, and its average over draws
 is all that is left to chance. Giorlandino & Goldt (2026) take the limit of many tokens instead (`phases.py`).
 
@@ -27,14 +28,15 @@ single networks differ by. Weights that were trained are not independent of each
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Transformer
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.nets.norms import norm_of
 from rankscope.nets.order import Half
@@ -45,9 +47,8 @@ from rankscope.nets.weights import Latent, Linear
 from rankscope.shapes import Float
 
 Covariance = Float[Tensor, "batch token token"]
-NODES = (
-    24  # Points of the Gauss-Hermite rule along each axis: E phi(u) phi(v) to 1e-6 for the kinks of ReLU, else 1e-12
-)
+HeadCovariance = Float[Tensor, "batch draw head token token"]
+TERMS = 48  # Hermite polynomials of an activation; what is left of it is one term more (`products`)
 DRAWS = 16  # Sets of queries and keys that each pattern is averaged over
 FLOOR = 1e-7
 """Below this share, what tells tokens apart is rounding of C: the relative residual is not carried further."""
@@ -110,17 +111,7 @@ def mean_field(
     (True, True)
     """
     arch = net.arch
-    for name, there in {
-        "experts": arch.mlp == "experts",
-        "cross_attention": arch.cross_attention,
-        "latents": bool(arch.query_latent or arch.key_latent),
-        "disentangled positions": arch.positions in ("disentangled", "relative"),
-        "a norm of one's own": not isinstance(arch.norm, str),
-    }.items():
-        if there:
-            raise ArchitectureError(
-                f"mean-field theory has no recursion for {name} here: measure instead", subject=name
-            )
+    refuse_parts(arch)
     X, valid, _ = net.prepared(X.double(), None)
     settings = net.settings(X, valid)
     rules = MeanField(net, settings, draws, torch.Generator(device=X.device).manual_seed(seed))
@@ -129,6 +120,28 @@ def mean_field(
     for block in net.blocks:
         C = traverse(block, rules, C).state
         yield Moments(block.index + 1, C)
+
+
+def refuse_parts(arch: Architecture) -> None:
+    """Raise an `ArchitectureError` for a network that neither the recursion nor closed forms have rules for."""
+    refuse(
+        {
+            "experts": arch.mlp == "experts",
+            "cross_attention": arch.cross_attention,
+            "latents": bool(arch.query_latent or arch.key_latent),
+            "disentangled positions": arch.positions in ("disentangled", "relative"),
+            "a norm of one's own": not isinstance(arch.norm, str),
+            "layers that share their weights": arch.shared and arch.layers > 1,
+        }
+    )
+
+
+def refuse(parts: dict[str, bool]) -> None:
+    """Raise an `ArchitectureError` for the first part, by its name, that a network has and theory has no rule for."""
+    for name, present in parts.items():
+        if present:
+            sentence = f"mean-field theory has no recursion for {name} here: measure instead"
+            raise ArchitectureError(sentence, subject=name)
 
 
 class MeanField(Plain):
@@ -141,6 +154,8 @@ class MeanField(Plain):
         visible = {mask: _repeated(matrix, draws) for mask, matrix in settings.visible.items()}
         super().__init__(arch, replace(settings, visible=visible, valid=_repeated(settings.valid, draws)))
         self.draws, self.generator = draws, generator
+        self.patterns = torch.empty(0)
+        """P of the last layer, `[batch, draw, head, token, token]`, zero of heads that are not active."""
 
     def norm(self, block: Block, name: str, C: Covariance) -> Covariance:
         """Divide by the expected length of each token."""
@@ -149,9 +164,8 @@ class MeanField(Plain):
             return C
         C = C * (1 - 1 / self.arch.width) if kind.centred else C
         square = C.diagonal(dim1=-2, dim2=-1) * (1 if kind.averaged else self.arch.width) + self.arch.norm_eps
-        length = square.sqrt()
-        gain = 1.0 if weights.gain is None else float(weights.gain.double().square().mean())
-        return gain * C / (length[..., None] * length[..., None, :])
+        scale = mean_square(weights.gain, 1.0) / (square.sqrt()[..., None] * square.sqrt()[..., None, :])
+        return scale * C + mean_square(weights.bias)
 
     def latent(self, C: Covariance, w: Latent | None, *, alone: bool = False) -> Covariance:
         """Tokens themselves: networks with latents are refused before."""
@@ -159,95 +173,146 @@ class MeanField(Plain):
 
     def heads(self, C: Covariance, linear: Linear) -> Float[Tensor, "draw head token head_width"]:
         """Draw queries or keys of every head: Gaussian, their covariance over tokens `fan_in var(W) C`."""
-        count, width = linear.weight.shape[1:]
-        shape = (self.draws * len(C), count, C.shape[-1], width)
+        return self.drawn(C, linear.weight, linear.bias)
+
+    def drawn(
+        self, C: Covariance, weight: Float[Tensor, "width head entry"], bias: Tensor | None
+    ) -> Float[Tensor, "draw head token entry"]:
+        """Draw what a linear map of tokens may be, at every head."""
+        shape = (self.draws * len(C), weight.shape[1], C.shape[-1], weight.shape[2])
         noise = torch.randn(shape, generator=self.generator, dtype=C.dtype, device=C.device)
-        drawn = _repeated(_root(_gain(linear) * C), self.draws)[:, None] @ noise
-        return drawn if linear.bias is None else drawn + linear.bias.to(C)[:, None]
+        numbers = _repeated(_root(gain_of(weight) * C), self.draws)[:, None] @ noise
+        return numbers if bias is None else numbers + bias.to(C)[:, None]
 
     def values(self, block: Block, C: Covariance) -> Covariance:
         """The covariance of an entry of the values."""
         value = block.weights.attention.value
-        return _gain(value) * C + _bias(value)
+        return through(value, C)
 
-    def mix(self, block: Block, P: Tensor, V: Covariance) -> Float[Tensor, "batch head token token"]:
-        """`E[P C P^T]` of every head, zero of one that is not active."""
-        mixed = P @ _repeated(V, self.draws)[:, None] @ P.mT
+    def mix(self, block: Block, P: Tensor, V: Covariance) -> HeadCovariance:
+        """`P C P^T` of every draw and head, zero of a head that is not active."""
         active = torch.zeros(self.arch.heads, 1, 1, dtype=V.dtype, device=V.device)
         active[list(self.active_heads(block))] = 1.0
-        return mixed.unflatten(0, (len(V), self.draws)).mean(1) * active
+        P = self.patterns = (active * P).unflatten(0, (len(V), self.draws))
+        return P @ V[:, None, None] @ P.mT
 
-    def gate(self, block: Block, heads: Tensor, C: Covariance) -> Tensor:
+    def gate(self, block: Block, heads: HeadCovariance, C: Covariance) -> HeadCovariance:
         """Times `E[sigmoid(u_t) sigmoid(u_s)]`, u the gates before the sigmoid."""
         gate = block.weights.attention.gate
         assert gate is not None
-        return heads * products(torch.sigmoid, _gain(gate) * C + _bias(gate))[:, None]
+        return heads * self.gate_products(C, gate.weight, gate.bias)
 
-    def output(self, block: Block, heads: Tensor) -> Covariance:
-        """Heads add up: their outputs are independent of each other."""
+    def gate_products(
+        self, C: Covariance, weight: Tensor, bias: Tensor | None
+    ) -> Float[Tensor, "batch 1 1 token token"]:
+        """Return `E[sigmoid(u_t) sigmoid(u_s)]`, u a linear map of tokens."""
+        return products(torch.sigmoid, gain_of(weight) * C + mean_square(bias))[:, None, None]
+
+    def output(self, block: Block, heads: HeadCovariance) -> Covariance:
+        """Heads add up: their outputs are independent of each other. Here draws are averaged over."""
         output = block.weights.attention.output
         weight = output.weight.double().square().mean((1, 2)) * output.weight.shape[1]  # of each head
-        return (heads * weight.to(heads)[:, None, None]).sum(1) + _bias(output)
+        return (heads.mean(1) * weight.to(heads)[:, None, None]).sum(1) + mean_square(output.bias)
 
     def mlp(self, block: Block, C: Covariance) -> Covariance:
         """`E[phi(u_t) phi(u_s)]`, of a gated MLP times the products of what is gated."""
         w = block.weights.mlp
         assert w is not None
         act = ACTIVATIONS[self.arch.activation]
-        hidden = _gain(w.up) * C + _bias(w.up)
-        inner = products(act, hidden) if w.gate is None else products(act, _gain(w.gate) * C + _bias(w.gate)) * hidden
-        return _gain(w.down) * inner + _bias(w.down)
+        hidden = through(w.up, C)
+        return through(w.down, products(act, hidden) if w.gate is None else products(act, through(w.gate, C)) * hidden)
 
     def add(self, block: Block, half: Half, C: Covariance, branches: dict[str, Covariance]) -> Covariance:
         """Branches are independent of what they are added to, and of each other."""
         return half.skip**2 * C + sum(branches.values(), torch.zeros_like(C))
 
     def part(self, block: Block, part: Any, x: Any, inside: Any) -> Any:
-        """Of patterns, the plain rule does; of others the part's own rule, if it has one."""
-        if part.place == "pattern" and not hasattr(part, self.name):
-            try:
-                return part.plain(x, block, self, inside)
-            except (AttributeError, RuntimeError, IndexError) as error:
-                sentence = f"mean-field theory has no recursion for {part.name}: measure instead"
-                raise ArchitectureError(sentence, subject=part.name) from error
+        """Return x as the part's own rule `mean_field` changes it."""
+        refuse({part.name: not hasattr(part, self.name)})
         return super().part(block, part, x, inside)
 
 
+class Expansion(NamedTuple):
+    """An activation phi of Gaussian numbers u of mean zero, as `phi(u) = sum_k a_k h_k(u / std)`, h_k the Hermite
+    polynomials of mean square one."""
+
+    coefficients: Float[Tensor, "*token term"]  # a_k, k = 0, 1, ..., TERMS
+    square: Float[Tensor, "*token"]  # E phi(u)^2, the sum of all a_k^2
+    slope: Float[Tensor, "*token"]  # E phi'(u)^2 times the variance of u, the sum of all k a_k^2
+
+
+def expansion(act: Any, variance: Float[Tensor, "*token"]) -> Expansion:
+    """Expand an activation of Gaussian numbers of given variances.
+
+    >>> torch.allclose(expansion(torch.relu, torch.tensor([1.0, 4.0])).slope, torch.tensor([0.5, 2.0]))
+    True
+    """
+    nodes, weights, polynomials = (torch.from_numpy(part).to(variance) for part in _quadrature())
+    with torch.enable_grad():
+        u = (variance.clamp(min=0.0).sqrt()[..., None] * nodes).detach().requires_grad_()
+        phi = act(u)
+        (derivative,) = torch.autograd.grad(phi.sum(), u)
+    phi = phi.detach()
+    return Expansion(phi @ polynomials, phi.square() @ weights, variance * (derivative.square() @ weights))
+
+
 def products(act: Any, C: Covariance) -> Covariance:
-    """`E[act(u_t) act(u_s)]` of Gaussian u with covariance C, by Gauss-Hermite quadrature in two dimensions.
+    """Return `E[act(u_t) act(u_s)]` of Gaussian u with covariance C.
+
+    It is `sum_k a_k(t) a_k(s) rho^k`, rho the correlation (Mehler's formula). What the terms beyond the last add is
+    taken as one more, `b rho^m`, with b and m such that value and slope at rho = 1 are right: so tokens that are almost
+    alike stay apart by as much as they should, at kinks too.
 
     >>> C = torch.tensor([[[1.0, 0.5], [0.5, 2.0]]], dtype=torch.float64)
     >>> torch.allclose(products(lambda u: u, C), C)
     True
     """
-    nodes, weights = _hermite(NODES, C)
-    variance = C.diagonal(dim1=-2, dim2=-1)
-    std = variance.clamp(min=0.0).sqrt()
-    both = (std[..., None] * std[..., None, :]).clamp(min=1e-300)
-    rho = (C / both).clamp(-1.0, 1.0)
-    first = act(std[..., None] * nodes)  # [batch, token, node]
-    # u_s = std_s (rho z + sqrt(1 - rho^2) z'), z that of u_t
-    other = rho[..., None, None] * nodes[:, None] + (1 - rho * rho).sqrt()[..., None, None] * nodes
-    inner = (act(std[:, None, :, None, None] * other) * weights).sum(-1)  # [batch, t, s, node]
-    result = (first[:, :, None] * inner * weights).sum(-1)
-    return (result + result.mT) / 2  # the rule treats t and s differently, by rounding and by the rule's own error
+    a, square, slope = expansion(act, C.diagonal(dim1=-2, dim2=-1))
+    rho = (C / _outer(C.diagonal(dim1=-2, dim2=-1)).clamp(min=1e-300)).clamp(-1.0, 1.0)
+    result = torch.zeros_like(C)
+    for k in reversed(range(TERMS + 1)):
+        result = result * rho + a[..., k, None] * a[..., None, :, k]
+    order = torch.arange(TERMS + 1).to(a)
+    left, left_slope = square - a.square().sum(-1), slope - (order * a.square()).sum(-1)
+    power = _outer(left_slope) / _outer(left).clamp(min=1e-300)
+    return result + _outer(left) * rho.clamp(min=0.0) ** power.clamp(min=TERMS + 1)
 
 
-def _hermite(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of `E f(z)`, z a normal number."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
-    tensors = (torch.from_numpy(part).to(like) for part in (nodes, weights / math.sqrt(2 * math.pi)))
-    first, second = tensors
-    return first, second
+def _outer(x: Float[Tensor, "batch token"]) -> Covariance:
+    """`sqrt(x_t x_s)`, of numbers that rounding may have made negative."""
+    root = x.clamp(min=0.0).sqrt()
+    return root[..., None] * root[..., None, :]
 
 
-def _gain(linear: Linear) -> float:
+@lru_cache
+def _quadrature() -> tuple[Any, Any, Any]:
+    """Nodes z and weights of `E f(z)`, z a normal number, and the weights times each Hermite polynomial: Gauss-Legendre
+    on panels that begin at 0, where activations have their kinks and bends."""
+    points, masses = np.polynomial.legendre.leggauss(16)
+    edges = np.array([0.0, 0.25, 0.75, 1.5, 3.0, 5.5, 10.0])
+    half = np.diff(edges)[:, None] / 2
+    positive, mass = (half * (points + 1) + edges[:-1, None]).ravel(), (half * masses).ravel()
+    nodes, weights = np.concatenate([-positive, positive]), np.concatenate([mass, mass])
+    weights = weights * np.exp(-nodes * nodes / 2) / math.sqrt(2 * math.pi)
+    hermite = [np.ones_like(nodes), nodes]
+    for k in range(1, TERMS):
+        hermite.append((nodes * hermite[k] - math.sqrt(k) * hermite[k - 1]) / math.sqrt(k + 1))
+    return nodes, weights, np.stack(hermite, -1) * weights[:, None]
+
+
+def gain_of(weight: Tensor) -> float:
     """What a linear map multiplies the mean square of entries by: inputs times the mean square of its weights."""
-    return float(linear.weight.double().square().mean()) * linear.weight.shape[0]
+    return mean_square(weight) * weight.shape[0]
 
 
-def _bias(linear: Linear) -> float:
-    return 0.0 if linear.bias is None else float(linear.bias.double().square().mean())
+def mean_square(x: Tensor | None, missing: float = 0.0) -> float:
+    """Return the mean square of the entries of a tensor, or what stands for one that is missing."""
+    return missing if x is None else float(x.detach().double().square().mean())
+
+
+def through(linear: Linear, C: Covariance) -> Covariance:
+    """Return the covariance of an entry of what a linear map makes of tokens."""
+    return gain_of(linear.weight) * C + mean_square(linear.bias)
 
 
 def _repeated(x: Tensor, draws: int) -> Tensor:

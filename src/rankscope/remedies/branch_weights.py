@@ -44,6 +44,12 @@ class BranchWeight:
         x, R = (part.mapped(lambda v: v * factor).normalised() for part in (state.x, state.R))
         return replace(state, x=x, R=R)
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """Multiply covariances by the square of the factor."""
+        return C * float(self.factor(block)) ** 2
+
+    closed_form = mean_field
+
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Multiply every term by the factor of the layer."""
         return terms._replace(parts=terms.parts * self.factor(block))

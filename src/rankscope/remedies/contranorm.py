@@ -92,6 +92,17 @@ class TokenContrast:
         x, R = (part * (1 + self.s) + mean * -self.s for part, mean in ((state.x, averaged.x), (state.R, averaged.R)))
         return rules.tidy(replace(state, x=x, R=R))
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """`M C M^T`, `M = (1 + s) I - s S`, S of the expected cosines."""
+        if not self.applies(block):
+            return C
+        length = C.diagonal(dim1=-2, dim2=-1).clamp(min=1e-300).sqrt()
+        visible = rules.settings.visible[block.arch.mask_of(block.index)][:, 0]
+        cosines = C / (length[..., None] * length[..., None, :])
+        S = cosines.masked_fill(~visible, -torch.inf).softmax(-1)
+        M = (1 + self.s) * torch.eye(C.shape[-1]).to(C) - self.s * S
+        return M @ C @ M.mT
+
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
         """With S as it was on the tokens."""
         if not self.applies(block):

@@ -46,6 +46,12 @@ class HeadNorm(BuiltInRemedy):
         normed = x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
         return normed * block.weights.parts[self.name]["gain"] * self.factor(block.index)
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """Divide the covariance of every head by the expected length of each token."""
+        length = (C.diagonal(dim1=-2, dim2=-1) + self.eps).sqrt()
+        gain = block.weights.parts[self.name]["gain"].double().square().mean() * self.factor(block.index) ** 2
+        return gain.to(C) * C / (length[..., None] * length[..., None, :])
+
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Normalise split head outputs in deviation arithmetic."""
         normed = rules.normalise_heads(outputs, block.weights.parts[self.name]["gain"], self.eps)
@@ -107,6 +113,8 @@ class Differential(BuiltInRemedy):
         second: Tensor = rules.pattern(second_block(block, self.name), inside)
         return P - self.weight(block) * second
 
+    mean_field = plain  # both patterns are drawn
+
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `P - lambda P_2` of split patterns."""
         return rules.subtract_pattern(P, rules.pattern(second_block(block, self.name), inside), self.weight(block))
@@ -150,6 +158,12 @@ class Differential2(BuiltInRemedy):
         second: Tensor = rules.pattern(second_block(block, self.name), inside)
         share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
         return P - self.weight * share.mT[..., None] * second
+
+    def mean_field(self, P: Pattern, block: Any, rules: Any, inside: Any) -> Pattern:
+        """Return `P - lambda_i P_2`, both patterns and lambda drawn."""
+        share = rules.drawn(inside, block.weights.parts[self.name]["share"][..., None], None).sigmoid()
+        taken: Tensor = self.weight * share * rules.pattern(second_block(block, self.name), inside)
+        return P - taken
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `P - lambda_i P_2` of split patterns: with `lambda_i = l + d_i`, l that of the common

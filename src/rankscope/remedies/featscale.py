@@ -50,6 +50,13 @@ class FeatScale(BuiltInRemedy):
         m = _averages(block, rules).to(A.dtype) @ A
         return A + numbers["s"] * m + numbers["t"] * (A - m)
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """`M C M^T`, `M = (1 + t) I + (s - t) K`, K the average over what each token sees; the mean over channels."""
+        s, t = (block.weights.parts[self.name][name].to(C) for name in ("s", "t"))
+        K, whole, averaged = _averages(block, rules).to(C), 1 + t, s - t
+        both = (whole * averaged).mean() * (K @ C)
+        return whole.square().mean() * C + both + both.mT + averaged.square().mean() * (K @ C @ K.mT)
+
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
         """The plain rule, which is linear as it is."""
         return terms._replace(parts=self.plain(terms.parts, block, rules, inside))

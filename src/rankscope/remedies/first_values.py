@@ -70,6 +70,14 @@ class ValueResidual(BuiltInRemedy):
         mixed: Tensor = numbers["a"] * V + numbers["b"] * V_1
         return mixed
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """Add the covariances of V and V_1, which are made by independent weights."""
+        C_1 = first_values(block, rules, C)
+        if block.index == 0:
+            return C
+        numbers = block.weights.parts[self.name]
+        return C * float(numbers["a"]) ** 2 + C_1 * float(numbers["b"]) ** 2
+
     def deviation(self, V: Any, block: Any, rules: Any, inside: Any) -> Any:
         """`a V + b V_1`, of common values and deviations alike."""
         V_1 = first_values(block, rules, V)
@@ -126,7 +134,7 @@ class ValueMemory:
         rules.memory[CURRENT] = V
         return V
 
-    deviation = plain
+    deviation = mean_field = plain
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,15 @@ class FirstValuePull:
         if len(rules.active_heads(block)) < block.arch.heads:
             pull = pull * active(block, rules).to(pull)[:, None, None]
         return outputs + pull.transpose(1, 2)
+
+    def mean_field(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """`(P - weight) C (P - weight)^T + weight^2 C_1`, of covariances of V and V_1, for every draw of P."""
+        C, C_1 = rules.memory.pop(CURRENT)[:, None, None], rules.memory[FIRST][:, None, None]
+        if block.index == 0:
+            return outputs
+        crossed = self.weight * (rules.patterns @ C)
+        pull = self.weight**2 * (C + C_1) - crossed - crossed.mT
+        return outputs + pull * active(block, rules).to(pull)[:, None, None]
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Add `weight (V_1 - V)` to common values and deviations alike."""

@@ -89,6 +89,11 @@ class HeadGate(BuiltInRemedy):
         w = block.weights.parts[self.name]
         return outputs * (inside @ w["weight"] + w.get("bias", 0.0)).sigmoid()[..., None]
 
+    def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """Multiply covariances by `E[g_t g_s]`, g the gates."""
+        w = block.weights.parts[self.name]
+        return C * rules.gate_products(inside, w["weight"], w.get("bias"))
+
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Multiply split head outputs: gates of tokens that are alike are alike."""
         w = block.weights.parts[self.name]

@@ -45,6 +45,14 @@ class PatternShaping(BuiltInRemedy):
         identity = identity * rules.settings.valid[:, None, :, None]
         return alpha * identity + beta * P - gamma * C.to(P.dtype)
 
+    mean_field = plain  # patterns are drawn
+
+    def closed_form(self, row: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """Return the moments of a row of `alpha I + beta P - gamma C` among many tokens (`forecast/phases.py`)."""
+        alpha, beta, gamma = (float(weight.mean()) for weight in self.of_heads(block, torch.empty(0).double()))
+        squares, own = (alpha**2 + beta**2 * square for square in (row.squares, row.own))
+        return row._replace(total=alpha + beta - gamma, squares=squares, own=own, response=beta**2 * row.response)
+
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `alpha I + beta P - gamma C` of a split pattern, without subtracting C from a P that is near it."""
         return rules.shape_pattern(P, *self.of_heads(block, P.p), inside)

@@ -1,0 +1,295 @@
+"""Phases of attention, and exponents of angles and gradients, in closed form: the limit of many tokens.
+
+`giorlandino` takes the traversal of a block (`nets/traversal.py`) with rules on numbers instead of tensors. Tokens are
+exchangeable: each has the mean square q, each two the mean product p. Weights are random and a head is wide, so that
+the n scores of a row are Gaussian and differ with variance `sigma^2 q (q - p)`. With `sigma = beta sqrt(ln n)` they are
+the energies of Derrida's random energy model (Giorlandino & Goldt 2026), which has a phase transition:
+
+| phase            | where                                   | a row of attention is              | `Y_2`              |
+|------------------|-----------------------------------------|------------------------------------|--------------------|
+| rank collapse    | `beta < beta_c = sqrt(2 / (q (q - p)))` | on more and more tokens as n grows | 0                  |
+| neither          | `beta_c < beta < 2 beta_c`              | on a few tokens                    | `1 - m`            |
+| entropy collapse | `2 beta_c < beta`                       | on one token, or nearly            | `1 - m`, above 1/2 |
+
+with `Y_2` the sum of squares of the row, `Y_3` that of cubes, and `m = beta_c / beta`. The second boundary is a
+convention: `1 / Y_2` is the number of tokens that a row is on. Where tokens are read through a norm, its q and p decide
+(the published notebook for pre-norm takes those before it). Attention makes of (q, p)
+
+    q = sigma_v^2 (p + (q - p) Y_2),    p = sigma_v^2 p,    sigma_v^2 the gain of values and output together.
+
+What a small change of tokens becomes decides the exponents. Linear maps, norms and skips pass it on as they do q, an
+activation by `E phi'(u)^2`, attention by `Y_2` through values; queries and keys add to that
+
+    sigma^2 (q - p) (2 q - p) Y,    Y = E[Y_2 - 2 Y_3 + (Y_2)^2] = m (1 - m) / 3,
+
+Y being what is left of a change of scores in the pattern: nothing at rank collapse, where all of a row moves, and
+nothing at entropy collapse, where the one token stays. The gradient at the weights of queries is, in mean square,
+proportional to `sigma_k^2 q (q - p)^2 Y`: it vanishes in rank collapse, and beyond it grows until `sigma_k^2 m / 3`
+does not, for queries and keys that grow alike. Networks come near to all this as `1 / ln n` and `ln n / width` fall:
+slowly (`mean_field.py` has no such limit).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+
+from rankscope.forecast.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
+from rankscope.nets import Transformer
+from rankscope.nets.masks import matrix
+from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets.norms import norm_of
+from rankscope.nets.order import Half
+from rankscope.nets.positions import rotary_tables
+from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets.weights import Linear
+
+RANK, ENTROPY, NEITHER = "rank collapse", "entropy collapse", "neither"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What theory says of one layer, for many tokens.
+
+    Args:
+        layer: The number of the layer, from 1.
+        q: The mean square of an entry of a token, after the layer.
+        p: The mean product of the same entry of two tokens, after the layer.
+        beta: The standard deviation of scores of tokens of mean square 1, over `sqrt(ln n)`.
+        critical: beta_c, the boundary, for the tokens that attention reads.
+        participation: `Y_2`, the sum of squares of a row of attention.
+        angle_exponent: The log of what the layer multiplies `1 - p / q` by, of tokens that are almost alike.
+        gradient_exponent: The log of what the layer multiplies the mean square of gradients at tokens by.
+        query_gradient: The mean square of the gradient of `<attention(X), R> / sqrt(n)`, R of normal entries, at an
+            entry of the weights of queries.
+    """
+
+    layer: int
+    q: float
+    p: float
+    beta: float
+    critical: float
+    participation: float
+    angle_exponent: float
+    gradient_exponent: float
+    query_gradient: float
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of two tokens after the layer, `p / q`."""
+        return self.p / self.q
+
+    @property
+    def distance(self) -> float:
+        """`log(beta / beta_c)`: how far the layer is from rank collapse; negative inside."""
+        return _log(self.beta) - _log(self.critical)
+
+    @property
+    def name(self) -> str:
+        """Which phase the layer is in."""
+        return RANK if self.distance < 0 else ENTROPY if self.participation > 0.5 else NEITHER
+
+
+def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[Phase]:
+    """Yield the phase, moments and exponents of every layer, by the recursion of Giorlandino & Goldt (2026).
+
+    Args:
+        net: A network whose weights are random; of them only mean squares are used.
+        q: The mean square of an entry of the tokens that the network reads.
+        p: The mean product of the same entry of two of them.
+        tokens: How many there are. Under a mask theory speaks of the tokens that see most.
+
+    Raises:
+        ArchitectureError: A part has no closed form, as a kernel other than softmax or positions that add to scores.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=64, heads=4, norm_place="pre"))
+    >>> [phase.name for phase in giorlandino(net, q=1.0, p=0.2, tokens=512)]
+    ['rank collapse', 'rank collapse']
+    """
+    arch = net.arch
+    refuse_parts(arch)
+    refuse(
+        {
+            f"the kernel {arch.kernel!r} in closed form": arch.kernel != "softmax",
+            f"{arch.positions} positions in closed form": arch.positions in ("bias", "alibi"),
+            "a cap of scores in closed form": bool(arch.score_cap),
+            "gates in closed form": arch.head_gate,
+        }
+    )
+    rules = ClosedForm(net, tokens)
+    for block in net.blocks:
+        state = traverse(block, rules, Exchangeable(q, p, 1.0, 1.0)).state
+        scores, angle = rules.scores, _log(state.angle / state.q) - _log(1.0 / q)
+        q, p = state.q, state.p
+        yield Phase(
+            block.index + 1, q, p, scores.beta, scores.critical, scores.participation, angle, _log(state.gradient),
+            scores.query_gradient,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exchangeable:
+    """The second moments of exchangeable tokens, and of small changes of them.
+
+    Args:
+        q: The mean square of an entry.
+        p: The mean product of the same entry of two tokens.
+        angle: `q - p` of two tokens that are almost alike, over what it was at the start of the layer.
+        gradient: The mean square of the change of an entry, if all entries were changed at the start of the layer,
+            independently and by a mean square of one. Gradients go back by the same factor.
+    """
+
+    q: float
+    p: float
+    angle: float
+    gradient: float
+
+    def __mul__(self, factor: float) -> "Exchangeable":
+        return Exchangeable(*(getattr(self, field.name) * factor for field in fields(self)))
+
+    def __add__(self, other: "Exchangeable") -> "Exchangeable":
+        return Exchangeable(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def biased(self, square: float) -> "Exchangeable":
+        """Return the tokens with one that all share, of this mean square, added."""
+        return Exchangeable(self.q + square, self.p + square, self.angle, self.gradient)
+
+
+class RowMoments(NamedTuple):
+    """What a row of attention does to exchangeable tokens."""
+
+    total: float  # The sum of the row
+    squares: float  # The sum of its squares
+    own: float  # What squares are once tokens are almost alike: what a token keeps of itself
+    response: float  # What changes of scores add to `squares` for changes of tokens
+
+
+class ScoreMoments(NamedTuple):
+    """What the scores of a layer are like: see `Phase`."""
+
+    beta: float
+    critical: float
+    participation: float
+    query_gradient: float
+
+
+class ClosedForm(Arithmetic):
+    """Rules on `Exchangeable` tokens, in the limit of many of them."""
+
+    name = "closed_form"
+
+    def __init__(self, net: Transformer, tokens: int) -> None:
+        self.arch, self.tokens = net.arch, tokens
+        self.rotary = rotary_tables(net.arch, tokens, torch.empty(0).double()) if net.arch.positions == "rotary" else ()
+        self.seen: dict[Any, int] = {}
+        self.scores = ScoreMoments(0.0, math.inf, 0.0, 0.0)  # of the last layer
+
+    def norm(self, block: Block, name: str, x: Exchangeable) -> Exchangeable:
+        """Divide by the expected length."""
+        kind, weights = norm_of(self.arch.norm), getattr(block.weights, name)
+        if kind is None:
+            return x
+        square = x.q * (1 if kind.averaged else self.arch.width) + self.arch.norm_eps
+        return (x * (mean_square(weights.gain, 1.0) / square)).biased(mean_square(weights.bias))
+
+    def values(self, block: Block, x: Exchangeable) -> Exchangeable:
+        """Return the moments of an entry of the values."""
+        return through(block.weights.attention.value, x)
+
+    def pattern(self, block: Block, x: Exchangeable) -> RowMoments:
+        """Return the moments of a row of attention, by the random energy model."""
+        w, arch, n = block.weights.attention, self.arch, self.most_seen(block)
+        scale = (
+            arch.head_width / arch.divisor**2 * (arch.log_gain * math.log(self.tokens) if arch.log_gain else 1.0) ** 2
+        )
+        query, key, q, p, read = gain_of(w.query.weight), gain_of(w.key.weight), x.q, x.p, x.q
+        if arch.query_norm:
+            normed = [mean_square(norm.gain, 1.0) for norm in (w.query_norm, w.key_norm)]
+            (query, key), q, p, read = normed, 1.0, x.p / x.q, normed[0] / query
+        sigma2, apart = scale * query * key, q - p * self.kept_in_common(block, n)
+        beta, critical = math.sqrt(sigma2 / math.log(n)), math.sqrt(2 / (q * apart)) if apart > 0 else math.inf
+        m = min(1.0, critical / beta) if beta > 0 else 1.0
+        left = m * (1 - m) / 3  # Y of the module's docstring
+        query_gradient = scale * key * gain_of(w.value.weight) * output_gain(block) * read * apart * (x.q - x.p) * left
+        self.scores = ScoreMoments(beta, critical, 1 - m, query_gradient)
+        # A norm of queries divides changes by the length of what it norms; with q = x.q there is none.
+        response = sigma2 * left * (x.q - x.p) * (apart + q) * q / x.q
+        return RowMoments(1.0, 1 - m, 0.0, response)
+
+    def mix(self, block: Block, row: RowMoments, x: Exchangeable) -> Exchangeable:
+        """Return the moments of the output of a head."""
+        common = row.total**2 * x.p
+        return Exchangeable(
+            common + row.squares * (x.q - x.p), common, row.own * x.angle, (row.squares + row.response) * x.gradient
+        )
+
+    def output(self, block: Block, heads: Exchangeable) -> Exchangeable:
+        """Add up the heads, which are independent of each other."""
+        return (heads * output_gain(block)).biased(mean_square(block.weights.attention.output.bias))
+
+    def mlp(self, block: Block, x: Exchangeable) -> Exchangeable:
+        """`E[phi(u_t) phi(u_s)]`, and `E phi'(u)^2` of changes."""
+        w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
+        assert w is not None
+        hidden = through(w.up, x)
+        if w.gate is None:
+            return through(w.down, activated(act, hidden))
+        gate = activated(act, through(w.gate, x))
+        return through(w.down, multiplied(gate, hidden))
+
+    def add(self, block: Block, half: Half, x: Exchangeable, branches: dict[str, Exchangeable]) -> Exchangeable:
+        """Branches are independent of what they are added to, and of each other."""
+        return sum(branches.values(), x * half.skip**2)
+
+    def part(self, block: Block, part: Any, x: Any, inside: Any) -> Any:
+        """Return x as the part's own rule `closed_form` changes it."""
+        refuse({f"{part.name} in closed form": not hasattr(part, self.name)})
+        return super().part(block, part, x, inside)
+
+    def most_seen(self, block: Block) -> int:
+        """The most tokens that a token sees, at least two."""
+        mask = self.arch.mask_of(block.index)
+        if mask not in self.seen:
+            self.seen[mask] = self.tokens if mask == "complete" else int(matrix(mask, self.tokens).sum(-1).max())
+        return max(2, self.seen[mask])
+
+    def kept_in_common(self, block: Block, n: int) -> float:
+        """The share of what two keys have in common that rotation leaves, the mean over pairs of n positions."""
+        if not self.rotary:
+            return 1.0
+        cos, sin = (part[:n] for part in self.rotary[block.index % len(self.rotary)])
+        pairs = cos.sum(0).square() + sin.sum(0).square() - (cos.square() + sin.square()).sum(0)
+        rotated = 2 * cos.shape[1] / self.arch.head_width
+        return 1 - rotated + rotated * float(pairs.mean()) / (n * (n - 1))
+
+
+def through(linear: Linear, x: Exchangeable) -> Exchangeable:
+    """Return the moments of an entry of what a linear map makes of tokens."""
+    return (x * gain_of(linear.weight)).biased(mean_square(linear.bias))
+
+
+def output_gain(block: Block) -> float:
+    """What the output projection multiplies the mean square of entries of the active heads by, all heads together."""
+    weight = block.weights.attention.output.weight[list(block.active_heads)]
+    return mean_square(weight) * weight.shape[0] * weight.shape[1] if len(weight) else 0.0
+
+
+def activated(act: Any, x: Exchangeable) -> Exchangeable:
+    """Return the moments of an activation of Gaussian numbers."""
+    C = torch.tensor([[[x.q, x.p], [x.p, x.q]]], dtype=torch.float64)
+    slope = float(expansion(act, C[0, 0, :1]).slope) / x.q if x.q else 0.0
+    (q, p), _ = products(act, C)[0].tolist()
+    return Exchangeable(q, p, slope * x.angle, slope * x.gradient)
+
+
+def multiplied(x: Exchangeable, y: Exchangeable) -> Exchangeable:
+    """Return the moments of products of independent entries."""
+    changes = (x.angle * y.q + x.q * y.angle, x.gradient * y.q + x.q * y.gradient)
+    return Exchangeable(x.q * y.q, x.p * y.p, *changes)
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
