@@ -8,11 +8,11 @@ from pathlib import Path
 import benchmarks
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import alarms, opening, peers, rates, recipes, timing
+from benchmarks import alarms, mean_field, opening, peers, rates, recipes, timing
 
 from rankscope.live.monitor import default_rules
 
-ALONE = {"alarms", "device", "lab", "peers", "rates", "recipes", "timing"}
+ALONE = {"alarms", "device", "lab", "mean_field", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {"certifying", "deviations", "exploring", "monitoring", "opening", "streaming", "sweeping", "watching"}
 """They take seconds, or start servers, workers or a browser, or train: `make slow` runs these."""
@@ -73,3 +73,9 @@ def test_a_recipe_gives_accuracies(task: str) -> None:
     found = recipes.accuracies(task, change, seed=0, small=True)
     assert set(found) == {"whole", "5", "20"}
     assert all(0 <= each <= 1 for each in found.values())
+
+
+def test_errors_of_mean_field_theory_are_a_table() -> None:
+    lines = [mean_field.measured((number, 32), networks=128, compared=2, draws=2) for number in (0, 1)]
+    first, _, *rows = mean_field.report(lines).splitlines()
+    assert first.count("|") == 8 and [row.split(" | ")[2] for row in rows] == ["q", "p"]

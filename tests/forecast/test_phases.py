@@ -77,7 +77,7 @@ def test_attention_alone_makes_tokens_alike_below_the_boundary_only(rho: float) 
 def test_the_published_recursion_of_figure_1() -> None:
     """Post-norm with ReLU, whose `E phi(u) phi(v)` is the arc-cosine kernel."""
     for beta in (0.5, 3.0):
-        net = published_network(beta, 1.0, layers=30, width=64, tokens=512)
+        net = published_network(beta, 1.0, layers=20, width=64, tokens=512)
         rho = 0.03
         for block, phase in zip(net.blocks, giorlandino(net, 1.0, rho, 512), strict=True):
             w = block.weights
