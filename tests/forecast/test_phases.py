@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.forecast.giorlandino2026 import equiangular_tokens, figure_1, published_network
-from rankscope.forecast.phases import ENTROPY, NEITHER, RANK, Phase, giorlandino
+from rankscope.forecast.phases import ENTROPY, NEITHER, RANK, Phase, giorlandino, log_gradient
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
 
@@ -112,6 +112,7 @@ def test_centred_and_shaped_attention() -> None:
     shaped = next(giorlandino(net.with_remedy("shaped", alpha=0.5, beta=0.8, gamma=0.6), 1.0, 0.3, 512))
     assert shaped.p == pytest.approx(gain * 0.3 * 0.7**2)
     assert shaped.q == pytest.approx(shaped.p + gain * 0.7 * (0.5**2 + 0.8**2 * plain.participation))
+    assert shaped.query_gradient == pytest.approx(0.8**2 * plain.query_gradient)
 
 
 @pytest.mark.parametrize("skip", [1.0, 0.5])
@@ -187,29 +188,33 @@ def test_gradients_follow_from_moments_of_the_pattern_in_wide_networks(beta: flo
     assert queries == pytest.approx(query_theory, rel=0.08)
 
 
-def angle_factor(net: Transformer, n: int, seed: int) -> float:
-    """What the layers multiply `1 - cosine` of almost equal tokens by, the mean over pairs."""
-    width = net.arch.width
-    X = normal(1, 1, width, seed=seed) + 1e-5 * normal(1, n, width, seed=seed + 1)
+def exponents(net: Transformer, X: Tensor, seed: int) -> tuple[float, float]:
+    """Logs of what the layers multiply `1 - cosine` of almost equal tokens by, and mean squares of gradients."""
+    X = X.clone().requires_grad_()
     states = [step.state[0] for step in net.steps(X)]
-    apart = [state - state.mean(0) for state in (states[0], states[-1])]
-    first, last = (part.square().sum() / state.square().sum() for part, state in zip(apart, states[::4], strict=True))
-    return float(last / first)
+    (gradient,) = torch.autograd.grad((states[-1] * normal(*states[-1].shape, seed=seed)).sum(), X)
+    shares = [(state - state.mean(0)).square().sum() / state.square().sum() for state in (states[0], states[-1])]
+    return math.log(float(shares[1].detach() / shares[0].detach())), math.log(float(gradient.square().mean()))
 
 
 @pytest.mark.slow
-def test_exponents_of_networks() -> None:
-    """Four layers of width 768: changes of tokens in the state where they are almost alike."""
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+def test_exponents_of_networks(place: str) -> None:
+    """Four layers of width 512, on tokens that are almost alike: their angles by the forward pass, gradients by
+    autograd."""
     arch = Architecture(
-        layers=4, width=768, heads=4, mlp_width=768, norm="layer", norm_place="pre", activation="gelu", biases=False
+        layers=4, width=512, heads=4, mlp_width=512, norm="layer", norm_place=place, activation="gelu", biases=False
     )
     found = []
-    for seed in range(6):
-        net = random_network(arch, 1.0, 256, seed=seed)
-        theory = sum(phase.angle_exponent for phase in giorlandino(net, 1.0, 1 - 1e-10, 256))
-        found.append([math.log(angle_factor(net, 256, seed=seed)), theory])
-    measured, theory = torch.tensor(found).mean(0).tolist()
-    assert measured == pytest.approx(theory, abs=0.08)
+    for seed in range(8):
+        net, X = random_network(arch, 1.0, 128, seed=seed), normal(1, 1, 512, seed=seed)
+        X = X / X.square().mean().sqrt() + 1e-5 * normal(1, 128, 512, seed=seed + 1)
+        phases = list(giorlandino(net, 1.0, 1 - 1e-10, 128))
+        theory = (sum(phase.angle_exponent for phase in phases), log_gradient(phases, 128))
+        found.append([*exponents(net, X, seed), *theory])
+    angle, gradient, angle_theory, gradient_theory = torch.tensor(found).mean(0).tolist()
+    assert angle == pytest.approx(angle_theory, abs=0.1)
+    assert gradient == pytest.approx(gradient_theory, abs=0.1)
 
 
 @pytest.mark.slow
@@ -271,6 +276,14 @@ def test_remedies_without_a_closed_form_are_refused_and_weights_of_branches_are_
         list(giorlandino(net.with_remedy("neutreno"), 1.0, 0.1, 8))
     still = list(giorlandino(net.with_remedy("rezero"), 1.0, 0.1, 8))
     assert [(phase.q, phase.p, phase.gradient_exponent) for phase in still] == [(1.0, 0.1, 0.0)] * 2
+
+
+def test_tokens_that_vanish_end_the_recursion() -> None:
+    net = Transformer.random(Architecture(layers=3, width=16, heads=2, attention_skip=0.0, mlp="none"))
+    phases = giorlandino(net.with_remedy("rezero"), 1.0, 0.1, 8)
+    assert next(phases).q == 0.0
+    with pytest.raises(ArchitectureError, match="tokens without length"):
+        next(phases)
 
 
 def test_points_of_figure_1() -> None:

@@ -30,10 +30,11 @@ slowly (`mean_field.py` has no such limit).
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rankscope.forecast.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
@@ -61,7 +62,10 @@ class Phase:
         critical: beta_c, the boundary, for the tokens that attention reads.
         participation: `Y_2`, the sum of squares of a row of attention.
         angle_exponent: The log of what the layer multiplies `1 - p / q` by, of tokens that are almost alike.
-        gradient_exponent: The log of what the layer multiplies the mean square of gradients at tokens by.
+        gradient_exponent: The log of what the layer multiplies the mean square of gradients at tokens by, as far as
+            they differ from token to token.
+        shared_exponent: The same of the mean of gradients over tokens. Attention keeps all of it, so that it outgrows
+            what differs: see `log_gradient`.
         query_gradient: The mean square of the gradient of `<attention(X), R> / sqrt(n)`, R of normal entries, at an
             entry of the weights of queries.
     """
@@ -74,12 +78,13 @@ class Phase:
     participation: float
     angle_exponent: float
     gradient_exponent: float
+    shared_exponent: float
     query_gradient: float
 
     @property
     def cosine(self) -> float:
         """The cosine of two tokens after the layer, `p / q`."""
-        return self.p / self.q
+        return self.p / self.q if self.q else math.nan
 
     @property
     def distance(self) -> float:
@@ -121,13 +126,23 @@ def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[P
     )
     rules = ClosedForm(net, tokens)
     for block in net.blocks:
-        state = traverse(block, rules, Exchangeable(q, p, 1.0, 1.0)).state
-        scores, angle = rules.scores, _log(state.angle / state.q) - _log(1.0 / q)
+        refuse({"tokens without length or without another": not q > 0 or tokens < 2})
+        state = traverse(block, rules, Exchangeable(q, p, np.ones(3))).state
+        angle, own, shared = map(_log, state.changes * [q / (state.q or math.inf), 1.0, 1.0])
         q, p = state.q, state.p
-        yield Phase(
-            block.index + 1, q, p, scores.beta, scores.critical, scores.participation, angle, _log(state.gradient),
-            scores.query_gradient,
-        )  # fmt: skip
+        yield Phase(block.index + 1, q, p, *rules.scores, angle, own, shared, rules.query_gradient)
+
+
+def log_gradient(phases: Iterable[Phase], tokens: int) -> float:
+    """Return the log of the mean square of gradients at tokens before some layers, over that after them, for a loss
+    whose gradients at the last tokens are independent: their mean then has a share of 1 / n.
+
+    Args:
+        phases: The phases of these layers.
+        tokens: n, the number of tokens.
+    """
+    own, shared = np.sum([[phase.gradient_exponent, phase.shared_exponent] for phase in phases], 0)
+    return float(np.logaddexp(own + math.log(1 - 1 / tokens), shared - math.log(tokens)))
 
 
 @dataclass(frozen=True)
@@ -137,25 +152,24 @@ class Exchangeable:
     Args:
         q: The mean square of an entry.
         p: The mean product of the same entry of two tokens.
-        angle: `q - p` of two tokens that are almost alike, over what it was at the start of the layer.
-        gradient: The mean square of the change of an entry, if all entries were changed at the start of the layer,
-            independently and by a mean square of one. Gradients go back by the same factor.
+        changes: What small changes at the start of the layer are multiplied by, in mean square: of two tokens that
+            are almost alike; of all tokens, independent of each other; of all tokens alike. Gradients go back by the
+            same factors.
     """
 
     q: float
     p: float
-    angle: float
-    gradient: float
+    changes: Any
 
     def __mul__(self, factor: float) -> "Exchangeable":
-        return Exchangeable(*(getattr(self, field.name) * factor for field in fields(self)))
+        return Exchangeable(self.q * factor, self.p * factor, self.changes * factor)
 
     def __add__(self, other: "Exchangeable") -> "Exchangeable":
-        return Exchangeable(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Exchangeable(self.q + other.q, self.p + other.p, self.changes + other.changes)
 
     def biased(self, square: float) -> "Exchangeable":
         """Return the tokens with one that all share, of this mean square, added."""
-        return Exchangeable(self.q + square, self.p + square, self.angle, self.gradient)
+        return Exchangeable(self.q + square, self.p + square, self.changes)
 
 
 class RowMoments(NamedTuple):
@@ -167,15 +181,6 @@ class RowMoments(NamedTuple):
     response: float  # What changes of scores add to `squares` for changes of tokens
 
 
-class ScoreMoments(NamedTuple):
-    """What the scores of a layer are like: see `Phase`."""
-
-    beta: float
-    critical: float
-    participation: float
-    query_gradient: float
-
-
 class ClosedForm(Arithmetic):
     """Rules on `Exchangeable` tokens, in the limit of many of them."""
 
@@ -185,14 +190,15 @@ class ClosedForm(Arithmetic):
         self.arch, self.tokens = net.arch, tokens
         self.rotary = rotary_tables(net.arch, tokens, torch.empty(0).double()) if net.arch.positions == "rotary" else ()
         self.seen: dict[Any, int] = {}
-        self.scores = ScoreMoments(0.0, math.inf, 0.0, 0.0)  # of the last layer
+        self.scores, self.query_gradient = (0.0, math.inf, 0.0), 0.0
+        """Of the last layer: beta, beta_c and `Y_2`; and the gradient of queries, as in `Phase`."""
 
     def norm(self, block: Block, name: str, x: Exchangeable) -> Exchangeable:
         """Divide by the expected length."""
         kind, weights = norm_of(self.arch.norm), getattr(block.weights, name)
         if kind is None:
             return x
-        square = x.q * (1 if kind.averaged else self.arch.width) + self.arch.norm_eps
+        square = x.q * (1 if kind.averaged else self.arch.width) + self.arch.norm_eps or math.inf
         return (x * (mean_square(weights.gain, 1.0) / square)).biased(mean_square(weights.bias))
 
     def values(self, block: Block, x: Exchangeable) -> Exchangeable:
@@ -202,9 +208,7 @@ class ClosedForm(Arithmetic):
     def pattern(self, block: Block, x: Exchangeable) -> RowMoments:
         """Return the moments of a row of attention, by the random energy model."""
         w, arch, n = block.weights.attention, self.arch, self.most_seen(block)
-        scale = (
-            arch.head_width / arch.divisor**2 * (arch.log_gain * math.log(self.tokens) if arch.log_gain else 1.0) ** 2
-        )
+        scale = arch.head_width * ((arch.log_gain * math.log(self.tokens) or 1.0) / arch.divisor) ** 2
         query, key, q, p, read = gain_of(w.query.weight), gain_of(w.key.weight), x.q, x.p, x.q
         if arch.query_norm:
             normed = [mean_square(norm.gain, 1.0) for norm in (w.query_norm, w.key_norm)]
@@ -213,18 +217,16 @@ class ClosedForm(Arithmetic):
         beta, critical = math.sqrt(sigma2 / math.log(n)), math.sqrt(2 / (q * apart)) if apart > 0 else math.inf
         m = min(1.0, critical / beta) if beta > 0 else 1.0
         left = m * (1 - m) / 3  # Y of the module's docstring
-        query_gradient = scale * key * gain_of(w.value.weight) * output_gain(block) * read * apart * (x.q - x.p) * left
-        self.scores = ScoreMoments(beta, critical, 1 - m, query_gradient)
-        # A norm of queries divides changes by the length of what it norms; with q = x.q there is none.
+        self.scores, outward = (beta, critical, 1 - m), gain_of(w.value.weight) * output_gain(block)
+        self.query_gradient = scale * key * outward * read * apart * (x.q - x.p) * left
+        # A norm of queries divides changes by the length of what it norms; without one q is x.q.
         response = sigma2 * left * (x.q - x.p) * (apart + q) * q / x.q
         return RowMoments(1.0, 1 - m, 0.0, response)
 
     def mix(self, block: Block, row: RowMoments, x: Exchangeable) -> Exchangeable:
         """Return the moments of the output of a head."""
-        common = row.total**2 * x.p
-        return Exchangeable(
-            common + row.squares * (x.q - x.p), common, row.own * x.angle, (row.squares + row.response) * x.gradient
-        )
+        common, factors = row.total**2 * x.p, [row.own, row.squares + row.response, row.total**2]
+        return Exchangeable(common + row.squares * (x.q - x.p), common, x.changes * factors)
 
     def output(self, block: Block, heads: Exchangeable) -> Exchangeable:
         """Add up the heads, which are independent of each other."""
@@ -278,17 +280,19 @@ def output_gain(block: Block) -> float:
 
 
 def activated(act: Any, x: Exchangeable) -> Exchangeable:
-    """Return the moments of an activation of Gaussian numbers."""
-    C = torch.tensor([[[x.q, x.p], [x.p, x.q]]], dtype=torch.float64)
-    slope = float(expansion(act, C[0, 0, :1]).slope) / x.q if x.q else 0.0
-    (q, p), _ = products(act, C)[0].tolist()
-    return Exchangeable(q, p, slope * x.angle, slope * x.gradient)
+    """Return the moments of an activation of Gaussian numbers; `E phi'(u_t) phi'(u_s)` is the derivative of
+    `E phi(u_t) phi(u_s)` by the covariance."""
+    C = torch.tensor([[[x.q, x.p], [x.p, x.q]]], dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        (q, p), _ = products(act, C)[0]
+        (derivative,) = torch.autograd.grad(p, C)
+    slope = float(expansion(act, C[0, 0, :1].detach()).slope) / x.q if x.q else 0.0
+    return Exchangeable(float(q.detach()), float(p.detach()), x.changes * [slope, slope, float(derivative[0, 0, 1])])
 
 
 def multiplied(x: Exchangeable, y: Exchangeable) -> Exchangeable:
     """Return the moments of products of independent entries."""
-    changes = (x.angle * y.q + x.q * y.angle, x.gradient * y.q + x.q * y.gradient)
-    return Exchangeable(x.q * y.q, x.p * y.p, *changes)
+    return Exchangeable(x.q * y.q, x.p * y.p, x.changes * [y.q, y.q, y.p] + y.changes * [x.q, x.q, x.p])
 
 
 def _log(x: float) -> float:
