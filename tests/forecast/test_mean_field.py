@@ -89,7 +89,7 @@ WITH: dict[str, list[tuple[str, str]]] = {
 """Every remedy, with a norm place that it goes onto and numbers that are not those at which it changes nothing."""
 
 
-def errors(place: str, spec: str, seeds: int, width: int = 64, layers: int = 2, n: int = 8) -> dict[str, list[float]]:
+def errors(place: Any, spec: str, seeds: int, width: int = 64, layers: int = 2, n: int = 8) -> dict[str, list[float]]:
     """Of q and p after every layer: theory over measured, less one; both are means over networks."""
     arch = Architecture(layers=layers, width=width, heads=4, mlp_width=width, mask="causal", norm_place=place)
     arch = Transformer.random(arch).with_remedy(spec).arch if spec else arch
@@ -137,7 +137,8 @@ def test_parts_without_a_rule_are_refused() -> None:
         def plain(self, X: Tensor, block: Any, rules: Any, inside: Any) -> Tensor:
             return 2 * X
 
-    net = Transformer.random(Architecture(layers=1, width=8, heads=2, parts=(Doubled(),)))
+    own: Any = Doubled()
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2, parts=(own,)))
     with pytest.raises(ArchitectureError, match="no recursion for doubled here: measure instead"):
         list(mean_field(net, normal(1, 8, 8)))  # as many tokens as entries: shapes alone would not tell
 

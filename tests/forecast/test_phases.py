@@ -28,6 +28,11 @@ def random_network(arch: Architecture, beta: float, tokens: int, gain: float = 1
     return Transformer.from_weights(arch, tensors)
 
 
+def mean_square(x: Tensor | None) -> float:
+    assert x is not None
+    return float(x.square().mean())
+
+
 def one_layer(beta: float, q: float = 1.0, p: float = 0.2, tokens: int = 512, **fields: Any) -> Phase:
     usual: dict[str, Any] = {"layers": 1, "width": 256, "heads": 1, "mlp": "none", "norm": "none", "biases": False}
     net = random_network(Architecture(**usual | {"attention_skip": 0.0} | fields), beta, tokens)
@@ -80,11 +85,9 @@ def test_the_published_recursion_of_figure_1() -> None:
         net = published_network(beta, 1.0, layers=20, width=64, tokens=512)
         rho = 0.03
         for block, phase in zip(net.blocks, giorlandino(net, 1.0, rho, 512), strict=True):
-            w = block.weights
-            value, up, down = (
-                float(linear.weight.square().mean()) * 64 for linear in (w.attention.value, w.mlp.up, w.mlp.down)
-            )
-            biases = [float(linear.bias.square().mean()) for linear in (w.attention.value, w.mlp.up, w.mlp.down)]
+            linears = [block.weights.attention.value, block.mlp.up, block.mlp.down]
+            value, up, down = (mean_square(linear.weight) * 64 for linear in linears)
+            biases = [mean_square(linear.bias) for linear in linears]
             spread = max(0.0, 1 - math.sqrt(2 / (1 - rho)) / phase.beta)
             q, p = value * (rho + (1 - rho) * spread) + biases[0] + 1, value * rho + biases[0] + rho
             rho = p / q
@@ -103,8 +106,8 @@ def test_attention_under_a_norm_has_the_boundary_of_normed_tokens() -> None:
 
 
 def test_centred_and_shaped_attention() -> None:
-    usual = {"layers": 1, "width": 64, "heads": 2, "mlp": "none", "norm": "none", "biases": False}
-    net = random_network(Architecture(**usual, attention_skip=0.0), 3.0, 512)
+    arch = Architecture(layers=1, width=64, heads=2, mlp="none", norm="none", biases=False, attention_skip=0.0)
+    net = random_network(arch, 3.0, 512)
     plain = next(giorlandino(net, 1.0, 0.3, 512))
     gain = plain.p / 0.3
     centred = next(giorlandino(net.with_remedy("centred"), 1.0, 0.3, 512))
@@ -123,9 +126,11 @@ def test_exponents_of_pre_norm_networks(skip: float) -> None:
         attention_skip=skip, mlp_skip=skip, biases=False, norm_eps=0.0,
     )  # fmt: skip
     net, q = random_network(arch, 1.0, 512, gain=1.7), 0.8
-    w = net.blocks[0].weights
-    attention = float(w.attention.value.weight.square().mean() * w.attention.output.weight.square().mean()) * 128**2
-    up, down = (float(linear.weight.square().mean()) * 128 for linear in (w.mlp.up, w.mlp.down))
+    attention, mlp = net.blocks[0].weights.attention, net.blocks[0].mlp
+    value, output, up, down = (
+        mean_square(linear.weight) * 128 for linear in (attention.value, attention.output, mlp.up, mlp.down)
+    )
+    added = value * output
 
     def mean(function: Any) -> float:
         return float(quad(lambda z: function(math.sqrt(up) * z) * math.exp(-z * z / 2), -10, 10)[0]) / math.sqrt(
@@ -133,7 +138,7 @@ def test_exponents_of_pre_norm_networks(skip: float) -> None:
         )
 
     q_mlp, chi = down * mean(lambda u: math.tanh(u) ** 2), up * down * mean(lambda u: math.cosh(u) ** -4)
-    first, second = skip**2 * q + attention, skip**2 * (skip**2 * q + attention) + q_mlp
+    first, second = skip**2 * q + added, skip**2 * (skip**2 * q + added) + q_mlp
     angle = math.log(skip**2 * q / first) + math.log((skip**2 * first + chi) / second)
     gradient = math.log(skip**2) + math.log(skip**2 + chi / first)
     phase = next(giorlandino(net, q, q * (1 - 1e-9), 512))
@@ -198,13 +203,15 @@ def exponents(net: Transformer, X: Tensor, seed: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
-def test_exponents_of_networks(place: str) -> None:
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich", "pre, gated"])
+def test_exponents_of_networks(place: Any) -> None:
     """Four layers of width 512, on tokens that are almost alike: their angles by the forward pass, gradients by
     autograd."""
+    gated, place = "gated" in place, place.split(",")[0]
     arch = Architecture(
-        layers=4, width=512, heads=4, mlp_width=512, norm="layer", norm_place=place, activation="gelu", biases=False
-    )
+        layers=4, width=512, heads=4, mlp="gated" if gated else "plain", mlp_width=512, head_gate=gated, norm="layer",
+        norm_place=place, activation="gelu", biases=False,
+    )  # fmt: skip
     found = []
     for seed in range(8):
         net, X = random_network(arch, 1.0, 128, seed=seed), normal(1, 1, 512, seed=seed)
@@ -255,14 +262,7 @@ def test_a_mask_leaves_the_tokens_that_see_most() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"kernel": "sigmoid"},
-        {"positions": "alibi"},
-        {"score_cap": 30.0},
-        {"head_gate": True},
-        {"shared": True, "layers": 2},
-    ],
+    "fields", [{"kernel": "sigmoid"}, {"positions": "alibi"}, {"score_cap": 30.0}, {"shared": True, "layers": 2}]
 )
 def test_what_has_no_closed_form_is_refused(fields: dict[str, Any]) -> None:
     arch = Architecture(**{"layers": 1, "width": 16, "heads": 2} | fields)

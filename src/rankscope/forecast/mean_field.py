@@ -193,7 +193,7 @@ class MeanField(Plain):
         """`P C P^T` of every draw and head, zero of a head that is not active."""
         active = torch.zeros(self.arch.heads, 1, 1, dtype=V.dtype, device=V.device)
         active[list(self.active_heads(block))] = 1.0
-        P = self.patterns = (active * P).unflatten(0, (len(V), self.draws))
+        P = self.patterns = (active * P).view(len(V), self.draws, *P.shape[1:])
         return P @ V[:, None, None] @ P.mT
 
     def gate(self, block: Block, heads: HeadCovariance, C: Covariance) -> HeadCovariance:

@@ -23,10 +23,8 @@ activation by `E phi'(u)^2`, attention by `Y_2` through values; queries and keys
     sigma^2 (q - p) (2 q - p) Y,    Y = E[Y_2 - 2 Y_3 + (Y_2)^2] = m (1 - m) / 3,
 
 Y being what is left of a change of scores in the pattern: nothing at rank collapse, where all of a row moves, and
-nothing at entropy collapse, where the one token stays. The gradient at the weights of queries is, in mean square,
-proportional to `sigma_k^2 q (q - p)^2 Y`: it vanishes in rank collapse, and beyond it grows until `sigma_k^2 m / 3`
-does not, for queries and keys that grow alike. Networks come near to all this as `1 / ln n` and `ln n / width` fall:
-slowly (`mean_field.py` has no such limit).
+nothing at entropy collapse, where the one token stays. The gradient at weights of queries is, in mean square,
+`sigma_k^2 sigma_v^2 q (q - p)^2 Y`. Networks come near to all this as `1 / ln n` and `ln n / width` fall: slowly.
 """
 
 import math
@@ -121,7 +119,6 @@ def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[P
             f"the kernel {arch.kernel!r} in closed form": arch.kernel != "softmax",
             f"{arch.positions} positions in closed form": arch.positions in ("bias", "alibi"),
             "a cap of scores in closed form": bool(arch.score_cap),
-            "gates in closed form": arch.head_gate,
         }
     )
     rules = ClosedForm(net, tokens)
@@ -228,6 +225,11 @@ class ClosedForm(Arithmetic):
         common, factors = row.total**2 * x.p, [row.own, row.squares + row.response, row.total**2]
         return Exchangeable(common + row.squares * (x.q - x.p), common, x.changes * factors)
 
+    def gate(self, block: Block, heads: Exchangeable, x: Exchangeable) -> Exchangeable:
+        """Return the moments of the outputs of heads times their gates."""
+        assert block.weights.attention.gate is not None
+        return multiplied(heads, activated(torch.sigmoid, through(block.weights.attention.gate, x)))
+
     def output(self, block: Block, heads: Exchangeable) -> Exchangeable:
         """Add up the heads, which are independent of each other."""
         return (heads * output_gain(block)).biased(mean_square(block.weights.attention.output.bias))
@@ -237,10 +239,8 @@ class ClosedForm(Arithmetic):
         w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
         assert w is not None
         hidden = through(w.up, x)
-        if w.gate is None:
-            return through(w.down, activated(act, hidden))
-        gate = activated(act, through(w.gate, x))
-        return through(w.down, multiplied(gate, hidden))
+        inner = activated(act, hidden) if w.gate is None else multiplied(activated(act, through(w.gate, x)), hidden)
+        return through(w.down, inner)
 
     def add(self, block: Block, half: Half, x: Exchangeable, branches: dict[str, Exchangeable]) -> Exchangeable:
         """Branches are independent of what they are added to, and of each other."""
