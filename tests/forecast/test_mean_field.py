@@ -82,7 +82,7 @@ WITH: dict[str, list[tuple[str, str]]] = {
     "valueresidual": [("post", "valueresidual:a=0.8,b=0.9")],
     "neutreno": [("post", "neutreno")],
     "featscale": [("post", "featscale:s=0.3,t=-0.4")],
-    "contranorm": [("pre", "contranorm:s=0.5"), ("post", "contranorm:s=0.5")],
+    "contranorm": [("pre", "contranorm:s=0.2"), ("post", "contranorm:s=0.2")],
     "gate": [("post", "gate")],
     "headgate": [("post", "headgate")],
 }
