@@ -1,28 +1,44 @@
-"""Trained designs: what became of each, as one line of a table.
+"""Trained designs: what became of each, and the table of those that were trained (`data/forecast_trainings.csv`).
 
-`trained(seed, design)` trains a design and returns the losses; `python -m rankscope.forecast.calibration` trains many
-side by side, each written when it ends, so that an interrupted run goes on where it was.
+`trained` draws a design, trains it and returns what came of it; `train_designs` does that for many, several at once,
+and writes each when it ends, so that an interrupted run goes on where it was. The predictor is fitted to the table.
 """
 
-import argparse
 import json
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rankscope.forecast.designs import STEPS, Design, drawn
+import polars as pl
+
+from rankscope.forecast.designs import STEPS, drawn
 from rankscope.lab.trial import free_memory
 from rankscope.workers import run_pieces
 
-EARLY = 0.1  # The share of a training after which its loss is read once
+EARLY = 0.1  # The share of a training after which its held-out loss is read once
 EVALUATION = 256  # Held-out samples that losses are taken on
+DRAWN = 10  # Steps whose losses are averaged for one point of the curve that is kept
+TABLE = "data/forecast_trainings.csv"
+
+
+def trainings() -> pl.DataFrame:
+    """The table of designs that were trained: number · seed · key · task · layers · lr · blind · loss_start ·
+    loss_early · loss · accuracy · diverged. A design is `designs.drawn(number)`; its key says that it is the same.
+
+    >>> trainings().columns[:3]
+    ['number', 'seed', 'key']
+    """
+    return pl.read_csv(BytesIO(files("rankscope").joinpath(TABLE).read_bytes()))
 
 
 def trained(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> dict[str, Any]:
-    """What became of the design of a number, trained with a seed.
+    """What became of a design.
 
     Args:
         piece: (the number that the design is drawn from, the seed of its training).
@@ -32,51 +48,52 @@ def trained(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> 
     number, seed = piece
     design, start = replace(drawn(number), steps=steps), time.perf_counter()
     training = design.training(seed, device)
-    begun = training.evaluate(EVALUATION)[0].loss
-    early = math.nan
+    first, early = training.evaluate(EVALUATION)[0].loss, math.nan
     for step in training:
         if step == round(EARLY * steps):
             early = training.evaluate(EVALUATION)[0].loss
-    del_losses = [float(loss) for loss in training.losses]
-    ended = training.evaluate(EVALUATION)[0]
-    line = {
-        "number": number, "seed": seed, "key": design.key, "design": asdict(design), "loss_start": begun,
-        "loss_early": early, "loss": ended.loss, "accuracy": ended.accuracy, "blind": training.task.blind,
-        "diverged": not all(map(math.isfinite, del_losses)),
-        "losses": [round(sum(del_losses[k : k + 10]) / 10, 4) for k in range(0, steps, 10)],
+    last, losses = training.evaluate(EVALUATION)[0], [float(loss) for loss in training.losses]
+    outcome = {
+        "number": number, "seed": seed, "key": design.key, "design": asdict(design), "blind": training.task.blind,
+        "loss_start": first, "loss_early": early, "loss": last.loss, "accuracy": last.accuracy,
+        "diverged": not all(map(math.isfinite, losses)),
+        "losses": [round(sum(losses[k : k + DRAWN]) / DRAWN, 4) for k in range(0, steps - DRAWN + 1, DRAWN)],
         "seconds": round(time.perf_counter() - start, 1), "device": device,
     }  # fmt: skip
     del training
     free_memory(device)
-    return line
+    return outcome
 
 
-def main() -> None:
-    """Train the designs of many numbers side by side."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--designs", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("-o", "--output", type=Path, default=Path("runs/designs.jsonl"))
-    options = parser.parse_args()
-    lines = options.output.read_text().splitlines() if options.output.exists() else []
+def train_designs(
+    pieces: Iterable[tuple[int, int]],
+    output: Path,
+    *,
+    workers: int = 2,
+    device: str = "cpu",
+    steps: int = STEPS,
+    deadline: float = math.inf,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Train designs, several at once, and write a line of JSON for each when it ends.
+
+    Args:
+        pieces: (number of the design, seed) of each training; those that the file has are left out.
+        output: The file, which is gone on with.
+        workers: Processes; on a GPU they share it best under NVIDIA's MPS.
+        device: Where designs are trained.
+        steps: Steps of each training.
+        deadline: Seconds since 1970 after which none is begun.
+        say: Called with a sentence for each.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    lines = output.read_text().splitlines() if output.exists() else []
     done = {(line["number"], line["seed"]) for line in map(json.loads, lines)}
-    numbers = range(options.first, options.first + options.designs)
-    pieces = [(number, seed) for seed in range(options.seeds) for number in numbers if (number, seed) not in done]
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    work = partial(trained, device=options.device, steps=options.steps)
-    until = time.time() + 60 * options.minutes
-    with options.output.open("a") as file:
-        for result in run_pieces(work, pieces, options.workers, deadline=until):
-            print(result.piece, f"{result.seconds:.1f} s", result.error or f"{result.value['loss']:.3f}", flush=True)
-            if result.value is not None:
-                file.write(json.dumps(result.value) + "\n")
+    work = partial(trained, device=device, steps=steps)
+    with output.open("a") as file:
+        for result in run_pieces(work, [piece for piece in pieces if piece not in done], workers, deadline=deadline):
+            outcome = result.value
+            say(f"{result.piece}: {result.error if outcome is None else round(outcome['loss'], 3)}")
+            if outcome is not None:
+                file.write(json.dumps(outcome) + "\n")
                 file.flush()
-
-
-if __name__ == "__main__":
-    main()

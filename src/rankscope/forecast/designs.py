@@ -3,18 +3,18 @@
 The predictor is calibrated on trained designs (`calibration.py`), and registered forecasts are of designs that were
 drawn by the same script with other seeds (`studies/registered.py`). What is drawn:
 
-| part                | values                                                                                         |
-|---------------------|------------------------------------------------------------------------------------------------|
-| task                | the next character (two thirds), induction                                                     |
-| depth               | 3 to 48 layers, uniform in their log                                                           |
-| norm                | LayerNorm, RMSNorm, none; before branches or after skips; a last norm or not                   |
-| skips               | 1 (half), 0 (a fifth), or anything between; that of the MLP mostly that of attention           |
-| MLP                 | plain, gated or none; GELU, ReLU, SiLU or tanh                                                 |
-| initialisation      | the schemes of `nets/initial.py`, with and without `/sqrt(L)`; embedding of entries 1 or 1/8    |
-| gains               | of queries and keys 0.3 to 3, of values 0.5 to 2                                                |
-| mask, positions     | causal, or a causal window; a table of positions, rotary, ALiBi or none                         |
-| remedy              | none (four fifths), or one that goes onto a decoder                                             |
-| learning rate       | 1e-3, or 3e-3                                                                                   |
+| part            | values                                                                                 |
+|-----------------|----------------------------------------------------------------------------------------|
+| task            | the next character (two thirds), induction                                             |
+| depth           | 3 to 48 layers, uniform in their log                                                   |
+| norm            | LayerNorm, RMSNorm, none; before branches or after skips; a last norm or not           |
+| skips           | 1 (half), 0 (a fifth), or anything between; that of the MLP mostly that of attention   |
+| MLP             | plain, gated or none; GELU, ReLU, SiLU or tanh                                         |
+| initialisation  | the schemes of `nets/initial.py`, also `/sqrt(L)`; embedding of entries 1 or 1/8       |
+| gains           | of queries and keys 0.3 to 3, of values 0.5 to 2                                       |
+| mask, positions | causal, or a causal window; a table of positions, rotary, ALiBi or none                |
+| remedy          | none (four fifths), or one that goes onto a decoder                                    |
+| learning rate   | 1e-3, or 3e-3                                                                          |
 """
 
 import hashlib
@@ -115,18 +115,13 @@ def drawn(seed: int) -> Design:
     for attempt in range(100):
         design = _drawn(random.Random(f"{seed}, attempt {attempt}"))
         try:
-            net = Transformer.random(replace_layers(design.architecture, 1))
+            net = Transformer.random(replace(design.architecture, layers=1))
             if design.remedy:
                 net.with_remedy(design.remedy)
         except RankscopeError:  # a remedy that does not go onto this network
             continue
         return design
     raise AssertionError("no design can be made")  # a hundred in a row: none is without a remedy
-
-
-def replace_layers(arch: Architecture, layers: int) -> Architecture:
-    """The same architecture with another number of layers."""
-    return replace(arch, layers=layers)
 
 
 def _drawn(draw: random.Random) -> Design:

@@ -24,8 +24,8 @@ Adam moves every weight by about the learning rate at a step, whatever the size 
 | `share_current`        | of that part, the share that the token's own symbol explains                               |
 | `share_position`       | of that part, the share that the token's position explains                                 |
 | `logits_*`             | log10 of the root mean square of what differs between tokens, and of what does not         |
-| `reach_*`              | log10 of `lr * steps * |input gradient|_1`: of all weights, of blocks, and by kind of weight |
-| `lowest_*`, `tilt_*`   | log10 of the input gradient's norm in the layer that has least; of the last layer to the first |
+| `reach_*`              | log10 of `lr * steps * |input gradient|_1`: of all weights, blocks, each kind of weight     |
+| `lowest_*`, `tilt_*`   | log10 of the input gradient's norm in the layer that has least; last layer to first         |
 | `agreement_*`          | the cosine of the input gradients of two batches                                           |
 | `curvature`, `edge`    | log10 of `s H s`, s the signs of the gradient, and of `lr s H s / (2 |gradient|_1)`        |
 | `weights_*`            | log10 of the root mean square of weights in units of `lr * sqrt(steps)`, by kind           |

@@ -306,9 +306,9 @@ def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transfor
         LabError: No weight of the network has such a name.
 
     >>> net = Transformer.random(Architecture(layers=1, width=4, heads=2))
-    >>> louder = with_gains(net, [("attention.value.weight", 2.0)])
-    >>> bool((louder.weights.layers[0].attention.value.weight == 2 * net.weights.layers[0].attention.value.weight).all())
-    True
+    >>> before, after = net.state(), with_gains(net, [("attention.value.weight", 2.0)]).state()
+    >>> float((after["layers.0.attention.value.weight"] / before["layers.0.attention.value.weight"]).mean())
+    2.0
     """
     if not gains:
         return net
@@ -317,7 +317,8 @@ def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transfor
         names = [name for name in state if name.endswith(end)]
         if not names:
             raise LabError(
-                f"a gain must name the end of a weight's name, such as attention.query.weight; got {end}", subject="gains"
+                f"a gain must name the end of a weight's name, such as attention.query.weight; got {end}",
+                subject="gains",
             )
         state |= {name: state[name] * factor for name in names}
     return Transformer.from_weights(net.arch, state)

@@ -1,0 +1,75 @@
+"""Readings at initialisation: what the loss of the labels' frequencies cannot see, and weights left as they were."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rankscope.forecast.readings import drifted, readings
+from rankscope.lab import Recipe, Training
+from rankscope.lab.tasks import Copying
+from rankscope.lab.tasks.task import UNLABELLED
+
+TASK = Copying(symbols=4, length=3)
+RECIPE = Recipe(steps=16, batch=4, lr=1e-2)
+
+
+def fresh(**fields: object) -> Training:
+    """A small training in float64, not begun."""
+    return Training(TASK, TASK.architecture(2, 8, 2, **fields), RECIPE, dtype=torch.float64)
+
+
+def test_weights_are_as_before() -> None:
+    model = fresh().models[0]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    readings(model, TASK, RECIPE)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with drifted(model, 0.1, 0):
+        moved = [float((before[name] - tensor).std()) for name, tensor in model.state_dict().items() if tensor.ndim > 1]
+    assert all(0.05 < size < 0.15 for size in moved)
+
+
+def test_the_input_gradient_of_the_head_is_that_of_centred_errors() -> None:
+    model = fresh().models[0]
+    found = readings(model, TASK, RECIPE)
+    batch = TASK.batch(RECIPE.batch, 0, 0)
+    with torch.no_grad():
+        H = model.net(model.tokens(batch.inputs))
+        labelled = batch.labels != UNLABELLED
+        h, y = H[labelled], batch.labels[labelled]
+        r = (model.head(h).softmax(-1) - F.one_hot(y, 4)) / len(y)
+        by_hand = h.mT @ (r - r.mean(0))
+    reach = RECIPE.lr * RECIPE.steps * float(by_hand.abs().sum())  # the bias has none: centred errors add up to zero
+    assert found["reach_head"] == pytest.approx(math.log10(reach), abs=1e-9)
+
+
+def test_tokens_that_are_alike_leave_nothing_to_learn_from() -> None:
+    bare = {"norm": "none", "final_norm": False, "mlp": "none", "attention_skip": 0.0, "kernel": "uniform"}
+    found = readings(fresh(mask="complete", **bare).models[0], TASK, RECIPE)
+    assert found["residual_last"] == -30.0
+    assert found["lowest_query"] == -30.0
+    whole = readings(fresh().models[0], TASK, RECIPE)
+    assert whole["residual_last"] > -2
+    assert whole["lowest_query"] > -12
+
+
+def test_the_curvature_is_the_second_derivative_along_the_signs() -> None:
+    model = fresh().models[0]
+    found = readings(model, TASK, RECIPE)
+    batch = TASK.batch(RECIPE.batch, 0, 0)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    gradient = torch.autograd.grad(TASK.loss(model(batch.inputs), batch), weights)
+
+    def loss(at: float) -> float:
+        with torch.no_grad():
+            for weight, g in zip(weights, gradient, strict=True):
+                weight.add_(at * g.sign())
+            value = float(TASK.loss(model(batch.inputs), batch))
+            for weight, g in zip(weights, gradient, strict=True):
+                weight.sub_(at * g.sign())
+        return value
+
+    h = 3e-6  # the third derivative is large: at 1e-4 it is seen
+    second = (loss(h) - 2 * loss(0.0) + loss(-h)) / h**2
+    assert found["curvature"] == pytest.approx(math.log10(abs(second)), abs=1e-3)
