@@ -1,0 +1,300 @@
+"""Gradients of a network by layer and kind of weight, at any scale: where a loss reaches, and where it does not.
+
+`gradients` runs forward in deviation arithmetic (`deviation/rules.py`: states `1 x^T + e^s R`), which keeps what
+attention of each layer read, and then backward through one block at a time by plain autograd (`nets/plain.py`) from the
+tokens of that state. The gradient at the tokens is made of size one after each block and its log carried apart, one of
+each sample, so that no product over depth leaves float64.
+
+Of queries and keys the gradient is e^{2s}, in autograd rounding below 1e-16: `score_gradients.py` has it at any scale.
+Autograd is right for the rest. Gradients at tokens, values, outputs, MLPs and norms do not vanish as tokens become the
+same: of what reaches tokens, the part through scores is a share e^s of that through values, and rounding of it a share
+1e-16. Where scores are not those of `score_gradients.py` (norms of queries, capped scores, other kernels,
+Transformer-XL's positions, parts that change P in their own way), autograd is taken for queries and keys too.
+
+Whether rounding decided is not guessed: all is run once more with last digits moved (`deviation/perturbation.py`), and
+readings on which the two do not agree are **marked**. Gradients of biases and of tensors of parts are not read.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation import Deviation, Scaled, State, without_rule
+from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
+from rankscope.deviation.propagate import PassInputs
+from rankscope.deviation.scaled import LOWEST, spread
+from rankscope.errors import ArchitectureError, TokensError
+from rankscope.forecast.score_gradients import HeadRecorder, ReadRecorder, has_formula, log_norm, query_and_key
+from rankscope.metrics.log_readings import FARTHEST
+from rankscope.nets import Transformer
+from rankscope.nets.plain import Plain
+from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.weights import Layer, converted, named
+from rankscope.shapes import Bool, Float
+
+KINDS = {
+    "query": r"attention\.query\.weight",
+    "key": r"attention\.key\.weight",
+    "value": r"attention\.value\.weight",
+    "output": r"attention\.output\.weight",
+    "mlp": r"(mlp|experts)\..*weight",
+    "norm": r"\w+_(norm|after)\.gain",
+}
+"""The kinds of weights, by the names of their tensors in a layer."""
+AGREED = 1e-7  # the difference of logs up to which two passes agree: 4e-8 in log10
+WITHIN = 340.0  # tokens beyond e^+-340 (1e148) are not taken through a block: their squares leave float64
+FAINT = -300.0  # the log below which the gradient of a sample beside the largest one is nothing to weights
+HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
+
+
+class LogReadings(NamedTuple):
+    """Numbers by layer, as log10 of their size: -inf of a zero."""
+
+    log10: Float[Tensor, " layer"]
+    below_floor: Bool[Tensor, " layer"]  # True where rounding decided: the number is **marked**
+
+    @property
+    def known(self) -> Float[Tensor, " layer"]:
+        """Natural logs, NaN where they are marked."""
+        return self.log10.masked_fill(self.below_floor, torch.nan) * math.log(10)
+
+
+class Exponents(NamedTuple):
+    """By how much a layer multiplies gradients and angles, as natural logs; NaN where readings are marked."""
+
+    gradient: float
+    """lambda_g: the mean over layers of `gradients`, `(1/L) log(|dX_0|^2 / |dX_L|^2)`."""
+    angle: float  # the mean of `angles`
+    gradients: Float[Tensor, " layer"]  # of layers 1 to L: log(|dX_{l-1}|^2 / |dX_l|^2)
+    angles: Float[Tensor, " layer"]  # lambda_a of layers 1 to L: log[(1 - p'/q') / (1 - p/q)]
+
+
+@dataclass(frozen=True)
+class GradientProfile:
+    """Norms of gradients of one loss, the sum over samples, and how far apart tokens are.
+
+    Args:
+        tokens: Of the tokens at layer 0 (the input) to L, over all samples.
+        weights: By kind (`KINDS`), of weights of layers 1 to L; kinds that a network does not have are left out.
+        separation: `1 - p/q` at layer 0 to L: q the mean square of tokens, p the mean product of two of a sample.
+    """
+
+    tokens: LogReadings
+    weights: dict[str, LogReadings]
+    separation: LogReadings
+
+    def exponents(self) -> Exponents:
+        """The exponents of Cowsik et al. 2024: of gradients at tokens and of the angle between them.
+
+        Theirs of gradients, `(1/L) log |d<X_L, R>/dX_0|^2`, contains `(1/L) log |R|^2`, which is taken off here; so
+        is what the final norm does, which is no layer."""
+        gradients, angles = -2 * self.tokens.known.diff(), self.separation.known.diff()
+        return Exponents(float(gradients.mean()), float(angles.mean()), gradients, angles)
+
+
+def gradients(
+    net: Transformer,
+    X: Float[Tensor, "batch token width"],
+    cotangent: Float[Tensor, "batch token width"] | None = None,
+    seed: int = 0,
+) -> GradientProfile:
+    """The sizes of gradients of a loss at tokens and weights of every layer, however small they are.
+
+    Args:
+        net: The network, taken in float64; every part has a rule in deviation arithmetic.
+        X: The tokens that it reads, without padding.
+        cotangent: The gradient of the loss at the network's output, after the final norm. Left out, a Gaussian R: the
+            loss is then `<X_L, R>`.
+        seed: What R is drawn from.
+
+    Raises:
+        ArchitectureError: A part has no rule in deviation arithmetic.
+        TokensError: The cotangent has not the shape of X.
+
+    >>> from rankscope.nets import Architecture
+    >>> san = Transformer.random(Architecture(layers=6, width=16, heads=2), init="xavier").variant("san")
+    >>> profile = gradients(san, torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)))
+    >>> bool(profile.weights["query"].log10[-1] < -100), bool(profile.weights["value"].log10[-1] > -3)
+    (True, True)
+    """
+    if missing := without_rule(net):
+        sentence = f"gradients start from deviation arithmetic, which has no rule for {', '.join(missing)}"
+        raise ArchitectureError(f"{sentence}: take a network without", subject="arithmetic")
+    inputs = PassInputs.of(net.held(), X)
+    if cotangent is None:
+        cotangent = torch.randn(X.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if cotangent.shape != X.shape:
+        sentence = f"a cotangent must have the shape of the tokens, {tuple(X.shape)}; received {tuple(cotangent.shape)}"
+        raise TokensError(sentence, subject="cotangent")
+    cotangent = cotangent.to(inputs.state.R.value)
+    logs, perturbed = (_Pass(inputs, moves).run(cotangent) for moves in (False, True))
+    readings = {name: _marked(log, perturbed[name]) for name, log in logs.items()}
+    tokens, separation = readings.pop("tokens"), readings.pop("separation")
+    return GradientProfile(tokens, readings, separation)
+
+
+def _marked(log: Tensor, other: Tensor) -> LogReadings:
+    """Natural logs of one pass as readings, marked where those of another pass do not agree; of logs beyond 1000
+    their difference counts as a share of a thousandth of them."""
+    error = (log - other).abs() / (log.abs() / 1e3).clamp(min=1.0)
+    agreed = (error <= AGREED) & (log.abs() < FARTHEST) | (log == other) & (log == -torch.inf)
+    return LogReadings(log / math.log(10), ~agreed)
+
+
+class _Graph(NamedTuple):
+    """One block as autograd has it: what goes in and what comes out, tokens and `rules.memory` by name."""
+
+    block: Block
+    leaves: dict[str, Tensor]
+    weights: Layer
+    outputs: dict[str, Tensor]
+
+
+class _Cotangents(NamedTuple):
+    """The gradient at what a block leaves to the next: of each sample of size one, and the log of its size."""
+
+    parts: dict[str, Tensor]
+    log: Float[Tensor, " batch"]
+
+    @classmethod
+    def of(cls, parts: dict[str, Tensor], log: Tensor) -> "_Cotangents":
+        """Gradients in units of e^log, brought to size one; zeros have the log -inf."""
+        size = torch.stack([part.abs().flatten(1).amax(-1) for part in parts.values()]).amax(0)
+        safe = size.masked_fill(size == 0, 1.0)
+        units = {name: part / spread(safe, part) for name, part in parts.items()}
+        return cls(units, (log + safe.log()).masked_fill(size == 0, -torch.inf))
+
+    @property
+    def log_norm(self) -> Tensor:
+        """The log of the norm at tokens, of all samples together."""
+        return _total(self.log + log_norm(self.parts[HIDDEN], 1))
+
+
+class _Forward(ReadRecorder, Deviation):
+    """Deviation arithmetic that keeps what attention reads."""
+
+
+class _PerturbedForward(ReadRecorder, PerturbedDeviation):
+    """Deviation arithmetic with last digits moved, which keeps the same."""
+
+
+class _Differentiable(HeadRecorder, Plain):
+    """Plain arithmetic that keeps the outputs of heads."""
+
+
+class _PerturbedDifferentiable(HeadRecorder, PerturbedPlain):
+    """Plain arithmetic with last digits moved, which keeps the same."""
+
+
+class _Pass:
+    """Forward through all layers, and backward through one at a time."""
+
+    def __init__(self, inputs: PassInputs, perturbed: bool) -> None:
+        given = inputs.net.arch, inputs.settings
+        self.net, self.start = inputs.net, inputs.state
+        self.rules = _PerturbedForward(*given) if perturbed else _Forward(*given)
+        self.plain = _PerturbedDifferentiable(*given) if perturbed else _Differentiable(*given)
+        self.rules.reads, self.rules.values_mixed, self.plain.head_outputs = {}, {}, {}
+
+    def run(self, cotangent: Tensor) -> dict[str, Tensor]:
+        """Natural logs of all readings, by what they are of."""
+        state, graphs = self.rules.tidy(self.start), []
+        separations = [_separation(state)]
+        for block in self.net.blocks:
+            graphs.append(self._graph(block, state))
+            with torch.no_grad():
+                state = traverse(block, self.rules, state).state
+            separations.append(_separation(state))
+        with torch.enable_grad():
+            X = _tokens(state).requires_grad_()
+            output = self.net.finish(X)
+        at = _Cotangents.of({HIDDEN: torch.autograd.grad(output, X, cotangent)[0]}, torch.zeros_like(state.log))
+        tokens, by_layer = [at.log_norm], []
+        while graphs:
+            sizes, at = self._backward(graphs.pop(), at)
+            tokens.append(at.log_norm)
+            by_layer.append(sizes)
+        kinds = [kind for kind in KINDS if any(kind in sizes for sizes in by_layer)]
+        zero = torch.full_like(tokens[0], -torch.inf)
+        logs = {kind: [sizes.get(kind, zero) for sizes in reversed(by_layer)] for kind in kinds}
+        logs |= {"tokens": tokens[::-1], "separation": separations}
+        return {name: torch.stack(of_layers) for name, of_layers in logs.items()}
+
+    def _graph(self, block: Block, state: State) -> _Graph:
+        """A block run with autograd, from the tokens of a state and what earlier blocks left."""
+        memory = self.plain.memory
+        kept = {name: part.detach().requires_grad_() for name, part in memory.items() if isinstance(part, Tensor)}
+        memory |= kept
+        X = _tokens(state).requires_grad_()
+        weights = converted(block.weights, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+        with torch.enable_grad():
+            output = traverse(block.with_weights(weights), self.plain, X).state
+        left = {name: part for name, part in memory.items() if isinstance(part, Tensor)}
+        return _Graph(block, {HIDDEN: X, **kept}, weights, {HIDDEN: output, **left})
+
+    def _backward(self, graph: _Graph, at: _Cotangents) -> tuple[dict[str, Tensor], _Cotangents]:
+        """(logs of the norms of gradients by kind of weight, the gradient at what the block read)."""
+        largest = at.log.amax().clamp(min=LOWEST)
+        share = (at.log - largest).clamp(min=FAINT).exp()
+        heads = self.plain.head_outputs.pop(graph.block.index)
+        weights = [(kind, t) for name, t in named(graph.weights).items() if (kind := kind_of(name)) is not None]
+        outputs = {name: part for name, part in graph.outputs.items() if name in at.parts}
+        found = torch.autograd.grad(
+            list(outputs.values()),
+            [heads, *graph.leaves.values(), *(tensor for _, tensor in weights)],
+            [at.parts[name] * spread(share, part) for name, part in outputs.items()],
+            materialize_grads=True,
+        )
+        count = 1 + len(graph.leaves)
+        G, *of_leaves = (part / spread(share, part) for part in found[:count])
+        sizes: dict[str, list[Tensor]] = {}
+        for (kind, _), gradient in zip(weights, found[count:], strict=True):
+            sizes.setdefault(kind, []).append(log_norm(gradient) + largest)
+        logs = {kind: _total(torch.stack(several)) for kind, several in sizes.items()}
+        logs |= self._of_scores(graph.block, Scaled(G, at.log), logs)
+        return logs, _Cotangents.of(dict(zip(graph.leaves, of_leaves, strict=True)), at.log)
+
+    def _of_scores(self, block: Block, G: Scaled, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logs of queries and keys, from the gradient G at outputs of heads, or as autograd has them."""
+        read, values = self.rules.reads.pop(block.index), self.rules.values_mixed.pop(block.index)
+        if has_formula(block.arch):
+            with torch.no_grad():
+                query, key = query_and_key(self.rules, block, *read, values, G)
+            return {"query": query, "key": key}
+        if block.arch.kernel == "uniform" or not bool(G.value.any()):
+            return {}
+        # A zero that is no part's: autograd has none of what softmax leaves beside one token below 1e-16.
+        return {kind: logs[kind].masked_fill(logs[kind] == -torch.inf, torch.nan) for kind in ("query", "key")}
+
+
+def kind_of(name: str) -> str | None:
+    """The kind of weight that a tensor of a layer is, by its name; None of those that are not read.
+
+    >>> kind_of("mlp.down.weight"), kind_of("attention.query.bias")
+    ('mlp', None)
+    """
+    return next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)), None)
+
+
+def _tokens(state: State) -> Tensor:
+    """The tokens of a state, NaN where they are beyond `WITHIN`, so that all that depends on them is marked."""
+    lost = (state.log.abs() > WITHIN) & (state.log > LOWEST)  # tokens that are zero are known
+    return state.tokens().masked_fill(spread(lost, state.R.value), torch.nan)
+
+
+def _separation(state: State) -> Tensor:
+    """The log of `1 - p/q`: with n tokens of a sample, `q - p = |res X|^2 / (n - 1)` and `q = |X|^2 / n`, the mean over
+    samples of each."""
+    n, residual = state.valid.mask.shape[1], state.residual
+    apart = _total(residual.log + log_norm(residual.value, 1)) * 2
+    size = _total(state.log + log_norm(state.scaled_tokens, 1)) * 2
+    return apart - size + math.log(n / (n - 1)) if n > 1 else apart * torch.nan
+
+
+def _total(logs: Tensor) -> Tensor:
+    """The log of the norm of numbers that are given by their logs."""
+    return (2 * logs).logsumexp(0) / 2
