@@ -8,8 +8,9 @@ each sample, so that no product over depth leaves float64.
 Of queries and keys the gradient is e^{2s}, in autograd rounding below 1e-16: `score_gradients.py` has it at any scale.
 Autograd is right for the rest. Gradients at tokens, values, outputs, MLPs and norms do not vanish as tokens become the
 same: of what reaches tokens, the part through scores is a share e^s of that through values, and rounding of it a share
-1e-16. Where scores are not those of `score_gradients.py` (norms of queries, capped scores, other kernels,
-Transformer-XL's positions, parts that change P in their own way), autograd is taken for queries and keys too.
+1e-16 (more where biases of values are far above what they are added to). Where scores are not those of
+`score_gradients.py` (norms of queries, capped scores, other kernels, Transformer-XL's positions, parts that change P in
+their own way), autograd is taken for queries and keys too.
 
 Whether rounding decided is not guessed: all is run once more with last digits moved (`deviation/perturbation.py`), and
 readings on which the two do not agree are **marked**. Gradients of biases and of tensors of parts are not read.
@@ -30,7 +31,7 @@ from rankscope.deviation.scaled import LOWEST, spread
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.forecast.score_gradients import HeadRecorder, ReadRecorder, has_formula, log_norm, query_and_key
 from rankscope.metrics.log_readings import FARTHEST
-from rankscope.nets import Transformer
+from rankscope.nets import Transformer, shapes
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer, converted, named
@@ -66,8 +67,7 @@ class LogReadings(NamedTuple):
 class Exponents(NamedTuple):
     """By how much a layer multiplies gradients and angles, as natural logs; NaN where readings are marked."""
 
-    gradient: float
-    """lambda_g: the mean over layers of `gradients`, `(1/L) log(|dX_0|^2 / |dX_L|^2)`."""
+    gradient: float  # lambda_g, the mean of `gradients`: (1/L) log(|dX_0|^2 / |dX_L|^2)
     angle: float  # the mean of `angles`
     gradients: Float[Tensor, " layer"]  # of layers 1 to L: log(|dX_{l-1}|^2 / |dX_l|^2)
     angles: Float[Tensor, " layer"]  # lambda_a of layers 1 to L: log[(1 - p'/q') / (1 - p/q)]
@@ -116,7 +116,7 @@ def gradients(
         TokensError: The cotangent has not the shape of X.
 
     >>> from rankscope.nets import Architecture
-    >>> san = Transformer.random(Architecture(layers=6, width=16, heads=2), init="xavier").variant("san")
+    >>> san = Transformer.random(Architecture(layers=7, width=16, heads=2), init="xavier").variant("san")
     >>> profile = gradients(san, torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)))
     >>> bool(profile.weights["query"].log10[-1] < -100), bool(profile.weights["value"].log10[-1] > -3)
     (True, True)
@@ -138,8 +138,7 @@ def gradients(
 
 
 def _marked(log: Tensor, other: Tensor) -> LogReadings:
-    """Natural logs of one pass as readings, marked where those of another pass do not agree; of logs beyond 1000
-    their difference counts as a share of a thousandth of them."""
+    """Natural logs as readings, marked where another pass differs; of logs beyond 1000, by over 1e-10 of them."""
     error = (log - other).abs() / (log.abs() / 1e3).clamp(min=1.0)
     agreed = (error <= AGREED) & (log.abs() < FARTHEST) | (log == other) & (log == -torch.inf)
     return LogReadings(log / math.log(10), ~agreed)
@@ -175,7 +174,7 @@ class _Cotangents(NamedTuple):
 
 
 class _Forward(ReadRecorder, Deviation):
-    """Deviation arithmetic that keeps what attention reads."""
+    """Deviation arithmetic that keeps what attention reads and mixes."""
 
 
 class _PerturbedForward(ReadRecorder, PerturbedDeviation):
@@ -196,6 +195,8 @@ class _Pass:
     def __init__(self, inputs: PassInputs, perturbed: bool) -> None:
         given = inputs.net.arch, inputs.settings
         self.net, self.start = inputs.net, inputs.state
+        names = [name.split(".", 2)[2] for name in shapes(inputs.net.arch) if name.startswith("layers.")]
+        self.kinds = {name: kind for name in names if (kind := kind_of(name)) is not None}
         self.rules = _PerturbedForward(*given) if perturbed else _Forward(*given)
         self.plain = _PerturbedDifferentiable(*given) if perturbed else _Differentiable(*given)
         self.rules.reads, self.rules.values_mixed, self.plain.head_outputs = {}, {}, {}
@@ -213,14 +214,12 @@ class _Pass:
             X = _tokens(state).requires_grad_()
             output = self.net.finish(X)
         at = _Cotangents.of({HIDDEN: torch.autograd.grad(output, X, cotangent)[0]}, torch.zeros_like(state.log))
-        tokens, by_layer = [at.log_norm], []
+        tokens, by_layer, zero = [at.log_norm], [], torch.full_like(at.log[0], -torch.inf)
         while graphs:
             sizes, at = self._backward(graphs.pop(), at)
             tokens.append(at.log_norm)
             by_layer.append(sizes)
-        kinds = [kind for kind in KINDS if any(kind in sizes for sizes in by_layer)]
-        zero = torch.full_like(tokens[0], -torch.inf)
-        logs = {kind: [sizes.get(kind, zero) for sizes in reversed(by_layer)] for kind in kinds}
+        logs = {kind: [sizes.get(kind, zero) for sizes in reversed(by_layer)] for kind in self.kinds.values()}
         logs |= {"tokens": tokens[::-1], "separation": separations}
         return {name: torch.stack(of_layers) for name, of_layers in logs.items()}
 
@@ -233,15 +232,15 @@ class _Pass:
         weights = converted(block.weights, lambda t: t.detach().requires_grad_(t.is_floating_point()))
         with torch.enable_grad():
             output = traverse(block.with_weights(weights), self.plain, X).state
-        left = {name: part for name, part in memory.items() if isinstance(part, Tensor)}
-        return _Graph(block, {HIDDEN: X, **kept}, weights, {HIDDEN: output, **left})
+        left = {HIDDEN: output} | {name: part for name, part in memory.items() if isinstance(part, Tensor)}
+        return _Graph(block, {HIDDEN: X, **kept}, weights, left)
 
     def _backward(self, graph: _Graph, at: _Cotangents) -> tuple[dict[str, Tensor], _Cotangents]:
         """(logs of the norms of gradients by kind of weight, the gradient at what the block read)."""
         largest = at.log.amax().clamp(min=LOWEST)
         share = (at.log - largest).clamp(min=FAINT).exp()
         heads = self.plain.head_outputs.pop(graph.block.index)
-        weights = [(kind, t) for name, t in named(graph.weights).items() if (kind := kind_of(name)) is not None]
+        weights = [(self.kinds[name], tensor) for name, tensor in named(graph.weights).items() if name in self.kinds]
         outputs = {name: part for name, part in graph.outputs.items() if name in at.parts}
         found = torch.autograd.grad(
             list(outputs.values()),
