@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecast.gradients import GradientProfile, gradients
+from rankscope.forecast.gradient_profile import GradientProfile
+from rankscope.forecast.gradients import gradients
 from rankscope.nets import Architecture, Experts, Transformer
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, dot
@@ -117,6 +118,14 @@ def test_a_zero_of_autograd_is_marked_unless_it_is_one() -> None:
     uniform = gradients(awake(Architecture(layers=1, width=4, heads=1, kernel="uniform", **PURE)), X)
     assert bool(sharp.weights["query"].below_floor) and not bool(uniform.weights["query"].below_floor)
     assert float(uniform.weights["query"].log10) == -math.inf
+
+
+@pytest.mark.parametrize("seed", [13, 19, 26])
+def test_rounding_on_which_passes_agree_is_marked(seed: int) -> None:
+    """Beside one token that has all attention, autograd has zero of its score's gradient: the sum of the others'."""
+    net = awake(Architecture(layers=1, width=2, heads=1, kernel="gaussian", **PURE), seed=seed)
+    profile = gradients(net, 6 * normal(1, 3, 2, seed=seed), normal(1, 3, 2, seed=seed + 1))
+    assert bool(profile.weights["query"].below_floor)
 
 
 def test_scores_that_biases_of_values_drown_are_marked() -> None:

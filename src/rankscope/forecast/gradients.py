@@ -10,7 +10,7 @@ Autograd is right for the rest. Gradients at tokens, values, outputs, MLPs and n
 same: of what reaches tokens, the part through scores is a share e^s of that through values, and rounding of it a share
 1e-16 (more where biases of values are far above what they are added to). Where scores are not those of
 `score_gradients.py` (norms of queries, capped scores, other kernels, Transformer-XL's positions, parts that change P in
-their own way), autograd is taken for queries and keys too.
+their own way), autograd is taken for queries and keys too, as far as it resolves them (`uncancelled`).
 
 Whether rounding decided is not guessed: all is run once more with last digits moved (`deviation/perturbation.py`), and
 readings on which the two do not agree are **marked**. Gradients of biases and of tensors of parts are not read.
@@ -18,7 +18,6 @@ readings on which the two do not agree are **marked**. Gradients of biases and o
 
 import math
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,13 +28,21 @@ from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
 from rankscope.deviation.propagate import PassInputs
 from rankscope.deviation.scaled import LOWEST, spread
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecast.score_gradients import HeadRecorder, ReadRecorder, has_formula, log_norm, query_and_key
+from rankscope.forecast.gradient_profile import GradientProfile, LogReadings
+from rankscope.forecast.score_gradients import (
+    HeadRecorder,
+    ReadRecorder,
+    has_formula,
+    log_norm,
+    query_and_key,
+    uncancelled,
+)
 from rankscope.metrics.log_readings import FARTHEST
 from rankscope.nets import Transformer, shapes
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer, converted, named
-from rankscope.shapes import Bool, Float
+from rankscope.shapes import Float
 
 KINDS = {
     "query": r"attention\.query\.weight",
@@ -47,53 +54,10 @@ KINDS = {
 }
 """The kinds of weights, by the names of their tensors in a layer."""
 AGREED = 1e-7  # the difference of logs up to which two passes agree: 4e-8 in log10
+RESOLVED = math.log(1e-10)  # of what would be if nothing cancelled: autograd's least share of queries and keys
 WITHIN = 340.0  # tokens beyond e^+-340 (1e148) are not taken through a block: their squares leave float64
 FAINT = -300.0  # the log below which the gradient of a sample beside the largest one is nothing to weights
 HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
-
-
-class LogReadings(NamedTuple):
-    """Numbers by layer, as log10 of their size: -inf of a zero."""
-
-    log10: Float[Tensor, " layer"]
-    below_floor: Bool[Tensor, " layer"]  # True where rounding decided: the number is **marked**
-
-    @property
-    def known(self) -> Float[Tensor, " layer"]:
-        """Natural logs, NaN where they are marked."""
-        return self.log10.masked_fill(self.below_floor, torch.nan) * math.log(10)
-
-
-class Exponents(NamedTuple):
-    """By how much a layer multiplies gradients and angles, as natural logs; NaN where readings are marked."""
-
-    gradient: float  # lambda_g, the mean of `gradients`: (1/L) log(|dX_0|^2 / |dX_L|^2)
-    angle: float  # the mean of `angles`
-    gradients: Float[Tensor, " layer"]  # of layers 1 to L: log(|dX_{l-1}|^2 / |dX_l|^2)
-    angles: Float[Tensor, " layer"]  # lambda_a of layers 1 to L: log[(1 - p'/q') / (1 - p/q)]
-
-
-@dataclass(frozen=True)
-class GradientProfile:
-    """Norms of gradients of one loss, the sum over samples, and how far apart tokens are.
-
-    Args:
-        tokens: Of the tokens at layer 0 (the input) to L, over all samples.
-        weights: By kind (`KINDS`), of weights of layers 1 to L; kinds that a network does not have are left out.
-        separation: `1 - p/q` at layer 0 to L: q the mean square of tokens, p the mean product of two of a sample.
-    """
-
-    tokens: LogReadings
-    weights: dict[str, LogReadings]
-    separation: LogReadings
-
-    def exponents(self) -> Exponents:
-        """The exponents of Cowsik et al. 2024: of gradients at tokens and of the angle between them.
-
-        Theirs of gradients, `(1/L) log |d<X_L, R>/dX_0|^2`, contains `(1/L) log |R|^2`, which is taken off here; so
-        is what the final norm does, which is no layer."""
-        gradients, angles = -2 * self.tokens.known.diff(), self.separation.known.diff()
-        return Exponents(float(gradients.mean()), float(angles.mean()), gradients, angles)
 
 
 def gradients(
@@ -199,7 +163,8 @@ class _Pass:
         self.kinds = {name: kind for name in names if (kind := kind_of(name)) is not None}
         self.rules = _PerturbedForward(*given) if perturbed else _Forward(*given)
         self.plain = _PerturbedDifferentiable(*given) if perturbed else _Differentiable(*given)
-        self.rules.reads, self.rules.values_mixed, self.plain.head_outputs = {}, {}, {}
+        self.rules.reads, self.rules.values_mixed = {}, {}
+        self.plain.head_outputs, self.plain.queries_and_keys = {}, {}
 
     def run(self, cotangent: Tensor) -> dict[str, Tensor]:
         """Natural logs of all readings, by what they are of."""
@@ -247,6 +212,7 @@ class _Pass:
             [heads, *graph.leaves.values(), *(tensor for _, tensor in weights)],
             [at.parts[name] * spread(share, part) for name, part in outputs.items()],
             materialize_grads=True,
+            retain_graph=True,
         )
         count = 1 + len(graph.leaves)
         G, *of_leaves = (part / spread(share, part) for part in found[:count])
@@ -254,20 +220,24 @@ class _Pass:
         for (kind, _), gradient in zip(weights, found[count:], strict=True):
             sizes.setdefault(kind, []).append(log_norm(gradient) + largest)
         logs = {kind: _total(torch.stack(several)) for kind, several in sizes.items()}
-        logs |= self._of_scores(graph.block, Scaled(G, at.log), logs)
+        logs |= self._of_scores(graph, Scaled(G, at.log), logs)
         return logs, _Cotangents.of(dict(zip(graph.leaves, of_leaves, strict=True)), at.log)
 
-    def _of_scores(self, block: Block, G: Scaled, logs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The logs of queries and keys, from the gradient G at outputs of heads, or as autograd has them."""
-        read, values = self.rules.reads.pop(block.index), self.rules.values_mixed.pop(block.index)
-        if has_formula(block.arch):
+    def _of_scores(self, graph: _Graph, G: Scaled, logs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The logs of queries and keys, from the gradient G at outputs of heads; elsewhere as autograd has them, NaN
+        below what it resolves."""
+        block, arch, index = graph.block, graph.block.arch, graph.block.index
+        (state, P), values = self.rules.reads.pop(index), self.rules.values_mixed.pop(index)
+        heads, kinds = self.plain.queries_and_keys.pop(index), ("query", "key")
+        if has_formula(arch):
             with torch.no_grad():
-                query, key = query_and_key(self.rules, block, *read, values, G)
-            return {"query": query, "key": key}
-        if block.arch.kernel == "uniform" or not bool(G.value.any()):
+                return dict(zip(kinds, query_and_key(self.rules, block, state, P, values, G), strict=True))
+        if arch.kernel == "uniform":
             return {}
-        # A zero that is no part's: autograd has none of what softmax leaves beside one token below 1e-16.
-        return {kind: logs[kind].masked_fill(logs[kind] == -torch.inf, torch.nan) for kind in ("query", "key")}
+        largest = G.log.amax().clamp(min=LOWEST)
+        sizes = uncancelled(arch, graph.weights.attention, *heads, values, G.at(largest.expand_as(G.log)))
+        least = {kind: size + largest + RESOLVED for kind, size in zip(kinds, sizes, strict=True)}
+        return {kind: logs[kind].masked_fill(logs[kind] < least[kind], torch.nan) for kind in kinds}
 
 
 def kind_of(name: str) -> str | None:

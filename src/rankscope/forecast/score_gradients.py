@@ -29,6 +29,7 @@ from rankscope.nets import Architecture
 from rankscope.nets.parts import pieces
 from rankscope.nets.positions import rotate
 from rankscope.nets.traversal import Block
+from rankscope.nets.weights import AttentionWeights
 from rankscope.remedies.shaping import PatternShaping
 
 
@@ -76,6 +77,30 @@ def query_and_key(
     return of_queries + factor, _weight_log(read, dK, arch.key_heads) + factor
 
 
+def uncancelled(
+    arch: Architecture, w: AttentionWeights, q: Tensor, k: Tensor, values: Values, G: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The logs of the norms that gradients of queries and keys would have if nothing cancelled and attention were to
+    many tokens: 1e-16 of them is what autograd rounds, or takes as zero.
+
+    Args:
+        arch: The architecture of the network.
+        w: The tensors of the layer's attention, in a graph of autograd.
+        q: Its queries `[batch, head, token, width]` as they meet keys, in that graph.
+        k: Its keys.
+        values: The values that it mixed.
+        G: The gradient at the outputs of heads.
+    """
+    length = torch.maximum(values.x.log_size(), values.R.log_size()).exp()[..., None, None] * G.shape[-1] ** 0.5
+    longest = sum(part.detach().norm(dim=-1).amax(-1)[..., None, None] for part in (q, k))
+    size = G.norm(dim=-1, keepdim=True) * length * (longest / arch.divisor + 1)
+    sizes = []
+    for part, linear in ((q, w.query), (k, w.key)):
+        signs = torch.randn(part.shape, generator=torch.Generator().manual_seed(0), dtype=G.dtype).to(G.device).sign()
+        sizes.append(log_norm(torch.autograd.grad(part, linear.weight, signs * size, retain_graph=True)[0]))
+    return sizes[0], sizes[1]
+
+
 class ReadRecorder:
     """Mixed into deviation arithmetic: keeps by layer what attention read, its pattern and the values it mixed."""
 
@@ -95,9 +120,16 @@ class ReadRecorder:
 
 
 class HeadRecorder:
-    """Mixed into plain arithmetic: keeps by layer the outputs of heads, at which autograd gives the gradient."""
+    """Mixed into plain arithmetic: keeps by layer queries, keys and the outputs of heads, for autograd."""
 
     head_outputs: dict[int, Tensor]
+    queries_and_keys: dict[int, tuple[Tensor, Tensor]]
+
+    def scored(self, block: Block, X: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys and what positions add to their scores; the first that a layer asks for are kept."""
+        q, k, added = super().scored(block, X)
+        self.queries_and_keys.setdefault(block.index, (q, k))
+        return q, k, added
 
     def only_active(self, block: Block, heads: Tensor) -> Tensor:
         """The outputs of heads, zero at those that are not active; kept as they were."""
