@@ -29,6 +29,7 @@ FLOORS = [
     "theory",
     "live",
     "lab",
+    "forecast",
     "studies",
     "engine",
     "report",
