@@ -58,6 +58,10 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "shaped attention whose identity cancels, but for 1e-868": ("width one", 1310426, "remedies"),
     "a head shut to 1e-906 beside one at 1e-609": ("width one", 900026, "gates"),
     "a head of 1e-10673 beside one of 1e-1e12": ("zero tokens, sharp", 901129, "gates"),
+    "rows that differ by units in the last place, as many in float64": ("width one, signs", 1002838),
+    "the same in a second layer": ("width one, signs", 1006858),
+    "the same under a norm, beside padding": ("width one, signs", 1011118),
+    "a share of tokens of 1e-1e13": ("zero tokens, sharp", 1010509),
 }
 
 

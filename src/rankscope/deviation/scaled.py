@@ -70,11 +70,11 @@ class Scaled:
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
     def unit(self) -> "Scaled":
-        """Equal numbers with the largest |entry| of value exactly one, so that squares stay in range."""
+        """Equal numbers with the largest |entry| of value about one, so that squares stay in range. What rounding moves
+        the log by, a part of one where that is 1e13, the value takes up: shares of other numbers at `log` are exact."""
         size = self.largest()
-        safe = size.masked_fill(size == 0, 1.0)
-        log = (self.log + safe.log()).masked_fill(size == 0, LOWEST)
-        return Scaled(self.value / spread(safe, self.value), log)
+        log = self.log + size.masked_fill(size == 0, 1.0).log()
+        return Scaled(self.value / spread((log - self.log).exp(), self.value), log.masked_fill(size == 0, LOWEST))
 
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales; an operand that is zero does not set the scale."""

@@ -117,7 +117,7 @@ class State:
 
     @cached_property
     def residual(self) -> Scaled:
-        """The residual: R minus its mean, the largest entry of size one. Cached: most readings start from it."""
+        """The residual: R minus its mean, the largest entry about one. Cached: most readings start from it."""
         return self.centred()[1].unit()
 
     @cached_property
@@ -137,7 +137,7 @@ class State:
 
     @cached_property
     def sizes(self) -> dict[str, LogScales]:
-        """A cache of the logs of the residual's norms, by name: a metric and its relative form share one."""
+        """A cache of norms of the residual's value, by name: a metric and its relative form share one."""
         return {}
 
     @property

@@ -75,7 +75,7 @@ class ScaledTokens(Protocol):
 
     @property
     def norms(self) -> dict[str, LogScales]:
-        """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
+        """Norms of the residual's value that were taken so far: a metric and its relative form share one."""
 
 
 @runtime_checkable

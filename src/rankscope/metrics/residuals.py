@@ -150,15 +150,17 @@ def log_residual(scaled: ScaledTokens, norm: Norm, centre: Centre = "mean", rela
     """The log of a norm of the residual in deviation arithmetic, or of its share of the tokens' norm."""
     R = scaled.residual
     if centre != "mean":
-        log = log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
+        size = NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm))
     else:
         if norm not in scaled.norms:
-            scaled.norms[norm] = log_of(NORMS[norm](R.value), R.log)
-        log = scaled.norms[norm]
+            scaled.norms[norm] = NORMS[norm](R.value)
+        size = scaled.norms[norm]
+    log = log_of(size, R.log)
     if not relative:
         return log
-    of_tokens = log_of(NORMS[norm](scaled.tokens), scaled.log)
-    return torch.where(log <= LOWEST, log, log - of_tokens)
+    # The scales are subtracted first: beside a log of 1e13 a share would be rounded in its third digit.
+    of_tokens = log_of(NORMS[norm](scaled.tokens), torch.zeros_like(log))
+    return torch.where(log <= LOWEST, log, log_of(size, R.log - scaled.log) - of_tokens)
 
 
 def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1) -> Reading:
