@@ -101,6 +101,11 @@ def test_networks_that_once_broke_it(name: str) -> None:
     check((seed,), kind, *feature)
 
 
+@pytest.mark.slow  # ten seconds of reference
+def test_weights_of_1e_minus_6e219_beside_scores_of_1e386() -> None:
+    check((1007885,), "llama")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, LogScales, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, spread
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
@@ -24,6 +24,9 @@ from rankscope.shapes import Bool, Float
 STEEP = math.log(1e4)  # the log of scores from which on their rounding may decide a softmax
 DIFFERENT = 1e-6  # the difference of entries of P from which on two passes attend to different tokens
 UNDECIDED = 1e-3  # the relative difference of entries of log P from which on rounding decided the order of scores
+CUT = STEEPEST - 2 * WIDEST  # the log of scores from which on they may have been cut (`scores.py`)
+FAINT = math.log(1e-12)  # the log of what a row attends to beside one token below which it may be due to a cut
+COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
 
 Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
@@ -90,6 +93,35 @@ def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
 def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
     """`|a - b| / max(|a|, |b|, 1)` entry by entry; 0 where both are infinite."""
     return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
+
+
+def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
+    """True for heads with scores so large that all were cut alike: which score of a row is largest is known, and not by
+    how much."""
+    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+        return _none(P)[:, None].expand(P.p.shape[:2])
+    ref, D = sizes
+    return torch.maximum(D, ref.clamp(min=1e-300).log()) > CUT
+
+
+def alike_rows(P: AnyPattern) -> Bool[Tensor, "batch head"]:
+    """True for heads whose rows are the same but for what a cut of scores may have made."""
+    return (P.by_head.log_size() if isinstance(P, DeviationPattern) else P.log) < FAINT
+
+
+def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:
+    """True for samples with scores that were cut where more than the largest score of each row decides about the
+    tokens after the layer, `state`: a row attends to several tokens, or tokens differ by next to nothing."""
+    cut = cut_heads(P)
+    if not must_compute("comparison.cut_away", cut.any()):
+        return _none(P)
+    if isinstance(P, PatternByRows):
+        several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
+    else:
+        several = (P.matrix() - P.matrix().square()).amax((-2, -1))
+    differences = state.R.log_size()
+    collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
+    return (cut & (several > math.exp(FAINT))).any(1) | cut.any(1) & collapsed
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:

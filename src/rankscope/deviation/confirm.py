@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, undecided
+from rankscope.deviation.comparison import attends_elsewhere, cut_away, state_distance, steep_scores, undecided
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
@@ -80,7 +80,7 @@ class Confirmation:
         for P, Q in ((step.attention, "attention"), (step.cross, "cross")):
             if P is not None and bool(steep_scores(P).any()):
                 second: DeviationPattern = getattr(self.perturbed_inside, Q)
-                lost = lost | attends_elsewhere(P, second.matrix()) | undecided(P, second)
+                lost = lost | attends_elsewhere(P, second.matrix()) | undecided(P, second) | cut_away(P, step.state)
         return lost
 
     @cached_property

@@ -285,7 +285,8 @@ class SecondPassLayer:
 
 
 def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch"]:
-    """Return which samples attend to tokens that rounding chose, although both passes have the same output.
+    """Return which samples attend to tokens that rounding or a cut of scores chose, although both passes have the same
+    output.
 
     The outputs agree because the tokens in question are equal as far as R can tell; in later layers what those tokens
     differ by may be the whole residual. Compared is the plain second pass where it resolves every sample (then the
@@ -296,6 +297,7 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
         P: comparison.AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P).any()):
             continue
+        hidden = hidden | comparison.cut_away(P, step.state)
         plain: comparison.Pattern | None = getattr(layer.plain, name, None)
         if isinstance(P, PatternByRows) and name == "attention":
             plain = layer.plain_rows

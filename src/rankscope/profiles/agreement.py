@@ -83,7 +83,7 @@ def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other:
         patterns = comparison.pattern_difference(step.attention, other.attention.matrix())
         error = torch.maximum(error, patterns.nan_to_num(nan=torch.inf))
     if metric.of != "tokens":
-        return error
+        return error.masked_fill(_cut(metric, reading, step), torch.inf)
     error = torch.maximum(error, _spread(comparison.state_distance(step.state, other.state), error))
     if metric.sensitive_to == "directions":
         error = torch.maximum(error, comparison.direction_difference(step.state, other.state))
@@ -144,9 +144,24 @@ def _error(
         distance = partial(comparison.state_distance, deep=False)
         distances = _states(distance, step.state, second, _noise(step.state))
         error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
+    error = error.masked_fill(_cut(metric, reading, step), torch.inf)
     if metric.of == "heads" and second.lost_heads is not None:
         error = error.masked_fill(second.lost_heads, torch.inf)
     return error.masked_fill(_spread(second.lost, error), torch.inf)
+
+
+def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
+    """True for heads of which a reading may be due to a cut of scores: a pattern's that is next to nothing, or of
+    outputs of a head whose rows are next to alike."""
+    P, nothing = step.attention or step.rows, torch.zeros_like(reading.value, dtype=torch.bool)
+    if P is None or metric.of not in ("attention", "heads"):
+        return nothing
+    cut = comparison.cut_heads(P)
+    if not bool(cut.any()):
+        return nothing
+    if metric.of == "heads":
+        return cut & comparison.alike_rows(P)
+    return cut & reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
 
 
 def _steepness(step: DeviationStep) -> Errors:
