@@ -36,6 +36,7 @@ NEAR = 1e-6  # that up to which rounding of the second pass alone may be the rea
 NOISY = 100 * torch.finfo(torch.float64).eps
 """The distance of two passes, for each token or width, above which counts are taken again at a tolerance of it."""
 COUNTED = 100.0  # how many times the distance of two passes a singular value must be to be no rounding
+PERTURBED = 8.0  # the tolerances of a count up to which a perturbed residual may have singular values of that alone
 BLIND = 1e3  # float64's floors, up to which a difference from float64 says nothing
 
 Errors = Float[Tensor, "..."]
@@ -110,6 +111,17 @@ def _miscounted(metric: Metric, state: State, distances: Errors) -> Tensor:
     return noisy
 
 
+def _uncounted(metric: Metric, reading: Reading, state: State, second: SecondPassStep) -> Tensor:
+    """True where a rank of the residual is less than it could be, and more in a perturbed pass, at a tolerance that the
+    perturbation of its result alone does not reach: rounding may have hidden what is counted."""
+    width, (_, broken) = state.R.value.shape[-1], state.finite
+    less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
+    if metric.rule is None or broken is not None or not bool(less.any()):
+        return torch.zeros_like(less)
+    residual = second.perturbed_for(less).state.residual.value
+    return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * UNIT) > reading.value)
+
+
 def _error(
     metric: Metric,
     reading: Reading,
@@ -144,6 +156,7 @@ def _error(
         distance = partial(comparison.state_distance, deep=False)
         distances = _states(distance, step.state, second, _noise(step.state))
         error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
+        error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
     error = error.masked_fill(_cut(metric, reading, step), torch.inf)
     if metric.of == "heads" and second.lost_heads is not None:
         error = error.masked_fill(second.lost_heads, torch.inf)
