@@ -28,11 +28,11 @@ class Entries:
 
     @classmethod
     def of(cls, part: Scaled) -> "Entries":
-        """Scaled numbers."""
+        """Return scaled numbers with a scale for every entry."""
         return cls(part.value.sign(), spread(part.log, part.value) + part.value.abs().log())
 
     def mapped(self, f: Callable[[Tensor], Tensor]) -> "Entries":
-        """The same numbers, moved or repeated."""
+        """Return the entries as `f`, which moves or repeats entries of a tensor, leaves them."""
         return Entries(f(self.sign), f(self.log))
 
     def __mul__(self, other: "Entries") -> "Entries":
@@ -64,7 +64,7 @@ def as_tensor(part: Scaled) -> Tensor:
 
 
 def product(factor: Tensor, exponent: Tensor) -> Entries:
-    """The numbers `factor e^exponent`."""
+    """Return the numbers `factor e^exponent`, entry by entry, at any scale."""
     return Entries(factor.sign(), factor.abs().log() + exponent)
 
 

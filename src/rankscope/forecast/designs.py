@@ -87,7 +87,7 @@ class Design:
 
     @property
     def initialisation(self) -> Initialisation:
-        """How the network starts."""
+        """How the weights of the network are drawn before its training."""
         gains = {
             "attention.query.weight": self.query_gain,
             "attention.key.weight": self.query_gain,

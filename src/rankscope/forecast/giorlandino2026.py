@@ -90,7 +90,16 @@ def _point(
 
 
 def published_network(beta: float, skip: float, layers: int, width: int, tokens: int, seed: int = 0) -> Transformer:
-    """Draw a network of the published kind; without an output projection that of values is followed by the identity."""
+    """Draw a network of the published kind; without an output projection that of values is followed by the identity.
+
+    Args:
+        beta: Scores have the variance `beta^2 ln(tokens)` for tokens of unit mean square.
+        skip: The weight of the skip around attention.
+        layers: How many layers it has.
+        width: The width of tokens, and of the MLP's hidden layer.
+        tokens: How many tokens it reads.
+        seed: What weights are drawn from.
+    """
     arch = Architecture(
         layers=layers, width=width, heads=1, mlp_width=width, activation="relu", norm_place="post",
         attention_skip=skip, biases=("value", "mlp"),
