@@ -94,7 +94,7 @@ class Design:
             "attention.value.weight": self.value_gain,
         }
         scaled = tuple((name, gain) for name, gain in gains.items() if gain != 1.0)
-        return Initialisation(self.scheme, self.embedding_std, scaled)
+        return Initialisation(self.scheme, self.embedding_std, gains=scaled)
 
     @property
     def key(self) -> str:

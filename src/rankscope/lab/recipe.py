@@ -39,8 +39,8 @@ class Initialisation:
     scheme: str = "xavier/sqrt(L)"  # A scheme of `nets/initial.py`
     embedding_std: float | None = None
     """Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out."""
-    gains: tuple[tuple[str, float], ...] = ()
-    """Factors of weights as drawn, by the end of their names: `(("attention.query.weight", 2.0),)`."""
     dropout: float = 0.0  # The chance that an entry is zero in training (`nets/dropout.py`)
     sigma_reparam: str | None = None
     """What the g of sigmaReparam starts from, "sigma" or "one" (`sigma_reparam.py`); None: without it."""
+    gains: tuple[tuple[str, float], ...] = ()
+    """Factors of weights as drawn, by the end of their names: `(("attention.query.weight", 2.0),)`."""
