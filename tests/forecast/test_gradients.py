@@ -135,10 +135,31 @@ def test_scores_that_biases_of_values_drown_are_marked() -> None:
     assert profile.tokens.below_floor.tolist() == [True, False]
 
 
-def test_tokens_beyond_the_range_of_squares_are_marked() -> None:
-    net = awake(Architecture(layers=2, width=4, heads=1, biases=False, **PURE))
-    profile = gradients(net, 1e-160 * normal(1, 3, 4))
-    assert all(readings.below_floor.any() for readings in of_kinds(profile).values())
+@pytest.mark.parametrize(
+    "fields", [{}, {"mlp": "plain"}, {"mlp": "gated", "activation": "silu"}, {"mask": "causal", "positions": "alibi"}]
+)
+def test_tokens_may_vanish(fields: dict[str, Any]) -> None:
+    arch = Architecture(layers=4, width=2, heads=1, mlp_width=2, mlp_skip=0.0, **{**PURE, **fields})
+    tensors = Transformer.random(arch, init="xavier").state()
+    shrunk = ("value.weight", "output.weight", "up.weight", "down.weight")
+    net = Transformer.from_weights(
+        arch, {name: t * 1e-24 if name.endswith(shrunk) else t for name, t in tensors.items()}
+    )
+    X, R = normal(1, 2, 2), normal(1, 2, 2, seed=1)
+    profile, reference = gradients(net, X, R), by_differences(net, X[0], R[0], ("value", "tokens"), 2400)
+    assert reference["tokens"][0] < -190
+    assert abs(float(profile.tokens.log10[0]) - reference["tokens"][0]) < 1e-9
+    assert farthest(profile.weights["value"].log10, reference["value"]) < 1e-9
+    assert not any(readings.below_floor.any() for readings in of_kinds(profile).values())
+
+
+def test_tokens_that_leave_the_range_otherwise_are_marked() -> None:
+    fields: dict[str, Any] = {"layers": 1, "width": 4, "heads": 1, "biases": False}
+    huge = gradients(awake(Architecture(**fields, **PURE)), 1e160 * normal(1, 3, 4))
+    mixed = awake(Architecture(**fields, norm="none", mlp="gated"))  # the skip shrinks as tokens do, the MLP as squares
+    unscaled = awake(Architecture(**fields, final_norm=True, norm_place="pre", norm="scale", norm_eps=0.0))
+    for profile in (huge, *(gradients(net, 1e-160 * normal(1, 3, 4)) for net in (mixed, unscaled))):
+        assert all(readings.below_floor[0] for readings in of_kinds(profile).values())
 
 
 def test_layers_that_do_nothing_have_exponents_zero() -> None:

@@ -3,7 +3,7 @@
 `gradients` runs forward in deviation arithmetic (`deviation/rules.py`: states `1 x^T + e^s R`), which keeps what
 attention of each layer read, and then backward through one block at a time by plain autograd (`nets/plain.py`) from the
 tokens of that state. The gradient at the tokens is made of size one after each block and its log carried apart, one of
-each sample, so that no product over depth leaves float64.
+each sample, so that no product over depth leaves float64; tokens that vanish themselves are lifted (`_lift`).
 
 Of queries and keys the gradient is e^{2s}, in autograd rounding below 1e-16: `score_gradients.py` has it at any scale.
 Autograd is right for the rest. Gradients at tokens, values, outputs, MLPs and norms do not vanish as tokens become the
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Deviation, Scaled, State, without_rule
+from rankscope.deviation import Deviation, Scaled, State, finish, without_rule
 from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
 from rankscope.deviation.propagate import PassInputs
 from rankscope.deviation.scaled import LOWEST, spread
@@ -55,7 +55,9 @@ KINDS = {
 """The kinds of weights, by the names of their tensors in a layer."""
 AGREED = 1e-7  # the difference of logs up to which two passes agree: 4e-8 in log10
 RESOLVED = math.log(1e-10)  # of what would be if nothing cancelled: autograd's least share of queries and keys
-WITHIN = 340.0  # tokens beyond e^+-340 (1e148) are not taken through a block: their squares leave float64
+WITHIN = 340.0  # tokens beyond e^340 (1e148) are not taken through a block: their squares leave float64
+TINY, LIFTED = math.log(1e-130), math.log(1e-40)  # tokens below the first are lifted to the second (`_lift`)
+SAME = math.log(1e-9)  # the share up to which a block of lifted tokens gives what it gives of these, lifted
 FAINT = -300.0  # the log below which the gradient of a sample beside the largest one is nothing to weights
 HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
 
@@ -115,6 +117,8 @@ class _Graph(NamedTuple):
     leaves: dict[str, Tensor]
     weights: Layer
     outputs: dict[str, Tensor]
+    lift: Float[Tensor, " batch"]  # the log that tokens were divided by, mostly 0; NaN where gradients are not known
+    degree: int  # the block of tokens c X is c^degree times that of X, where they are so small as to be lifted
 
 
 class _Cotangents(NamedTuple):
@@ -171,14 +175,17 @@ class _Pass:
         state, graphs = self.rules.tidy(self.start), []
         separations = [_separation(state)]
         for block in self.net.blocks:
-            graphs.append(self._graph(block, state))
             with torch.no_grad():
-                state = traverse(block, self.rules, state).state
+                after = traverse(block, self.rules, state).state
+            graphs.append(self._graph(block, state, after))
+            state = after
             separations.append(_separation(state))
+        lift = _lift(state)
         with torch.enable_grad():
-            X = _tokens(state).requires_grad_()
+            X = state.tokens(lift).requires_grad_()
             output = self.net.finish(X)
-        at = _Cotangents.of({HIDDEN: torch.autograd.grad(output, X, cotangent)[0]}, torch.zeros_like(state.log))
+        lift = _checked(lift, output, finish(self.net, state).tokens(lift))
+        at = _Cotangents.of({HIDDEN: torch.autograd.grad(output, X, cotangent)[0]}, 0 * lift)
         tokens, by_layer, zero = [at.log_norm], [], torch.full_like(at.log[0], -torch.inf)
         while graphs:
             sizes, at = self._backward(graphs.pop(), at)
@@ -188,22 +195,26 @@ class _Pass:
         logs |= {"tokens": tokens[::-1], "separation": separations}
         return {name: torch.stack(of_layers) for name, of_layers in logs.items()}
 
-    def _graph(self, block: Block, state: State) -> _Graph:
+    def _graph(self, block: Block, state: State, after: State) -> _Graph:
         """A block run with autograd, from the tokens of a state and what earlier blocks left."""
-        memory = self.plain.memory
+        memory, arch, lift = self.plain.memory, block.arch, _lift(state)
         kept = {name: part.detach().requires_grad_() for name, part in memory.items() if isinstance(part, Tensor)}
         memory |= kept
-        X = _tokens(state).requires_grad_()
+        X = state.tokens(lift).requires_grad_()
         weights = converted(block.weights, lambda t: t.detach().requires_grad_(t.is_floating_point()))
         with torch.enable_grad():
             output = traverse(block.with_weights(weights), self.plain, X).state
         left = {HIDDEN: output} | {name: part for name, part in memory.items() if isinstance(part, Tensor)}
-        return _Graph(block, {HIDDEN: X, **kept}, weights, left)
+        gated = arch.mlp in ("gated", "experts")
+        known = not gated or (arch.mlp_skip == 0 and not arch.parallel)  # a skip is of another degree
+        lift = _checked(lift, output, after.tokens(lift * (1 + gated)), known)
+        return _Graph(block, {HIDDEN: X, **kept}, weights, left, lift, 1 + gated)
 
     def _backward(self, graph: _Graph, at: _Cotangents) -> tuple[dict[str, Tensor], _Cotangents]:
         """(logs of the norms of gradients by kind of weight, the gradient at what the block read)."""
-        largest = at.log.amax().clamp(min=LOWEST)
-        share = (at.log - largest).clamp(min=FAINT).exp()
+        log, below = at.log + graph.degree * graph.lift, at.log + (graph.degree - 1) * graph.lift  # of weights, tokens
+        largest = log.amax().clamp(min=LOWEST)
+        share = (log - largest).clamp(min=FAINT).exp()
         heads = self.plain.head_outputs.pop(graph.block.index)
         weights = [(self.kinds[name], tensor) for name, tensor in named(graph.weights).items() if name in self.kinds]
         outputs = {name: part for name, part in graph.outputs.items() if name in at.parts}
@@ -220,8 +231,8 @@ class _Pass:
         for (kind, _), gradient in zip(weights, found[count:], strict=True):
             sizes.setdefault(kind, []).append(log_norm(gradient) + largest)
         logs = {kind: _total(torch.stack(several)) for kind, several in sizes.items()}
-        logs |= self._of_scores(graph, Scaled(G, at.log), logs)
-        return logs, _Cotangents.of(dict(zip(graph.leaves, of_leaves, strict=True)), at.log)
+        logs |= self._of_scores(graph, Scaled(G, below), logs)
+        return logs, _Cotangents.of(dict(zip(graph.leaves, of_leaves, strict=True)), below)
 
     def _of_scores(self, graph: _Graph, G: Scaled, logs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The logs of queries and keys, from the gradient G at outputs of heads; elsewhere as autograd has them, NaN
@@ -249,10 +260,18 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)), None)
 
 
-def _tokens(state: State) -> Tensor:
-    """The tokens of a state, NaN where they are beyond `WITHIN`, so that all that depends on them is marked."""
-    lost = (state.log.abs() > WITHIN) & (state.log > LOWEST)  # tokens that are zero are known
-    return state.tokens().masked_fill(spread(lost, state.R.value), torch.nan)
+def _lift(state: State) -> Float[Tensor, " batch"]:
+    """The log that tokens of each sample are divided by before a block is differentiated: 0 but of tiny ones, NaN of
+    huge ones. Blocks are homogeneous in tokens so small that scores are nothing and activations straight: what they
+    give of lifted tokens is what they give of these, lifted, and so are gradients at weights."""
+    tiny = (state.log < TINY) & (state.log > LOWEST)  # not where tokens are zero
+    return torch.where(tiny, state.log - LIFTED, 0.0).masked_fill(state.log > WITHIN, torch.nan)
+
+
+def _checked(lift: Tensor, output: Tensor, expected: Tensor, known: bool = True) -> Float[Tensor, " batch"]:
+    """The lift of each sample, NaN where the output of lifted tokens is not as expected, or is not known to be."""
+    other = log_norm(output.detach() - expected, 1) > log_norm(expected, 1) + SAME
+    return lift.masked_fill((lift != 0) & (other if known else True), torch.nan)
 
 
 def _separation(state: State) -> Tensor:
