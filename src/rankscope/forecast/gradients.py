@@ -270,7 +270,8 @@ def _lift(state: State) -> Float[Tensor, " batch"]:
 
 def _checked(lift: Tensor, output: Tensor, expected: Tensor, known: bool = True) -> Float[Tensor, " batch"]:
     """The lift of each sample, NaN where the output of lifted tokens is not as expected, or is not known to be."""
-    other = log_norm(output.detach() - expected, 1) > log_norm(expected, 1) + SAME
+    share = SAME + (lift.abs() / 1e3).clamp(min=1.0).log()  # logs beyond 1000 are rounded by as much
+    other = log_norm(output.detach() - expected, 1) > log_norm(expected, 1) + share
     return lift.masked_fill((lift != 0) & (other if known else True), torch.nan)
 
 
