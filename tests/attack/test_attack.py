@@ -62,6 +62,7 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "the same in a second layer": ("width one, signs", 1006858),
     "the same under a norm, beside padding": ("width one, signs", 1011118),
     "a rank that rounding makes one less": ("clustered, sharp", 1004441),
+    "rows that differ by 1e-482, beside scores of a gaussian kernel": ("zero tokens, sharp", 1700028),
     "a share of tokens of 1e-1e13": ("zero tokens, sharp", 1010509),
 }
 

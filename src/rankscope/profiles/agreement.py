@@ -158,8 +158,10 @@ def _error(
         error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
         error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
     error = error.masked_fill(_cut(metric, reading, step), torch.inf)
-    if metric.of == "heads" and second.lost_heads is not None:
-        error = error.masked_fill(second.lost_heads, torch.inf)
+    if metric.of in ("attention", "heads") and second.lost_heads is not None:
+        # Of a pattern, rows that are equal in numbers alone are lost.
+        zero = (reading.value == 0) & (reading.log10 == -torch.inf) & (metric.sensitive_to == "row differences")
+        error = error.masked_fill(second.lost_heads & (zero | (metric.of == "heads")), torch.inf)
     return error.masked_fill(_spread(second.lost, error), torch.inf)
 
 
