@@ -1,7 +1,7 @@
 """Trained designs: what became of each, and the table of those that were trained (`data/forecast_trainings.csv`).
 
 `trained` draws a design, trains it and returns what came of it; `train_designs` does that for many, several at once,
-and writes each when it ends, so that an interrupted run goes on where it was. The predictor is fitted to the table.
+and writes each when it ends, so that an interrupted run goes on where it was.
 """
 
 import json

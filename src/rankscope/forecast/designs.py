@@ -1,7 +1,6 @@
 """`Design`: everything that decides a training of the lab, and designs drawn at random from a wide space.
 
-The predictor is calibrated on trained designs (`calibration.py`), and registered forecasts are of designs that were
-drawn by the same script with other seeds (`studies/registered.py`). What is drawn:
+`calibration.py` trains such designs, and `readings.py` reads them before they are trained. What is drawn:
 
 | part            | values                                                                                 |
 |-----------------|----------------------------------------------------------------------------------------|

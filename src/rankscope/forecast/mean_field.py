@@ -1,7 +1,7 @@
 """Mean-field theory: the second moments of tokens, layer by layer, of a network whose weights are random.
 
-`forecast.py` calls `mean_field`, which takes the traversal of a block (`nets/traversal.py`) with rules of its own. A
-state is the covariance of the tokens of each sample,
+`mean_field` takes the traversal of a block (`nets/traversal.py`) with rules of its own. A state is the covariance of
+the tokens of each sample,
 
     C_ts = E x_t . x_s / d,        q = C_tt,  p = C_ts (t != s),
 

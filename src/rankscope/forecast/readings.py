@@ -1,9 +1,8 @@
-"""What is read off a network before it is trained: the numbers that the predictor (`predictor.py`) is made of.
+"""What is read off a network before it is trained, to predict what a training will make of it.
 
-`forecast.py` and `calibration.py` call `readings`. In order: one batch of the task goes forward, and two gradients come
-back; a second batch gives a gradient to compare with; the tokens of a few samples go through `measure`; and all of it
-is read once more after the weights have **drifted** as far as the optimiser alone would move them. Together that is
-less than ten forward and backward passes of one batch.
+In order: two batches of the task go forward and their gradients come back; the tokens of a few samples go through
+`measure`; the curvature along the gradient takes one pass more, and its backward pass another; and all but the
+curvature is read once more after the weights have **drifted** as far as the optimiser alone would move them.
 
 The loss of a network that ignores its inputs falls too, to that of the labels' frequencies. What has to be seen is the
 rest: with logits z of a token, label y and `r = softmax(z) - onehot(y)`, the gradient is `sum_t dz_t^T r_t`; the

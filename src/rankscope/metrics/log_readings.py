@@ -21,9 +21,8 @@ LogScales = Float[Tensor, "*batch"]
 
 LOWEST = -1e300  # logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well.
 FARTHEST = 1e250  # logs beyond +-this are not known: scores beyond e^600 are cut
-CLIPPED = (
-    1e100  # logs of patterns beyond this may be of scores that lost their digits to larger ones, or were cut at e^600
-)
+CLIPPED = 1e100
+"""Logs of patterns beyond this may be of scores that lost their digits to larger ones, or were cut at e^600."""
 SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 

@@ -30,7 +30,7 @@ from rankscope.nets.devices import free_memory
 from rankscope.nets.streaming import size_of_attention
 from rankscope.nets.tensors import layer_shapes
 
-MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
+MATRICES = {"deviation": 12.5, "confirm": 70.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
 STATES = 12.0  # by rows, the second pass included: so many numbers of each token, for each of its width and the MLP's
 BLOCKS = 20  # and so many blocks of rows
