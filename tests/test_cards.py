@@ -138,6 +138,7 @@ def test_a_decomposition_shows_its_lengths() -> None:
     assert "length 2  4" in repr(found) and len(repr(found).splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_certificates_show_bounds_next_to_measurements() -> None:
     found = certify(NET.variant("san"), *ENCODED)
     page = shown(found)
@@ -154,6 +155,7 @@ def test_certificates_show_bounds_next_to_measurements() -> None:
     assert shown(ranks).images == []  # there is no figure of ranks
 
 
+@pytest.mark.slow
 def test_a_collapse_depth_shows_what_is_measured_and_proved() -> None:
     found: Certificates = certify(NET.variant("san").variant(layers=4), *ENCODED)
     depth = depth_of(found, 1e-6)

@@ -32,9 +32,15 @@ def main() -> None:
     parser.add_argument("--confirm", action="store_true", help="attack doubled precision")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="the most that one network may take")
+    parser.add_argument("--device", default="cpu", help="where ours runs; on a GPU a replayed pass is attacked")
     parser.add_argument("-o", "--output", type=Path, help="runs/attack.jsonl, or of the feature's name")
     asked = parser.parse_args()
-    names = ["attack", *[asked.feature] * (asked.feature != "none"), *["confirm"] * asked.confirm]
+    names = [
+        "attack",
+        *[asked.feature] * (asked.feature != "none"),
+        *["confirm"] * asked.confirm,
+        *[asked.device] * (asked.device != "cpu"),
+    ]
     output: Path = asked.output or Path("runs") / f"{'_'.join(names)}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     lines = output.read_text().splitlines() if output.exists() else []
@@ -42,7 +48,7 @@ def main() -> None:
     left = [seed for seed in range(asked.first, asked.first + asked.networks) if seed not in done]
     pool = ProcessPoolExecutor(asked.workers, get_context("spawn"))
     with pool, output.open("a") as file:
-        options = (asked.kind, asked.feature, asked.confirm, asked.seconds)
+        options = (asked.kind, asked.feature, asked.confirm, asked.seconds, asked.device)
         for future in as_completed([pool.submit(line_of, seed, *options) for seed in left]):
             line = future.result()
             done[line["seed"]] = line

@@ -84,12 +84,13 @@ class RemediedNetwork(Network):
                 self.number(here, name, f"lambda_{each}") for each in ("query_1", "key_1", "query_2", "key_2")
             )
             one = mp.exp(dot(a, b)) - mp.exp(dot(c, d)) + mp.mpf(self.start(self.remedies[name], index))
-            taken = [[one] * len(first) for _ in X]
+            taken, kept = one, [[mp.mpf(0)] * len(first) for _ in X]
         else:
-            weight = mp.mpf(self.remedies[name].weight)
-            taken = [[weight * sigmoid(u) for u in row] for row in times(X, self.number(here, name, "share"))]
+            # p_1 - w sigmoid(x) p_2 = (p_1 - w p_2) + w p_2 sigmoid(-x): 1 - sigmoid(62000) needs 27,000 digits.
+            taken = mp.mpf(self.remedies[name].weight)
+            kept = [[taken * sigmoid(-u) for u in row] for row in times(X, self.number(here, name, "share"))]
         return [
-            [[u - taken[i][h] * v for u, v in zip(P[i], second[h][i], strict=True)] for i in range(len(X))]
+            [[u - taken * v + kept[i][h] * v for u, v in zip(P[i], second[h][i], strict=True)] for i in range(len(X))]
             for h, P in enumerate(first)
         ]
 

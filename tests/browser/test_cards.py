@@ -49,6 +49,7 @@ def test_every_image_is_there_and_the_page_stays_in_its_width(
     assert found.faults == [] and found.requests == [page_of_cards.as_uri()]
 
 
+@pytest.mark.slow
 def test_panels_stand_side_by_side_where_there_is_room(browser: "Browser", page_of_cards: Path) -> None:
     tops = "[...document.querySelectorAll('body > div:nth-of-type(2) img')].map(i => Math.round(i.offsetTop))"
     for width, rows in ((1400, 1), (390, 2)):

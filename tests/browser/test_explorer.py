@@ -175,6 +175,7 @@ def test_a_remedy_that_does_not_fit_says_so_and_can_be_taken_out(page: "Page", e
     assert page.is_hidden("#error") and page.inner_text("#verdict").startswith("Tokens")
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.fill("#text", HOSTILE), whole=True)

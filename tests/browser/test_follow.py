@@ -72,6 +72,7 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
     run_writer.close()
 
 
+@pytest.mark.slow
 def test_several_runs_are_chosen_by_the_part_of_their_path_that_differs(browser: "Browser", tmp_path: Path) -> None:
     folders = [written(tmp_path / "runs" / name, steps) for name, steps in (("a/1", (0, 10)), ("b/1", (0, 10, 20, 30)))]
     with Watched(browser) as watched, served(*folders) as url:

@@ -159,6 +159,7 @@ def test_the_cloud_moves(opened: Opened) -> None:
     until(page, f"{shown} !== 'layer 0'")
 
 
+@pytest.mark.slow
 def test_keys_reach_every_control(opened: Opened) -> None:
     page = opened.page
     page.evaluate("document.activeElement.blur()")
@@ -192,6 +193,7 @@ def test_figures_are_saved(opened: Opened) -> None:
     assert float(last["log10"]) < -40
 
 
+@pytest.mark.slow
 def test_the_page_follows_the_theme(opened: Opened) -> None:
     page = opened.page
     for scheme, light in (("dark", False), ("light", True)):
@@ -214,6 +216,7 @@ ANIMATIONS = """() => { let n = 0; const was = Plotly.animate;
 """How many there are when a cloud is scrubbed."""
 
 
+@pytest.mark.slow
 def test_a_phone_shows_it_without_scrolling_aside_nor_motion(browser: "Browser", report: Path) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     with opening(browser, report, **phone, reduced_motion="reduce") as found:

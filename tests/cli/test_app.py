@@ -167,6 +167,7 @@ def test_quiet_leaves_out_where_things_lie(runs: WrittenRuns, tmp_path: Path) ->
     assert runs.outputs["measure"].startswith(quiet.rstrip())
 
 
+@pytest.mark.slow
 def test_own_text_in_paths_bounds_and_compare(tmp_path: Path) -> None:
     """The same words give the same numbers, wherever they come from."""
     from rankscope.sources import bundled_excerpts

@@ -68,6 +68,7 @@ def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(tra
     assert answered("checkpoints", str(trained), *GIVEN, "-o", str(run))["steps"] == [3, 20, 100]
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_work_is_refused(trained: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     assert rankscope("checkpoints", str(trained), *GIVEN, "-o", run).code == 0

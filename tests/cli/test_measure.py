@@ -78,6 +78,7 @@ def test_the_first_metric_asked_for_is_the_one_printed() -> None:
     assert out.startswith("dobrushin:") and "layers 1 →" in out
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_rule_falls_back_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"layers": 2, "width": 8, "heads": 2, "kernel": "sigmoid"}')
     here = ["measure", "s.json", "--samples", "1", "--tokens", "8", "--variants", "san"]

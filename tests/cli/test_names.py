@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from rankscope.cli import names
 from tests.cli.running import process
 from tests.cli.test_app import commands
@@ -52,6 +54,7 @@ def completed(line: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_names_without_torch() -> None:
     assert completed("rankscope ") == list(commands())
     assert completed("rankscope measure bert-t") == ["bert-tiny"]

@@ -37,6 +37,7 @@ def test_a_folder_holds_one_network(runs: WrittenRuns, tmp_path: Path, line: str
     assert read(tmp_path / "out").manifests == before
 
 
+@pytest.mark.slow
 def test_a_run_may_be_replaced_by_one_of_another_network(runs: WrittenRuns, tmp_path: Path) -> None:
     shutil.copytree(runs.folder / "measure", tmp_path / "out")
     printed("measure", "bert-mini", "--variants", "san", "--tokens", "8", "--samples", "1", "-o", "out", cwd=tmp_path)

@@ -71,7 +71,8 @@ def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Pa
     same(alone.run, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("kills", "workers"), [(1, 1), pytest.param(12, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "workers"), [(1, 1), (12, 2)])
 def test_a_killed_sweep_resumes_to_the_same_bits(kills: int, workers: int, alone: Sweep, tmp_path: Path) -> None:
     rng = random.Random(kills)
     command = [sys.executable, "-m", "tests.engine.swept", str(tmp_path / "run"), str(workers)]

@@ -22,7 +22,9 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("turns", TURNS, ids=str)
+@pytest.mark.parametrize(
+    "turns", [*TURNS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in TURNS[2:])], ids=str
+)
 def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, Any]) -> None:
     parts = served.parts({"setting": {"model": "tiny", "text": TEXT, **turns}})
     assert list(parts) == ["curve", "cloud", "paths", "bounds", "end"]
@@ -76,6 +78,7 @@ def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
     assert ("One token alone" in parts["curve"]["verdicts"]["now"]) == (tokens == 1)
 
 
+@pytest.mark.slow
 def test_too_deep_for_paths_says_so(served: Served) -> None:
     shape = {"layers": 1, "width": 240, "heads": 2}
     request = {"setting": {"shape": shape, "layers": 24, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}

@@ -172,6 +172,7 @@ class Remembering(Jobs):
         return self.started[-1]
 
 
+@pytest.mark.slow
 def test_a_closed_connection_calls_the_computation_off() -> None:
     jobs = Remembering()
     with serving(small_networks(), jobs) as explorer:

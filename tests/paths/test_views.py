@@ -17,6 +17,7 @@ ALONE = torch.zeros(3, 6, dtype=torch.bool)
 ALONE[0, 1:] = True  # the first sample is one token, whose terms are uniform
 
 
+@pytest.mark.slow
 def test_a_sample_of_one_token_does_not_make_a_residual_zero() -> None:
     found = decompose(NET, X, ALONE).by_length()
     rows = found.table.filter(pl.col("start") == "embedding", pl.col("sample") > 0)

@@ -29,7 +29,10 @@ def test_digits_do_not_hang_on_what_else_is_asked(variant: str) -> None:
     assert alone["digits"].drop_nulls().len() > 20 and alone.equals(among)
 
 
-@pytest.mark.parametrize(("positions", "seed"), [("none", 0), ("alibi", 3), ("rotary", 0)])
+@pytest.mark.parametrize(
+    ("positions", "seed"),
+    [("none", 0), pytest.param("alibi", 3, marks=pytest.mark.slow), pytest.param("rotary", 0, marks=pytest.mark.slow)],
+)
 def test_attention_among_two_tokens_is_not_marked(positions: Any, seed: int) -> None:
     """Each is as far from the mean as the other: passes may write attention about one or the other, and what
     its rows differ by is the same. In 32 digits it is what was read."""

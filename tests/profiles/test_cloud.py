@@ -1,5 +1,6 @@
 """The tokens of every layer on one plane."""
 
+import pytest
 import torch
 from polars.testing import assert_frame_equal
 
@@ -30,6 +31,7 @@ def test_only_so_many_tokens_are_kept() -> None:
     assert cloud({"t": NET}, X, most=4).height == 4 * 5
 
 
+@pytest.mark.slow
 def test_of_a_deep_network_some_layers_are_looked_at() -> None:
     deep = NET.variant(layers=40)
     layers = [each.layer for each in shapes(deep, X[:1])]

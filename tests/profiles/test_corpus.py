@@ -113,6 +113,7 @@ def _ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
 
@@ -138,6 +139,7 @@ def test_ctrl_c_waits_until_a_chunk_is_counted() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
     measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     before = (tmp_path / "manifest.json").read_bytes()

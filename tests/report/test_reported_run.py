@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from rankscope.errors import FileError
 from rankscope.files import write_text
@@ -26,6 +27,7 @@ def test_a_manifest_of_another_make_is_no_stumbling_block(written: tuple[Profile
         assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_chapter_is_of_one_network(tmp_path: Path) -> None:
     """What another network has left in the folder is not shown, and a note says so."""
     other = Transformer.random(NET.arch, seed=1, init="xavier")

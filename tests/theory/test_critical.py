@@ -133,6 +133,7 @@ def test_nothing_is_guaranteed_with_parts() -> None:
     assert pushed.guaranteed is None and pushed.bracket is None
 
 
+@pytest.mark.slow
 def test_where_nothing_crosses() -> None:
     X = normal(1, 4, 8)
     after = Transformer.random(Architecture(layers=1, width=8, heads=2, mlp="none"), init="xavier")

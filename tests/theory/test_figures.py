@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import polars as pl
+import pytest
 
 from rankscope.errors import TheoremError
 from rankscope.figures.description import Line
@@ -16,6 +17,7 @@ from tests.report.runs import NET, X
 SAN = NET.variant("san")
 
 
+@pytest.mark.slow
 def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
     table = certify(SAN.variant(layers=30), X[:1, :4], theorems="dong2021-2.3").table
     measured = next(

@@ -144,6 +144,7 @@ def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, kille
     assert table(tmp_path / "broken").equals(table(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_a_new_training_does_not_write_over_an_old_one(tmp_path: Path) -> None:
     options = {"metrics": METRICS, "probe": tasks.probe(), "every": 2, "run": tmp_path / "run"}
     trainer(tmp_path, MonitorCallback(**options), max_steps=4).train()
@@ -160,6 +161,7 @@ def test_an_option_that_the_monitor_does_not_have_is_refused_at_once(name: str) 
         MonitorCallback(**{name: 10})
 
 
+@pytest.mark.slow
 def test_a_monitor_that_comes_later_begins_where_the_checkpoint_stands(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=4).train()
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / "run")

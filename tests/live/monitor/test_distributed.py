@@ -29,6 +29,9 @@ def together(number: int, folder: Path, *ways: str) -> list[str]:
     return [out for out, _ in done]
 
 
+pytestmark = pytest.mark.slow  # processes that import torch and meet each other
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two printed)."""
@@ -78,7 +81,6 @@ def test_a_rank_that_steps_alone_is_told_and_the_training_ends(runs: tuple[Path,
     assert ["MonitorError about ranks\n" in printed for printed in runs[1]] == [True, False]
 
 
-@pytest.mark.slow  # processes that import transformers; `test_probe_paths.py` has what one process reads
 def test_paths_are_of_the_samples_of_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     main(0, 1, tmp_path / "1", ["paths"])

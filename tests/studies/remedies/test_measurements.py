@@ -39,6 +39,7 @@ def trained() -> tuple[pl.DataFrame, pl.DataFrame]:
     return pl.DataFrame(numbers_of), pl.DataFrame(times)
 
 
+@pytest.mark.slow
 def test_trainings_join_where_they_are_there(
     tables: RemedyMeasurements, trained: tuple[pl.DataFrame, pl.DataFrame]
 ) -> None:
