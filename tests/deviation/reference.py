@@ -408,6 +408,9 @@ class Network:
         for f in range(half):
             a, b = (f, f + half) if self.arch.rotary_pairs == "half" else (2 * f, 2 * f + 1)
             c, s = cos[f], sin[f]
+            if self.arch.kernel == "gaussian":  # a rotation keeps lengths; of a rounded one 1e-16 of |k|^2 would show
+                length = mp.sqrt(c * c + s * s) / mp.mpf(self.arch.rotary_scale_of(index))
+                c, s = c / length, s / length
             out[a], out[b] = u[a] * c - u[b] * s, u[b] * c + u[a] * s
         return out
 

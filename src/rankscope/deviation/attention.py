@@ -206,12 +206,12 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
     excess: Scaled | None = getattr(P, "row_excess", None)
     kept = top_row if total is None else top_row * total[..., None, None]
     if shared is None:
-        mean = Scaled((kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log)  # [batch, head, head_width]
+        mean = Scaled(_in_range(kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log)  # [batch, head, head_width]
     else:
         mean = Scaled((shared.value[:, :, None] @ from_top)[:, :, 0], shared.log + dv.log).normalised()
         mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
     R = P.delta_times(from_top)  # [batch, head, token, head_width]
-    R = Scaled(R.value, R.log + dv.log)
+    R = Scaled(_in_range(R.value), R.log + dv.log)
     if excess is not None:
         common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
@@ -226,6 +226,15 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
             active[head] = 1.0
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
     return HeadOutputs(x.normalised(), R.normalised(), v.valid, output)
+
+
+FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fewer of them below 1e-308
+
+
+def _in_range(heads: Tensor) -> Tensor:
+    """Outputs of heads, zero where all of a head's are so small that weights of attention had lost their digits: of
+    zeros `proved_zeros.py` asks whether they are exact."""
+    return heads * (heads.abs().amax((-2, -1), keepdim=True) >= FAINTEST)
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:

@@ -248,20 +248,28 @@ class _PerturbedTokens(_Perturbed):
         return self.noise.perturb(super().through(X, linear))
 
 
+def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassSettings:
+    """The same settings with the memory of a decoder perturbed: a key of it that is zero but for rounding is the same
+    in two passes that multiply the same numbers."""
+    if settings.memory is None:
+        return settings
+    return replace(settings, memory=replace(settings.memory, tokens=noise.perturb(settings.memory.tokens)))
+
+
 class PerturbedPlain(_PerturbedTokens, Plain):
     """The plain arithmetic in float64, every result perturbed."""
 
     def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
-        super().__init__(arch, settings)
         self.noise, self.losses = Perturbation(seed), NormLosses(arch)
+        super().__init__(arch, _with_perturbed_memory(settings, self.noise))
 
 
 class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
     """The plain arithmetic with attention by rows, every result perturbed; its rows can be made again."""
 
     def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0) -> None:
-        super().__init__(net, settings, asked)
         self.noise, self.losses = Perturbation(seed), NormLosses(net.arch)
+        super().__init__(net, _with_perturbed_memory(settings, self.noise), asked)
 
     def mix(self, block: Block, P: PatternNumbers, V: Tensor) -> Tensor:  # type: ignore[override]
         """The outputs of the heads; the maker of rows, which mixing drops, is kept."""
@@ -284,6 +292,7 @@ class PerturbedDeviation(_Perturbed, Deviation):
         self.noise, self.losses = Perturbation(seed), NormLosses(self.arch)
         self.of_scores = Perturbation(seed, units=16 * UNITS)
         self.perturb_tensor = self.of_scores.perturb
+        self.settings = _with_perturbed_memory(self.settings, self.noise)
 
     def begin(self, block: Block) -> None:
         """Start a layer: its perturbation does not depend on what was computed before."""
