@@ -65,6 +65,7 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "a share of tokens of 1e-1e13": ("zero tokens, sharp", 1010509),
     "outputs of 1e-318, of which float64 has six digits": ("zero tokens, sharp", 2101579, "latents"),
     "a key of the memory that is zero but for rounding": ("width one, signs", 2101798, "cross"),
+    "directions of 1e-23, read off rounded tokens": ("width one, signs", 2110498, "none", True),
     "lengths of 1e10 that a rounded rotation changes": ("positions", 2100677, "latents"),
     "what is left of one where a sigmoid lacks 1e-26920 of it": ("cancelling", 2100045, "remedies"),
 }

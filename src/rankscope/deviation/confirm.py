@@ -85,8 +85,10 @@ class Confirmation:
 
     @cached_property
     def perturbed(self) -> DeviationStep:
-        """The layer of the perturbed doubled pass, rounded to float64; the first use starts that pass."""
-        return rounded(restored(self.perturbed_inside, self.passes.inputs.order))
+        """The layer of the perturbed doubled pass, rounded to float64; the first use starts that pass. Tokens are
+        perturbed in float64 too: metrics are read off rounded ones, and some see digits that rounding takes away."""
+        step = rounded(restored(self.perturbed_inside, self.passes.inputs.order))
+        return step._replace(state=Perturbation().of(step.state))
 
     @cached_property
     def perturbed_inside(self) -> DeviationStep:
