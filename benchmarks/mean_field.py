@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankscope.forecast.designs import Design, drawn
-from rankscope.forecast.giorlandino2026 import equiangular_tokens
-from rankscope.forecast.mean_field import Moments, mean_field
+from rankscope.forecasts.designs import Design, drawn
+from rankscope.forecasts.giorlandino2026 import equiangular_tokens
+from rankscope.forecasts.mean_field import Moments, mean_field
 from rankscope.nets import Transformer
 from rankscope.workers import run_pieces
 

@@ -29,7 +29,7 @@ FLOORS = [
     "theory",
     "live",
     "lab",
-    "forecast",
+    "forecasts",
     "studies",
     "engine",
     "report",
@@ -62,7 +62,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "fresh", "load", "measure"}
+    names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "forecast", "fresh", "load", "measure"}
     names |= {"Monitor", "read", "sweep", "watch"}
     assert set(rankscope.__all__) == names
     for name in rankscope.__all__:

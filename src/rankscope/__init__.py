@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankscope.engine import sweep
+    from rankscope.forecasts import forecast
     from rankscope.live import Monitor, watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import decompose
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # The public names of each room. Resolved on first use, so that `import rankscope` does not import torch.
 _ROOMS = {
     "engine": ("sweep",),
+    "forecasts": ("forecast",),
     "live": ("Monitor", "watch"),
     "nets": ("Architecture", "Transformer"),
     "paths": ("decompose",),
@@ -31,6 +33,7 @@ __all__ = [
     "Transformer",
     "certify",
     "decompose",
+    "forecast",
     "fresh",
     "load",
     "measure",

@@ -24,6 +24,7 @@ from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
 from rankscope.cli.follow import follow
+from rankscope.cli.forecast import forecast
 from rankscope.cli.listings import masks, metrics, models
 from rankscope.cli.measure import measure
 from rankscope.cli.options import flattened
@@ -138,7 +139,7 @@ app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 for command in (
-    demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
+    demo, measure, compare, paths, bounds, forecast, sweep, checkpoints, follow, explore, reproduce, remedies, report,
     masks, metrics, models,
 ):  # fmt: skip
     app.command(help=_unwrapped(command.__doc__))(flattened(command))

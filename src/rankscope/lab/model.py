@@ -122,7 +122,10 @@ class Model(nn.Module):
     ) -> Tensor:
         """Logits `[batch, token, class]`, or `[batch, class]` where samples have the labels."""
         Y: Tensor = self.net(self.tokens(inputs), padding, drop)
-        Y = Y if drop is None else drop(Y)
+        return self.logits(Y if drop is None else drop(Y), padding)
+
+    def logits(self, Y: Float[Tensor, "batch token width"], padding: Bool[Tensor, "batch token"] | None) -> Tensor:
+        """What the head says of the output of the network: of each token, or of the mean of those that are valid."""
         if self.per == "token":
             return self.head(Y)
         if padding is None:

@@ -20,7 +20,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
     plain(x, block, rules, inside)       on ordinary tensors; every part has this one
     deviation(x, block, rules, inside)   on states; without it `measure` runs in float64, with a note
-    mean_field(x, block, rules, inside)  on covariances of tokens, and `closed_form` on numbers (`forecast/`); without
+    mean_field(x, block, rules, inside)  on covariances of tokens, and `closed_form` on numbers (`forecasts/`); without
                                          one forecasts refuse the network
     frozen(x, block, rules, inside)      on terms of paths, `x.parts` linear in x; without it paths refuse the
                                          network, but for `pattern`, which is kept as measured; parts at

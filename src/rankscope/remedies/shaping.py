@@ -48,7 +48,7 @@ class PatternShaping(BuiltInRemedy):
     mean_field = plain  # patterns are drawn
 
     def closed_form(self, row: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """Return the moments of a row of `alpha I + beta P - gamma C` among many tokens (`forecast/phases.py`)."""
+        """Return the moments of a row of `alpha I + beta P - gamma C` among many tokens (`forecasts/phases.py`)."""
         alpha, beta, gamma = (float(weight.mean()) for weight in self.of_heads(block, torch.empty(0).double()))
         rules.query_gradient *= beta**2
         squares, own = (alpha**2 + beta**2 * square for square in (row.squares, row.own))

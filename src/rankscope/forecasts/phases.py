@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rankscope.forecast.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
+from rankscope.forecasts.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
 from rankscope.nets import Transformer
 from rankscope.nets.masks import matrix
 from rankscope.nets.mlp import ACTIVATIONS

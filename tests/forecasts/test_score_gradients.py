@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.forecast.gradients import gradients
+from rankscope.forecasts.gradients import gradients
 from rankscope.nets import Architecture, Transformer
 from tests.builders import awake, normal
-from tests.forecast.reference import by_differences, farthest
+from tests.forecasts.reference import by_differences, farthest
 
 PURE: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
 COLLAPSED: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rankscope.forecast.readings import drifted, readings
+from rankscope.forecasts.readings import drifted, readings
 from rankscope.lab import Recipe, Training
 from rankscope.lab.tasks import Copying
 from rankscope.lab.tasks.task import UNLABELLED

@@ -9,8 +9,8 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.forecast.giorlandino2026 import equiangular_tokens, figure_1, published_network
-from rankscope.forecast.phases import ENTROPY, NEITHER, RANK, Phase, giorlandino, log_gradient
+from rankscope.forecasts.giorlandino2026 import equiangular_tokens, figure_1, published_network
+from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, Phase, giorlandino, log_gradient
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
 

@@ -28,8 +28,8 @@ from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
 from rankscope.deviation.propagate import PassInputs
 from rankscope.deviation.scaled import LOWEST, spread
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecast.gradient_profile import GradientProfile, LogReadings
-from rankscope.forecast.score_gradients import (
+from rankscope.forecasts.gradient_profile import GradientProfile, LogReadings
+from rankscope.forecasts.score_gradients import (
     HeadRecorder,
     ReadRecorder,
     has_formula,

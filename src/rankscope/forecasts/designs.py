@@ -20,15 +20,15 @@ import hashlib
 import json
 import math
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from rankscope.errors import RankscopeError
+from rankscope.forecasts.plan import Plan, goes_onto
 from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.tasks import Task, task
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture
 
 WIDTH, HEADS, STEPS = 64, 4, 300
 TASKS = ("next-character", "next-character", "induction")
@@ -100,26 +100,22 @@ class Design:
         """A digest that tells this design from every other."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
+    def plan(self, seed: int = 0) -> Plan:
+        """The network, what it learns and how."""
+        recipe, remedies = Recipe(steps=self.steps, lr=self.lr), [self.remedy] if self.remedy else []
+        return Plan(self.architecture, self.lab_task, recipe, self.initialisation, remedies, seed=seed)
+
     def training(self, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Training:
         """The training of this design, not begun yet."""
-        return Training(
-            self.lab_task, self.architecture, Recipe(steps=self.steps, lr=self.lr), seeds=[seed],
-            remedies=[self.remedy] if self.remedy else [], initialisation=self.initialisation, device=device,
-            dtype=dtype, capture=True,
-        )  # fmt: skip
+        return self.plan(seed).training(device, dtype)
 
 
 def drawn(seed: int) -> Design:
     """The design of a seed, from the space of the module's table."""
     for attempt in range(100):
         design = _drawn(random.Random(f"{seed}, attempt {attempt}"))
-        try:
-            net = Transformer.random(replace(design.architecture, layers=1))
-            if design.remedy:
-                net.with_remedy(design.remedy)
-        except RankscopeError:  # a remedy that does not go onto this network
-            continue
-        return design
+        if not design.remedy or goes_onto(design.architecture, design.remedy):
+            return design
     raise AssertionError("no design can be made")  # a hundred in a row: none is without a remedy
 
 

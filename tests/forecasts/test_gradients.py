@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecast.gradient_profile import GradientProfile
-from rankscope.forecast.gradients import gradients
+from rankscope.forecasts.gradient_profile import GradientProfile
+from rankscope.forecasts.gradients import gradients
 from rankscope.nets import Architecture, Experts, Transformer
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, dot
-from tests.forecast.reference import Logs, by_autograd, by_differences, farthest
+from tests.forecasts.reference import Logs, by_autograd, by_differences, farthest
 
 PURE: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
 BLOCKS: dict[str, dict[str, Any]] = {

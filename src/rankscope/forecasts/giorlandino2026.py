@@ -15,8 +15,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.forecast.mean_field import mean_field
-from rankscope.forecast.phases import giorlandino
+from rankscope.forecasts.mean_field import mean_field
+from rankscope.forecasts.phases import giorlandino
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.tensors import shapes
 from rankscope.shapes import Float

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.forecast.mean_field import Moments, expansion, mean_field, products
+from rankscope.forecasts.mean_field import Moments, expansion, mean_field, products
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.remedies.names import REMEDY_FILES

@@ -9,7 +9,7 @@ import mpmath as mp
 import torch
 from torch import Tensor
 
-from rankscope.forecast.gradients import kind_of
+from rankscope.forecasts.gradients import kind_of
 from rankscope.lab.module import Trainable
 from rankscope.nets import Transformer
 from tests.deviation.reference import Network, dot, exact

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.forecast.calibration import trainings
-from rankscope.forecast.designs import Design, drawn
+from rankscope.forecasts.calibration import trainings
+from rankscope.forecasts.designs import Design, drawn
 from rankscope.lab.training import with_gains
 from rankscope.nets import Architecture, Transformer
 

@@ -18,7 +18,7 @@ Adam moves every weight by about the learning rate at a step, whatever the size 
 | reading                | what it is                                                                                 |
 |------------------------|--------------------------------------------------------------------------------------------|
 | `residual_*`           | log10 of the relative residual of tokens after the last, middle and worst layer            |
-| `entropy_*`            | of attention in nats: the mean over layers, and of the layer that has least                |
+| `entropy_*`            | of attention in nats: the mean over heads, and of the head that has least                  |
 | `share_batch`          | log10 of the share of the output that tokens of the batch do not have in common            |
 | `share_current`        | of that part, the share that the token's own symbol explains                               |
 | `share_position`       | of that part, the share that the token's position explains                                 |
@@ -27,6 +27,7 @@ Adam moves every weight by about the learning rate at a step, whatever the size 
 | `lowest_*`, `tilt_*`   | log10 of the input gradient's norm in the layer that has least; last layer to first         |
 | `agreement_*`          | the cosine of the input gradients of two batches                                           |
 | `curvature`, `edge`    | log10 of `s H s`, s the signs of the gradient, and of `lr s H s / (2 |gradient|_1)`        |
+| `start_loss`           | the loss of the first batch                                                                |
 | `weights_*`            | log10 of the root mean square of weights in units of `lr * sqrt(steps)`, by kind           |
 | `drift_*`              | the same readings after the drift                                                          |
 """
@@ -42,6 +43,7 @@ from torch.nn import functional as F
 from rankscope.lab import Model, Recipe, Task
 from rankscope.lab.tasks import Batch
 from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.nets import Architecture
 from rankscope.profiles import measure
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -89,6 +91,35 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
         model.train(was_training)
 
 
+def described(arch: Architecture, lr: float) -> dict[str, float]:
+    """Numbers of a network and its training that are no readings, as the predictor takes them.
+
+    Args:
+        arch: The network.
+        lr: The largest learning rate.
+
+    >>> described(Architecture(layers=8, width=64, heads=4, norm_place="post"), 1e-3)["depth"]
+    3.0
+    """
+    skips = (arch.attention_skip, arch.mlp_skip if arch.mlp != "none" else arch.attention_skip)
+    return {
+        "depth": math.log2(arch.layers),
+        "rate": math.log10(lr),
+        "attention_skip": float(skips[0]),
+        "mlp_skip": float(skips[1]),
+        "no_norm": float(arch.norm == "none"),
+        "norm_after": float(arch.norm_place == "post" and arch.norm != "none"),
+        "centred_norm": float(arch.norm == "layer"),
+        "last_norm": float(arch.final_norm),
+        "no_mlp": float(arch.mlp == "none"),
+        "gated_mlp": float(arch.mlp == "gated"),
+        "bounded": float(arch.activation == "tanh"),
+        "window": float("window" in str(arch.mask)),
+        "no_table": float(arch.positions != "absolute"),
+        "remedies": float(len(arch.parts) > 0),
+    }
+
+
 @contextmanager
 def drifted(model: Model, distance: float, seed: int) -> Iterator[None]:
     """Within this context every weight is moved by a normal number times the distance; then they are as before."""
@@ -118,7 +149,7 @@ def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -
     slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
     curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
     bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
-    found["loss"] = float(loss.detach())
+    found["start_loss"] = float(loss.detach())
     found["curvature"] = _log10(abs(bent))
     found["edge"] = _log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
     drift = recipe.lr * math.sqrt(recipe.steps)
@@ -149,8 +180,9 @@ def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) ->
             continue
         a, b = (torch.cat([gradient[k].flatten() for k in places]) for gradient in (one, two))
         found[f"reach_{kind}"] = _log10(distance * float(a.abs().sum()))
-        lengths = float(a.norm() * b.norm())
-        found[f"agreement_{kind}"] = float(a @ b) / lengths if lengths else 0.0
+        one_way, other_way = (F.normalize(gradient.double(), dim=0, eps=0.0) for gradient in (a, b))
+        cosine = float(one_way @ other_way)
+        found[f"agreement_{kind}"] = 0.0 if math.isnan(cosine) else cosine
     for kind in ("query", "key", "value", "output", "mlp"):
         by_layer = _by_layer(names, one, chosen[kind])
         found[f"lowest_{kind}"] = min(by_layer, default=ABSENT)
@@ -169,7 +201,7 @@ def _input_loss(logits: Tensor, batch: Batch) -> Tensor:
 def _output(model: Model, batch: Batch) -> tuple[dict[str, float], Tensor]:
     """(what is read off the output, the logits with their graph)."""
     Y = model.net(model.tokens(batch.inputs), batch.padding)
-    logits = model.head(Y if model.per == "token" else Y.mean(1))
+    logits = model.logits(Y, batch.padding)
     with torch.no_grad():
         H = Y.flatten(0, -2)
         centred, z = H - H.mean(0), logits.flatten(0, -2)

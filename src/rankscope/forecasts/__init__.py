@@ -1,0 +1,12 @@
+"""What can be said of a network before it is trained: where its tokens and gradients go, and whether it will train.
+
+`forecast.py` has `forecast` and what it returns. It asks `readings.py` for what is read off a network at its
+initialisation, `layers.py` for tokens and gradients layer by layer (`mean_field.py`, `phases.py` and `gradients.py`
+have the theory and the arithmetic), `predictor.py` for what became of trained networks that read alike, `verdict.py`
+for sentences, and `changes.py` for what might mend it. `designs.py` draws trainings of the lab at random,
+`calibration.py` has what became of them, and `fitting.py` fits the predictor to that.
+"""
+
+from rankscope.forecasts.forecast import Forecast, Mend, forecast
+
+__all__ = ["Forecast", "Mend", "forecast"]

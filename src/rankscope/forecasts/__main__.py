@@ -1,0 +1,53 @@
+"""`python -m rankscope.forecasts train|read|tables|fit`: the trainings behind the predictor, made again.
+
+| command  | what it does                                                                    | goes on with      |
+|----------|---------------------------------------------------------------------------------|-------------------|
+| `train`  | trains designs of the lab (on a GPU: `--device cuda --workers 12`)              | `FILE`            |
+| `read`   | reads the same designs before their first step                                  | `FILE`            |
+| `tables` | writes `data/forecast_trainings.csv` and `data/forecast_readings.csv`           |                   |
+| `fit`    | fits the predictor to both tables, writes `data/forecast_predictor.json`        |                   |
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import polars as pl
+
+from rankscope.files import atomic
+from rankscope.forecasts import calibration
+from rankscope.forecasts.fitting import fitted
+from rankscope.forecasts.predictor import POINTS, WEIGHTS
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def main() -> None:
+    """Run one of the commands of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m rankscope.forecasts", description=__doc__)
+    parser.add_argument("command", choices=("train", "read", "tables", "fit"))
+    parser.add_argument("files", nargs="*", type=Path, help="one FILE; for tables any number of both kinds")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first design")
+    parser.add_argument("--designs", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the trainings")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args()
+    numbers = range(asked.first, asked.first + asked.designs)
+    if asked.command == "train":
+        pieces = [(number, asked.seed) for number in numbers]
+        calibration.train_designs(pieces, asked.files[0], workers=asked.workers, device=asked.device, say=print)
+    elif asked.command == "read":
+        calibration.read_designs(numbers, asked.files[0], workers=asked.workers, say=print)
+    elif asked.command == "tables":
+        lines = calibration.lines_of(*asked.files)
+        calibration.training_table(line for line in lines if "loss" in line).write_csv(PACKAGE / calibration.TABLE)
+        calibration.point_table(line for line in lines if "point" in line).write_csv(PACKAGE / POINTS)
+    else:
+        predictor = fitted(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
+        with atomic(PACKAGE / WEIGHTS) as path:
+            path.write_text(json.dumps(predictor.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""`forecast`: what will become of a network, before it is trained.
+
+In order: the subject becomes a `Plan` (`plan.py`); readings are taken of it at its initialisation (`readings.py`); its
+tokens and gradients are followed layer by layer, beside what theory says of them (`layers.py`); trained networks that
+read alike predict what its training will make of it (`predictor.py`); `verdict.py` puts all of it into sentences.
+`Forecast.mends` asks the same of changed networks (`changes.py`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+import torch
+from torch import nn
+
+from rankscope.errors import ArchitectureError, LabError, RankscopeError
+from rankscope.forecasts.calibration import LEARNT
+from rankscope.forecasts.changes import PARTS, changes
+from rankscope.forecasts.designs import HEADS, STEPS, WIDTH
+from rankscope.forecasts.layers import by_layer
+from rankscope.forecasts.plan import Plan, adapted_to_task, point_of, with_architecture
+from rankscope.forecasts.predictor import Prediction, Predictor
+from rankscope.forecasts.verdict import place_of_100, sentences
+from rankscope.lab import Initialisation, Recipe
+from rankscope.lab.tasks import UNLABELLED, Task
+from rankscope.lab.tasks import task as task_of
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.variants import chosen_layers, with_layers
+from rankscope.remedies import Remedy
+
+ENOUGH = 0.7  # The probability of learning that the least skip weight must give
+HALVINGS = 4  # How often the interval of the least skip weight is halved
+DEEPEST = 256  # The largest depth that is asked about
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected of a network, and what it is expected from.
+
+    Args:
+        plan: The network, what it is to learn and how.
+        table: By layer, layer 0 the input; NaN where rounding decided. As log10: residual (relative, of tokens) ·
+            residual_theory (mean-field) · separation (one minus the mean cosine) · gradient (at tokens) · query · key ·
+            value · output · mlp (gradients at these weights). As they are: layer · entropy (in nats, the mean over
+            heads) · phase · boundary (the natural log of beta / beta_c).
+        readings: Every reading that the prediction is made of, by name (`readings.py`).
+        prediction: What trained networks say of it.
+        exponents: `angle` and `gradient`: the mean natural log of what a layer multiplies angles between tokens and
+            the mean square of gradients by, measured; `angle_theory` and `gradient_theory`, in closed form, where there
+            is one.
+        notes: Conditions that the numbers stand under, each a sentence.
+    """
+
+    plan: Plan
+    table: pl.DataFrame
+    readings: dict[str, float]
+    prediction: Prediction
+    exponents: dict[str, float]
+    notes: tuple[str, ...]
+
+    @property
+    def probability(self) -> float:
+        """The chance that the network learns anything of its inputs in this training."""
+        return self.prediction.probability
+
+    @property
+    def place(self) -> float:
+        """Where its final loss is expected among designs of the lab: 0 the lowest, 1 the highest."""
+        return self.prediction.place
+
+    @cached_property
+    def verdict(self) -> list[str]:
+        """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
+        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes)
+
+    def mends(
+        self,
+        parts: tuple[str, ...] = PARTS,
+        most: int = 8,
+        progress: Callable[[int, int, str], None] = lambda done, total, said: None,
+    ) -> "list[Mend]":
+        """Changes of the network that make it no less probable to learn, each with its own forecast: the most probable
+        first, then by their place. Weights are drawn anew for each; of a network whose weights were given, the first
+        change is that alone.
+
+        Args:
+            parts: What may be changed, of `changes.PARTS`.
+            most: How many are returned.
+            progress: Called with how many changes were forecast, of how many, and the next one.
+        """
+        found, candidates = [], list(changes(self.plan, parts))
+        if self.plan.net is not None:
+            candidates.insert(0, ("weights drawn anew, nothing else changed", self.plan.changed))
+        for done, (said, make) in enumerate(candidates):
+            progress(done, len(candidates), said)
+            try:
+                found.append(Mend(said, forecast_of(make(), layers=False)))
+            except RankscopeError:  # a change that does not go onto this network
+                continue
+        if "skips" in parts and self.plan.arch.attention_skip < 1 and (least := self.least_skip()) is not None:
+            found.append(least)
+        found = [mend for mend in found if mend.forecast.probability >= self.probability]
+        found.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
+        return found[:most]
+
+    def least_skip(self) -> "Mend | None":
+        """The least weight of skips at which the network is expected to learn, by halving; None if none below 1 is."""
+        arch = self.plan.arch
+
+        def asked(weight: float) -> Forecast:
+            skips: dict[str, Any] = {"attention_skip": weight}
+            if not arch.parallel:
+                skips["mlp_skip"] = max(weight, arch.mlp_skip)
+            return forecast_of(self.plan.changed(**skips), layers=False)
+
+        low, high, best = arch.attention_skip, 1.0, asked(1.0)
+        if best.probability < ENOUGH:
+            return None
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            found = asked(middle)
+            if found.probability >= ENOUGH:
+                high, best = middle, found
+            else:
+                low = middle
+        return None if high == 1.0 else Mend(f"skips of weight {high:.2g}, the least that do", best)
+
+    def deepest(self, most: int = DEEPEST) -> int:
+        """The largest depth at which the network is expected to learn, to an eighth; 0 if none is.
+
+        Args:
+            most: The largest depth that is asked about.
+        """
+
+        def learns(layers: int) -> bool:
+            return forecast_of(self.plan.changed(layers=layers), layers=False).probability >= 0.5
+
+        if not learns(1):
+            return 0
+        low = 1
+        while low < most and learns(min(2 * low, most)):
+            low = min(2 * low, most)
+        high = min(2 * low, most)
+        while high - low > max(1, low // 8):
+            middle = round(math.sqrt(low * high))
+            low, high = (middle, high) if learns(middle) else (low, middle)
+        return low
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but weights, for JSON."""
+        nearest, recipe = self.prediction.nearest.to_dicts(), self.plan.recipe
+        found = {
+            "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
+            "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
+            "exponents": self.exponents, "notes": list(self.notes), "table": self.table.to_dicts(),
+            "readings": self.readings, "architecture": self.plan.arch.to_dict(), "task": self.plan.task.name,
+            "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
+            "unfamiliar": list(self.prediction.unfamiliar),
+        }  # fmt: skip
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join(self.verdict)
+
+
+@dataclass(frozen=True)
+class Mend:
+    """One change of a network, and what is expected with it.
+
+    Args:
+        change: What is changed, in words.
+        forecast: The forecast of the changed network, without its table of layers.
+    """
+
+    change: str
+    forecast: Forecast
+
+    def __repr__(self) -> str:
+        found = self.forecast
+        return f"{self.change}: probability {found.probability:.2f}, place {place_of_100(found.place)} of 100"
+
+
+def forecast(
+    subject: Any,
+    *,
+    task: str | Task = "next-character",
+    tokens: int | None = None,
+    init: str | Initialisation = "xavier",
+    steps: int = STEPS,
+    lr: float = 1e-3,
+    batch: int = 16,
+    depth: int | None = None,
+    remedies: Sequence[str | Remedy] = (),
+    seed: int = 0,
+) -> Forecast:
+    """What will become of a network: where its tokens and gradients go, and whether it will train.
+
+    Nothing is trained. The cost is that of about ten forward and backward passes of one batch.
+
+    Args:
+        subject: An `Architecture`, whose weights are drawn; a `Transformer` with weights; a Hugging Face config, or a
+            model of a family that `load` reads, at its own initialisation.
+        task: What it is to learn: a name or a `Task` of the lab.
+        tokens: Tokens of a sample (of copying, of what is copied); those of the task if left out.
+        init: How weights of an `Architecture` are drawn: a scheme (`"bert"`, `"xavier/sqrt(L)"`), or an
+            `Initialisation`.
+        steps: Steps of the training that is asked about.
+        lr: Its largest learning rate.
+        batch: Samples of a step.
+        depth: Layers, in place of the architecture's.
+        remedies: Put onto the network.
+        seed: What weights and batches are drawn from.
+
+    Returns:
+        The forecast; printing it says what is expected.
+
+    Raises:
+        ArchitectureError: The subject is no network that this can be asked of.
+        LabError: The training is none: no steps, no learning rate, a task that is not known.
+
+    >>> from rankscope.nets import Architecture
+    >>> found = forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100)
+    >>> 0 <= found.probability <= 1, found.table.height
+    (True, 3)
+    """
+    _check(steps=steps, batch=batch, tokens=2 if tokens is None else tokens, seed=seed, lr=lr)
+    chosen = _task(task, tokens)
+    arch, net, notes = _network(subject, seed)
+    first = chosen.batch(batch, seed, 0)
+    if not bool((first.labels != UNLABELLED).any()):
+        raise LabError(f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}", subject="tokens")
+    if depth is not None:
+        layers = chosen_layers(depth, arch.layers)
+        arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
+        if net is not None and len(layers) > len(set(layers)):
+            notes.append("layers are repeated, with the same weights")
+    arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
+    if net is not None:
+        net = net if arch == net.arch else with_architecture(net, arch)
+        for remedy in remedies:
+            net = net.with_remedy(remedy)
+    start = init if isinstance(init, Initialisation) else Initialisation(init)
+    plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
+    return forecast_of(plan, (*notes, *changed))
+
+
+def _check(lr: float, **counts: int) -> None:
+    """Refuse numbers that no training has."""
+    for name, count in counts.items():
+        least = {"seed": 0, "tokens": 2}.get(name, 1)
+        if not (isinstance(count, int) and least <= count < 2**31):
+            raise LabError(f"{name} must be a whole number from {least} on; got {count!r}", subject=name)
+    if not (isinstance(lr, int | float) and 0 < lr < math.inf):
+        raise LabError(f"lr must be a number above zero; got {lr!r}", subject="lr")
+
+
+def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -> Forecast:
+    """The forecast of a plan.
+
+    Args:
+        plan: The network, what it learns and how.
+        notes: Conditions that are known already.
+        layers: Whether tokens and gradients are followed layer by layer; without, the table is empty.
+    """
+    model = plan.model()
+    point = point_of(model, plan.task, plan.recipe, plan.seed)
+    prediction = Predictor.shipped().predict(point)
+    table, exponents, said = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *said, *_conditions(plan, prediction)))
+
+
+def _task(task: str | Task, tokens: int | None) -> Task:
+    """The task, with samples of so many tokens."""
+    chosen = task_of(task) if isinstance(task, str) else task
+    if tokens is None:
+        return chosen
+    for size in ("context", "length"):
+        if size in getattr(chosen, "__dataclass_fields__", {}):
+            return replace(chosen, **{size: tokens})  # type: ignore[type-var]
+    raise LabError(f"samples of {chosen.name} have tokens of their own; leave tokens out", subject="tokens")
+
+
+def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None, list[str]]:
+    """(Architecture, network if weights are given, notes) of whatever was passed."""
+    if isinstance(subject, Architecture):
+        return subject, None, []
+    given = "weights are those given: a forecast is of networks that were not trained"
+    if isinstance(subject, Transformer):
+        return subject.arch, subject, [given]
+    from rankscope.sources import load
+
+    notes = [given]
+    if not isinstance(subject, nn.Module) and hasattr(subject, "model_type"):
+        from transformers import AutoModel
+
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            subject, notes = AutoModel.from_config(subject), []  # type: ignore[no-untyped-call]
+    if not isinstance(subject, nn.Module):
+        raise ArchitectureError(
+            "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory; got "
+            f"{type(subject).__name__}",
+            subject="subject",
+        )
+    net = load(subject)
+    arch = net.arch
+    if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
+        arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew
+    return arch, net, notes
+
+
+def _conditions(plan: Plan, prediction: Prediction) -> list[str]:
+    """What the prediction stands under."""
+    found, recipe = [], plan.recipe
+    if plan.task.name not in LEARNT:
+        found.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task.name} none was trained")
+    usual = {"width": WIDTH, "heads": HEADS, "steps": STEPS, "batch": Recipe().batch}
+    own = {"width": plan.arch.width, "heads": plan.arch.heads, "steps": recipe.steps, "batch": recipe.batch}
+    others = [f"{name} {value} (trained: {usual[name]})" for name, value in own.items() if value != usual[name]]
+    if others:
+        found.append(f"no trained design had {', '.join(others)}")
+    if prediction.unfamiliar:
+        found.append(
+            f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}: the probability is a guess"
+        )
+    return found

@@ -1,0 +1,119 @@
+"""Tokens and gradients of a network, layer by layer, at its initialisation: measured, and beside that in theory.
+
+`forecast.py` calls `by_layer`. In order: a few samples of the task go through `measure`; the mean-field recursion takes
+the second moments of their tokens along (`mean_field.py`); closed forms say in which phase attention of each layer is
+(`phases.py`); the gradient of the task's loss goes back through every layer, however small it becomes (`gradients.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError, RankscopeError
+from rankscope.forecasts.gradient_profile import GradientProfile
+from rankscope.forecasts.gradients import gradients
+from rankscope.forecasts.mean_field import mean_field
+from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
+from rankscope.forecasts.plan import Plan
+from rankscope.lab import Model
+from rankscope.lab.tasks import Batch
+from rankscope.nets import Transformer
+from rankscope.profiles import measure
+from rankscope.shapes import Float
+
+SAMPLES = 4  # Samples of a batch that are followed
+KINDS = ("query", "key", "value", "output", "mlp")
+COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
+
+
+def by_layer(model: Model, plan: Plan) -> tuple[pl.DataFrame, dict[str, float], list[str]]:
+    """(The table of a `Forecast`, its exponents, notes on what theory has no rule for).
+
+    Args:
+        model: Embedding, network and head before the first step.
+        plan: What the network is to learn, and how.
+    """
+    batch = plan.task.batch(plan.recipe.batch, plan.seed, 0).part(slice(SAMPLES))
+    net, notes = model.network().to(torch.float64), []
+    X = model.tokens(batch.inputs).detach().double()
+    profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])
+    columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
+    columns["residual"] = _log_curve(profile.curve("relative_residual", "log10"), profile, "relative_residual")
+    nothing = [math.nan] * len(columns["layer"])
+    exponents: dict[str, float] = {}
+    phases: list[Phase] = []
+    if batch.padding is not None and bool(batch.padding.any()):
+        notes.append("samples are padded: theory and gradients by layer are of unpadded ones, and left out")
+    else:
+        try:
+            columns["residual_theory"] = _theory(net, X)
+        except ArchitectureError as error:
+            notes.append(f"mean-field theory has no rule: {error}")
+        try:
+            first = next(mean_field(net, X))  # with positions, where the network adds a table of them
+            phases = list(giorlandino(net, first.q, first.p, X.shape[1]))
+        except ArchitectureError as error:
+            notes.append(f"phases have no closed form here: {error}")
+        try:
+            profile_of_gradients = gradients(net, X, _cotangent(model, plan, batch))
+            columns |= _gradient_columns(profile_of_gradients)
+            measured = profile_of_gradients.exponents()
+            exponents |= {"angle": measured.angle, "gradient": measured.gradient}
+        except RankscopeError as error:
+            notes.append(f"gradients by layer are left out: {error}")
+    if phases:
+        columns["phase"] = ["", *(phase.name for phase in phases)]
+        columns["boundary"] = [math.nan, *(phase.distance for phase in phases)]
+        exponents |= _closed(phases, X.shape[1])
+    columns["entropy"] = profile.curve("entropy").nanmean((0, 2)).tolist()
+    empty = {name: [""] * len(nothing) if name == "phase" else nothing for name in COLUMNS}
+    return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}), exponents, notes
+
+
+def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:
+    """The median over samples, NaN where rounding decided it in any of them."""
+    marked = profile.curve(metric, "below_floor").bool()
+    logs: list[float] = curve.masked_fill(marked, math.nan).median(0).values.tolist()
+    return logs
+
+
+def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[float]:
+    """log10 of the relative residual in mean-field theory, by layer; NaN from the layer on where tokens leave
+    float64's range, or what tells them apart is below what theory carries."""
+    found = []
+    try:
+        for moments in mean_field(net, X):
+            residual = moments.relative_residual
+            found.append(math.log10(residual) if 0 < residual < math.inf else math.nan)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite
+        pass
+    return found + [math.nan] * (net.arch.layers + 1 - len(found))
+
+
+def _cotangent(model: Model, plan: Plan, batch: Batch) -> Tensor:
+    """The gradient of the task's loss at the output of the network, after its last norm."""
+    Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()
+    loss = plan.task.loss(model.logits(Y, batch.padding), batch)
+    (found,) = torch.autograd.grad(loss, Y)
+    return found.double()
+
+
+def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
+    """Logs of gradients and of the separation of tokens, NaN where rounding decided."""
+
+    def logs(readings: Any) -> list[float]:
+        found: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
+        return found
+
+    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in KINDS if kind in profile.weights}
+    return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
+
+
+def _closed(phases: Sequence[Phase], tokens: int) -> dict[str, float]:
+    """Exponents of a layer in closed form, the mean over layers."""
+    angle = sum(phase.angle_exponent for phase in phases) / len(phases)
+    return {"angle_theory": angle, "gradient_theory": log_gradient(phases, tokens) / len(phases)}

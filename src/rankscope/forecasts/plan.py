@@ -1,0 +1,147 @@
+"""`Plan`: a training that has not begun, of any network on a task of the lab; what forecasts are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from rankscope.errors import ArchitectureError, RankscopeError
+from rankscope.forecasts.readings import described, readings
+from rankscope.lab import Initialisation, Model, Recipe, Training
+from rankscope.lab.tasks import Task
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.masks import Mask, MaskLike, matrix
+from rankscope.nets.variants import chosen_layers, with_layers
+from rankscope.remedies import Remedy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network, what it is to learn, and how.
+
+    Args:
+        arch: The network.
+        task: What it learns.
+        recipe: Steps, learning rate and batch of its training.
+        initialisation: How its weights are drawn.
+        remedies: Put onto it.
+        net: The network itself, where its weights are given; nothing is drawn then but embedding and head.
+        seed: What weights are drawn from.
+    """
+
+    arch: Architecture
+    task: Task
+    recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))
+    initialisation: Initialisation = field(default_factory=Initialisation)
+    remedies: Sequence[str | Remedy] = ()
+    net: Transformer | None = None
+    seed: int = 0
+
+    def training(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Training:
+        """The training, not begun yet, of weights that are drawn."""
+        return Training(
+            self.task, self.arch, self.recipe, seeds=[self.seed], remedies=self.remedies,
+            initialisation=self.initialisation, device=device, dtype=dtype, capture=True,
+        )  # fmt: skip
+
+    def model(self) -> Model:
+        """Embedding, network and head before the first step."""
+        if self.net is None:
+            return self.training().models[0]
+        std = self.initialisation.embedding_std
+        return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.seed + 1)
+
+    def changed(self, remedy: str | Remedy | None = None, lr: float | None = None, **fields: Any) -> "Plan":
+        """The same plan of a network whose weights are drawn, with other fields of its architecture.
+
+        Args:
+            remedy: One more remedy.
+            lr: Another learning rate.
+            fields: Fields of the architecture, or `initialisation`.
+        """
+        initialisation = fields.pop("initialisation", self.initialisation)
+        arch = with_layers(self.arch, chosen_layers(fields.pop("layers", None), self.arch.layers))
+        return replace(
+            self, arch=arch.replace(**fields), initialisation=initialisation, net=None,
+            remedies=(*self.remedies, *([] if remedy is None else [remedy])),
+            recipe=self.recipe if lr is None else replace(self.recipe, lr=lr),
+        )  # fmt: skip
+
+
+def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Architecture, list[str]]:
+    """(The architecture changed to what the task needs, a sentence for each change).
+
+    A network that is asked for the next token gets a causal mask, and a table of positions gets a row for every token.
+
+    Args:
+        arch: The network.
+        task: What it is to learn.
+        tokens: Tokens of a sample.
+
+    Raises:
+        ArchitectureError: The network reads a memory.
+    """
+    if arch.cross_attention:
+        raise ArchitectureError(
+            "a forecast is of one stack of blocks; this network reads a memory too: forecast its encoder, or a decoder "
+            "without cross-attention",
+            subject="cross_attention",
+        )
+    notes = []
+    if task.architecture(1, 8, 2).mask == "causal":
+        mask = _causal(arch, tokens)
+        if mask is not None:
+            arch = arch.replace(mask=mask)
+            notes.append(f"the mask is made causal: {task.name} asks for what comes next")
+    if arch.positions == "absolute" and arch.length < tokens:
+        arch = arch.replace(length=tokens)
+        notes.append(f"the table of positions has {tokens} rows, one for each token")
+    if arch.positions == "none":
+        notes.append("the network has no positions: it sees the order of tokens by its mask alone")
+    return arch, notes
+
+
+def _causal(arch: Architecture, tokens: int) -> MaskLike | None:
+    """The mask without what lies ahead; None if nothing does."""
+
+    def sees_ahead(mask: MaskLike) -> bool:
+        return bool(matrix(mask, tokens).triu(1).any())
+
+    if not any(sees_ahead(arch.mask_of(layer)) for layer in range(arch.layers)):
+        return None
+    mask: Any = arch.mask
+    if not isinstance(mask, str):
+        return Mask("causal", lambda n: matrix(mask, n).tril())
+    parts = [part if not sees_ahead(part) else "causal" if part == "complete" else f"causal&{part}"
+             for part in mask.split(";")]  # fmt: skip
+    return ";".join(parts)
+
+
+def with_architecture(net: Transformer, arch: Architecture) -> Transformer:
+    """The same weights under another architecture: a mask, or a longer table of positions, which starts at zero."""
+    tensors = net.state()
+    if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
+        tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
+    return Transformer.from_weights(arch, tensors)
+
+
+def point_of(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
+    """What the predictor is asked with: the readings of a model, and the numbers of its architecture.
+
+    Args:
+        model: Embedding, network and head before the first step.
+        task: What it is to learn.
+        recipe: How.
+        seed: What batches and the drift are drawn from.
+    """
+    return described(model.net.arch, recipe.lr) | readings(model, task, recipe, seed)
+
+
+def goes_onto(arch: Architecture, remedy: str | Remedy) -> bool:
+    """Whether a network of one layer takes the remedy."""
+    try:
+        Transformer.random(with_layers(arch, [0])).with_remedy(remedy)
+    except RankscopeError:
+        return False
+    return True

@@ -1,0 +1,240 @@
+"""`Predictor`: what a training will make of a network, from what is read off it before its first step.
+
+A Gaussian process: the networks that were trained (`calibration.py`), each a point x whose entries are its readings
+and the numbers of its architecture (`readings.py`), and what came of them, its values. With weights w,
+one for each entry, fitted to the trainings (`fitting.py`), two networks are as similar as
+
+    k(a, b) = (1 + sqrt(3) r) e^{-sqrt(3) r} + c sum_j w_j^2 a_j b_j,      r^2 = sum_j w_j^2 (a_j - b_j)^2,
+
+and a prediction is an average of outcomes of trained networks, `k(x, X) (k(X, X) + s I)^-1 y`, in which similar ones
+count most. Entries go in as their places among trained networks, so that a log of 1e-300 is "the least", not a number
+that outweighs all others. Two outcomes are predicted by the same similarity:
+
+- the **place**: 0 the lowest final loss of all designs of the same task, 1 the highest;
+- whether it **learns**: its final loss is below that of guessing by frequencies, by `calibration.LEARNT` nats. The
+  average of +1 and -1 becomes a probability by a logistic curve, fitted to what each trained network would have been
+  predicted without itself.
+
+What is far from every trained network is said to be so (`Prediction.familiar`).
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy.special import expit
+
+from rankscope.forecasts.calibration import DIGITS, outcomes
+
+POINTS, WEIGHTS = "data/forecast_readings.csv", "data/forecast_predictor.json"
+UNUSUAL = 0.01
+"""A network is unfamiliar if it is less similar to the nearest trained one than trained networks are to each other, but
+for this share of them."""
+BROKEN = -40.0  # What stands for a reading that is no number, of a network that gives none
+RIDGE = 1e-3  # The price on squares of the logistic curve's two numbers
+NEAREST = 5  # Trained networks that a prediction names
+SPREAD = math.sqrt(12.0)  # Places are uniform between 0 and 1: times this, their variance is one
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What trained networks say of another one.
+
+    Args:
+        probability: That it learns.
+        place: Where its final loss is expected among designs of the same task: 0 the lowest, 1 the highest.
+        place_spread: The standard deviation of the place, as far as trained networks tell.
+        similarity: That to the nearest trained network; 1 is the same point.
+        unfamiliar: What is unlike all trained networks: names of entries beyond what any of them had, and
+            "similarity" where the whole point is far from each of them.
+        nearest: number · similarity · task · loss · learns of the trained networks that are most similar.
+    """
+
+    probability: float
+    place: float
+    place_spread: float
+    similarity: float
+    unfamiliar: tuple[str, ...]
+    nearest: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one outcome is predicted: the variance that similarity explains, and that which it does not."""
+
+    amplitude: float
+    noise: float
+
+
+class Predictor:
+    """The Gaussian process of the module's docstring.
+
+    Args:
+        points: number · one column for each entry, of networks that were trained.
+        results: number · task · loss · learns · place of the same networks (`calibration.outcomes`).
+        weights: The weight w of each entry, by name; entries of weight zero are not looked at.
+        linear: c, the share of what is linear.
+        place: How places are predicted.
+        learns: How it is predicted whether a network learns.
+    """
+
+    def __init__(
+        self,
+        points: pl.DataFrame,
+        results: pl.DataFrame,
+        weights: dict[str, float],
+        linear: float,
+        place: Outcome,
+        learns: Outcome,
+    ) -> None:
+        together = results.join(points, on="number", how="inner", maintain_order="left")
+        self.names = [name for name, weight in weights.items() if weight > 0]
+        self.weights = np.array([weights[name] for name in self.names])
+        self.linear, self.place, self.learns = linear, place, learns
+        self.results = together.select("number", "task", "loss", "learns", "place")
+        self._raw = together.select(self.names)
+        self._sorted = np.sort(_known(self._raw.to_numpy()), axis=0)
+        self.points = self.entries(self._raw)
+        self.targets = {
+            "place": (self.results["place"].to_numpy() - 0.5) * SPREAD,
+            "learns": np.where(self.results["learns"].to_numpy(), 1.0, -1.0),
+        }
+
+    @classmethod
+    @cache
+    def shipped(cls) -> "Predictor":
+        """The predictor of this version, from the tables that come with it."""
+        fitted = json.loads(files("rankscope").joinpath(WEIGHTS).read_text(encoding="utf-8"))
+        points = pl.read_csv(BytesIO(files("rankscope").joinpath(POINTS).read_bytes()))
+        ways = {name: Outcome(**fitted[name]) for name in ("place", "learns")}
+        return cls(points, outcomes(), fitted["weights"], fitted["linear"], **ways)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that was fitted, for JSON."""
+        weights = dict(zip(self.names, self.weights.tolist(), strict=True))
+        fitted = {"linear": self.linear, "place": asdict(self.place), "learns": asdict(self.learns)}
+        return {"weights": dict(sorted(weights.items(), key=lambda item: -item[1])), **fitted}
+
+    def entries(self, table: pl.DataFrame) -> Any:
+        """Columns as places among trained networks, between -sqrt(3) and sqrt(3), `[network, entry]`: of mean zero, and
+        variance one where no two networks have the same number."""
+        found = np.empty((len(table), len(self.names)))
+        for k, name in enumerate(self.names):
+            column, values = self._sorted[:, k], _known(table[name].to_numpy())
+            low, high = (np.searchsorted(column, values, side=side) for side in ("left", "right"))
+            found[:, k] = ((low + high) / (2 * len(column)) - 0.5) * SPREAD
+        return found
+
+    def similarity(self, a: Any, b: Any) -> Any:
+        """The first term of k between points a and b, `[a, b]`: 1 where they are the same."""
+        u, v = a * self.weights, b * self.weights
+        square = (u * u).sum(1)[:, None] + (v * v).sum(1)[None] - 2 * u @ v.T
+        r = np.sqrt(3 * square.clip(0.0))
+        return (1 + r) * np.exp(-r)
+
+    def kernel(self, a: Any, b: Any) -> Any:
+        """k between points a and b, `[a, b]`."""
+        return self.similarity(a, b) + self.linear * (a * self.weights) @ (b * self.weights).T
+
+    @cached_property
+    def _inverses(self) -> dict[str, Any]:
+        """The inverse of `amplitude k(X, X) + noise I`, for each outcome."""
+        K = self.kernel(self.points, self.points)
+        ways = {"place": self.place, "learns": self.learns}
+        return {name: np.linalg.inv(way.amplitude * K + way.noise * np.eye(len(K))) for name, way in ways.items()}
+
+    @cached_property
+    def without_itself(self) -> dict[str, Any]:
+        """What each trained network would have been predicted without itself: `place` from 0 to 1, and `learns`, the
+        average of +1 and -1 (leave-one-out, in closed form)."""
+        found = {}
+        for name, inverse in self._inverses.items():
+            y = self.targets[name]
+            found[name] = y - (inverse @ y) / inverse.diagonal()
+        return {"place": found["place"] / SPREAD + 0.5, "learns": found["learns"]}
+
+    @cached_property
+    def _least_similar(self) -> float:
+        """The similarity to the nearest other one that all but the share `UNUSUAL` of trained networks have."""
+        among = self.similarity(self.points, self.points) - 2 * np.eye(len(self.points))
+        return float(np.quantile(among.max(1), UNUSUAL))
+
+    @cached_property
+    def _logistic(self) -> tuple[float, float]:
+        """(a, b) of the probability `1 / (1 + e^{-(a m + b)})` of an average m, by Newton's method; `RIDGE` keeps them
+        finite where every network is told apart."""
+        m, learnt = self.without_itself["learns"], self.results["learns"].to_numpy().astype(float)
+        X, at = np.stack([m, np.ones_like(m)], 1), np.zeros(2)
+
+        def loss(at: Any) -> float:
+            z = X @ at
+            return float((np.logaddexp(0.0, z) - learnt * z).sum() + 0.5 * RIDGE * at @ at)
+
+        for _ in range(50):
+            p = expit(X @ at)
+            slope = X.T @ (learnt - p) - RIDGE * at
+            step = np.linalg.solve((X * (p * (1 - p))[:, None]).T @ X + RIDGE * np.eye(2), slope)
+            while loss(at + step) > loss(at) and np.abs(step).max() > 1e-12:  # too far where all are told apart
+                step = step / 2
+            at = at + step
+        return float(at[0]), float(at[1])
+
+    def median_of_learners(self, task: str) -> dict[str, float]:
+        """By entry, the median of networks that learnt this task, or any task if it is none of theirs."""
+        learnt, mine = self.results["learns"], self.results["task"] == task
+        rows = _known(self._raw.filter(learnt & mine if bool(mine.any()) else learnt).to_numpy())
+        return dict(zip(self.names, np.median(rows, axis=0).tolist(), strict=True))
+
+    def probabilities(self, averages: Any) -> Any:
+        """The chance that networks learn whose predicted averages of +1 and -1 are these."""
+        return expit(self.log_odds(averages))
+
+    def log_odds(self, averages: Any) -> Any:
+        """The log of p / (1 - p), p the chance that networks learn whose predicted averages of +1 and -1 are these."""
+        a, b = self._logistic
+        return a * averages + b
+
+    def predicted(self, table: pl.DataFrame) -> tuple[Any, Any, Any]:
+        """(averages of +1 and -1, places, their standard deviations) of networks, a row of entries each."""
+        x = self.entries(table)
+        k = self.kernel(x, self.points)
+        learns = self.learns.amplitude * k @ (self._inverses["learns"] @ self.targets["learns"])
+        place, K = self.place, self._inverses["place"]
+        mean = place.amplitude * k @ (K @ self.targets["place"])
+        own = place.amplitude * self.kernel(x, x).diagonal() + place.noise
+        left = (own - place.amplitude**2 * ((k @ K) * k).sum(1)).clip(0.0)
+        return learns, (mean / SPREAD + 0.5).clip(0.0, 1.0), np.sqrt(left) / SPREAD
+
+    def predict(self, point: dict[str, float]) -> Prediction:
+        """What is expected of one network.
+
+        Args:
+            point: Its readings and the numbers of its architecture, by name; others than the predictor's are ignored.
+        """
+        table = pl.DataFrame([{name: point[name] for name in self.names}])
+        averages, places, spreads = self.predicted(table)
+        similar = self.similarity(self.entries(table), self.points)[0]
+        nearest = np.argsort(-similar)[:NEAREST]
+        named = self.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
+        most, own = float(similar[nearest[0]]), _known(table.to_numpy()[0])
+        beyond = [name for name, x, low, high in zip(self.names, own, self._sorted[0], self._sorted[-1], strict=True)
+                  if not low <= x <= high]  # fmt: skip
+        return Prediction(
+            probability=float(self.probabilities(averages)[0]),
+            place=float(places[0]),
+            place_spread=float(spreads[0]),
+            similarity=most,
+            unfamiliar=(*beyond, *(["similarity"] if most < self._least_similar else [])),
+            nearest=named.select("number", "similarity", "task", "loss", "learns"),
+        )
+
+
+def _known(values: Any) -> Any:
+    """Readings as they are compared: as many decimals as the table has, and a number for each that is none."""
+    return np.round(np.where(np.isnan(values), BROKEN, values), DIGITS)

@@ -1,0 +1,47 @@
+"""`rankscope forecast`: a table, sentences and changes, or all of it as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankscope import Architecture
+from rankscope.cli.forecast import TASKS
+from rankscope.lab.tasks import TASKS as KNOWN
+from tests.cli.running import answered, printed, rankscope
+
+DESIGN = Architecture(layers=3, width=16, heads=2, norm_place="post")
+
+
+@pytest.fixture
+def design(tmp_path: Path) -> str:
+    path = tmp_path / "design.json"
+    path.write_text(json.dumps(DESIGN.to_dict()))
+    return str(path)
+
+
+def test_it_says_what_to_expect(design: str) -> None:
+    said = printed("forecast", design, "--tokens", "12", "--steps", "60", "--no-mends")
+    assert "from the first layer to the last" in said and "3 layers, 60 steps" in said
+    assert "what would mend it" not in said
+
+
+@pytest.mark.slow  # two dozen forecasts
+def test_changes_follow(design: str) -> None:
+    said = printed("forecast", design, "--tokens", "12", "--steps", "60", "--depth", "4")
+    assert "4 layers, 60 steps" in said and "what would mend it" in said
+
+
+def test_json_has_everything(design: str) -> None:
+    told = answered("forecast", design, "--tokens", "12", "--no-mends")
+    assert 0 <= told["probability"] <= 1 and len(told["table"]) == 4 and told["mends"] == []
+
+
+def test_tasks_are_those_of_the_lab() -> None:
+    assert set(TASKS) == set(KNOWN)
+
+
+@pytest.mark.parametrize("wrong", [("--lr", "0"), ("--task", "nothing"), ("--depth", "0")])
+def test_a_mistake_is_one_sentence(design: str, wrong: tuple[str, str]) -> None:
+    done = rankscope("forecast", design, *wrong)
+    assert done.code == 2 and done.err.count("\n") == 1

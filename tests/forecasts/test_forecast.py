@@ -1,0 +1,228 @@
+"""Forecasts of networks of every kind, in numbers, words and changes."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope import Architecture, Transformer, forecast, measure
+from rankscope.errors import ArchitectureError, LabError
+from rankscope.forecasts.changes import PARTS, changes
+from rankscope.forecasts.forecast import Forecast, forecast_of
+from rankscope.forecasts.layers import COLUMNS, SAMPLES
+from rankscope.forecasts.phases import giorlandino
+from rankscope.forecasts.plan import Plan, adapted_to_task
+from rankscope.lab import Initialisation, Recipe
+from rankscope.lab.tasks import NextCharacter, Sort
+from rankscope.nets.masks import Mask, matrix
+
+SMALL = Architecture(layers=4, width=16, heads=2, norm_place="pre", final_norm=True, mask="causal")
+COLLAPSING = SMALL.replace(layers=24, norm="none", final_norm=False, attention_skip=0.0, mlp="none")
+OPTIONS: dict[str, Any] = {"tokens": 12, "steps": 60}
+
+
+@pytest.fixture(scope="module")
+def found() -> Forecast:
+    return forecast(COLLAPSING, init="xavier", **OPTIONS)
+
+
+def test_what_collapses_is_said_to(found: Forecast) -> None:
+    assert found.probability < 0.2 and found.place > 0.5
+    said = " ".join(found.verdict)
+    assert "will not learn" in said or "will hardly learn" in said
+    assert "Tokens become the same" in said and "To blame" in said
+    assert repr(found) == "\n".join(found.verdict)
+
+
+def test_columns_are_numbers(found: Forecast) -> None:
+    for name in COLUMNS:
+        assert found.table[name].dtype in (pl.Float64, pl.Int64) or name == "phase", name
+    assert found.table["entropy"][1:].is_finite().all()
+
+
+def test_phases_are_of_tokens_with_their_positions() -> None:
+    """A table of positions is part of what the first layer reads."""
+    arch = SMALL.replace(positions="absolute", length=12, layers=1)
+    plan = forecast(arch, **OPTIONS).plan
+    model = plan.model()
+    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    net = model.network().to(torch.float64)
+    X = net.run(model.tokens(batch.inputs).double()).states[0].detach()
+    n, d = X.shape[1:]
+    C = X @ X.mT / d
+    q = float(C.diagonal(dim1=-2, dim2=-1).mean())
+    p = float(((C.sum((-2, -1)) - C.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))).mean())
+    (phase,) = giorlandino(net, q, p, n)
+    assert forecast_of(plan).table["boundary"][1] == pytest.approx(phase.distance, rel=1e-9)
+
+
+def test_a_given_network_keeps_its_weights_and_gets_a_longer_table() -> None:
+    net = Transformer.random(SMALL.replace(positions="absolute", length=4), seed=3, init="xavier")
+    made = forecast(net, **OPTIONS).plan.model().network()
+    assert made.arch.length == 12
+    torch.testing.assert_close(
+        made.state()["layers.0.attention.query.weight"], net.state()["layers.0.attention.query.weight"].float()
+    )
+
+
+def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:
+    assert tuple(found.table.columns) == COLUMNS and found.table.height == COLLAPSING.layers + 1
+    plan = found.plan
+    model = plan.model()
+    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    net, X = model.network().to(torch.float64), model.tokens(batch.inputs).double().detach()
+    curve = measure(net, X).curve("relative_residual", "log10").median(0).values
+    torch.testing.assert_close(torch.tensor(found.table["residual"].to_list(), dtype=torch.float64), curve)
+    theory = found.table["residual_theory"].to_list()
+    assert all(abs(a - b) < 0.5 for a, b in zip(theory, curve.tolist(), strict=True) if b > -2)
+
+
+def test_gradients_by_layer_are_those_of_autograd() -> None:
+    """Where nothing underflows: of the loss of the task at the weights of values and queries."""
+    plan = forecast(SMALL, **OPTIONS).plan
+    model = plan.model().double()
+    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    plan.task.loss(model(batch.inputs), batch).backward()
+    table = forecast_of(plan).table
+    for kind in ("query", "value"):
+        norms = [
+            weight.grad.norm().log10().item()
+            for name, weight in model.named_parameters()
+            if f"attention.{kind}.weight" in name and weight.grad is not None
+        ]
+        assert table[kind].to_list()[1:] == pytest.approx(norms, abs=1e-4)  # the head is in float32 there
+
+
+@pytest.mark.slow
+def test_the_same_network_by_any_way_in() -> None:
+    """An architecture, a network with weights, a config and a model of transformers."""
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=50)
+    torch.manual_seed(0)
+    model = GPT2Model(config)
+    of_config, of_model = forecast(config, **OPTIONS), forecast(model, **OPTIONS)
+    assert of_config.plan.arch == of_model.plan.arch and of_config.plan.arch.layers == 2
+    assert any("weights are those given" in note for note in of_model.notes)
+    assert of_config.plan.arch.positions == "absolute" and not any("given" in note for note in of_config.notes)
+    assert of_config.probability == pytest.approx(of_model.probability, abs=1e-6)  # the same seed, the same weights
+    net = Transformer.random(SMALL, seed=0, init="xavier")
+    assert forecast(net, **OPTIONS).readings["residual_last"] == pytest.approx(
+        forecast(SMALL, **OPTIONS).readings["residual_last"], abs=1e-3
+    )
+
+
+def test_depth_and_remedies_are_those_asked_for() -> None:
+    deeper = forecast(SMALL, depth=6, remedies=["rezero"], **OPTIONS)
+    assert deeper.table.height == 7 and deeper.readings["remedies"] == 1.0
+    assert deeper.readings["depth"] == pytest.approx(math.log2(6))
+
+
+def test_conditions_are_said() -> None:
+    """Width and steps that no trained design had, a task that none was trained on, a mask that the task needs."""
+    said = " ".join(forecast(SMALL.replace(mask="complete"), task="copying", tokens=6, steps=60).notes)
+    assert "of copying none was trained" in said and "width 16 (trained: 64)" in said and "made causal" in said
+    fields: dict[str, Any] = {"mask": "causal", "norm_place": "pre", "final_norm": True, "positions": "absolute"}
+    usual = Architecture(layers=4, width=64, heads=4, length=64, **fields)
+    assert not forecast(usual, tokens=16).notes
+
+
+def test_a_part_without_a_recursion_is_named_and_the_rest_is_there() -> None:
+    relative = SMALL.replace(positions="relative", layers=2)
+    found = forecast(relative, **OPTIONS)
+    assert any("theory has no rule" in note for note in found.notes)
+    assert found.table["residual_theory"].is_nan().all() and not found.table["residual"].is_nan().any()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "subject"),
+    [
+        ({"steps": 0}, LabError, "steps"),
+        ({"lr": -1.0}, LabError, "lr"),
+        ({"lr": math.inf}, LabError, "lr"),
+        ({"batch": 1.5}, LabError, "batch"),
+        ({"tokens": 1}, LabError, "tokens"),
+        ({"seed": -1}, LabError, "seed"),
+        ({"task": "induction", "tokens": 6}, LabError, "tokens"),
+        ({"task": "nothing"}, LabError, "task"),
+        ({"task": "digits", "tokens": 3}, LabError, "tokens"),
+    ],
+)
+def test_what_is_no_training_is_refused(options: dict[str, Any], error: type[Exception], subject: str) -> None:
+    with pytest.raises(error) as caught:
+        forecast(SMALL, **options)
+    assert caught.value.subject == subject  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("subject", ["a name", 3, SMALL.replace(cross_attention=True)])
+def test_what_is_no_network_is_refused(subject: Any) -> None:
+    with pytest.raises(ArchitectureError):
+        forecast(subject, **OPTIONS)
+
+
+def test_changes_are_plans_that_can_be_made() -> None:
+    plan = Plan(COLLAPSING, NextCharacter(12), Recipe(steps=60), Initialisation("xavier"))
+    listed = dict(changes(plan))
+    assert len(listed) > 15
+    for said, make in listed.items():
+        changed = make()
+        assert changed != plan, said
+        changed.model()
+    assert listed["skips of weight 1"]().arch.attention_skip == 1.0
+    assert not list(changes(plan, ()))
+    with pytest.raises(LabError):
+        list(changes(plan, ("norms",)))
+    for part in PARTS:
+        assert list(changes(plan, (part,))), part
+
+
+@pytest.mark.slow
+def test_mends_are_forecast_and_the_best_comes_first(found: Forecast) -> None:
+    told: list[str] = []
+    mends = found.mends(parts=("norm", "skips"), progress=lambda done, total, said: told.append(said))
+    assert len(told) == 2 and mends
+    chances = [round(mend.forecast.probability, 2) for mend in mends]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > found.probability and "probability" in repr(mends[0])
+    least = found.least_skip()
+    if least is not None:
+        assert least.forecast.probability >= 0.7 and least.forecast.plan.arch.attention_skip <= 1.0
+
+
+def test_what_a_task_needs_of_a_network() -> None:
+    arch, notes = adapted_to_task(SMALL.replace(mask="window:2", positions="absolute", length=4), NextCharacter(12), 12)
+    assert arch.mask == "causal&window:2" and arch.length == 12 and len(notes) == 2
+    same, none = adapted_to_task(SMALL.replace(positions="rotary"), NextCharacter(12), 12)
+    assert same == SMALL.replace(positions="rotary") and not none
+    encoder, none = adapted_to_task(SMALL.replace(mask="complete", positions="rotary"), Sort(), 8)
+    assert encoder.mask == "complete" and not none
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["causal;complete", "window:1;complete", "unidirectional", "prefix:2", Mask("all", lambda n: torch.ones(n, n) > 0)],
+)
+def test_no_layer_sees_what_comes_next(mask: Any) -> None:
+    arch, notes = adapted_to_task(SMALL.replace(mask=mask, positions="alibi"), NextCharacter(12), 12)
+    for layer in range(arch.layers):
+        assert not matrix(arch.mask_of(layer), 12).triu(1).any()
+        assert (matrix(arch.mask_of(layer), 12) <= matrix(SMALL.replace(mask=mask).mask_of(layer), 12)).all()
+    assert len(notes) == (mask != "unidirectional")
+
+
+def test_everything_goes_into_json(found: Forecast) -> None:
+    told = found.to_dict()
+    assert told["probability"] == found.probability and len(told["table"]) == found.table.height
+    assert {"verdict", "nearest", "exponents", "architecture", "readings"} <= set(told)
+
+
+@pytest.mark.slow
+def test_deepest_is_deeper_with_skips() -> None:
+    """By forecasts of depths: with skips and norms before branches deeper than without either."""
+    apart = forecast(SMALL.replace(width=64, heads=4), tokens=24)
+    alike = replace(apart, plan=replace(apart.plan, arch=COLLAPSING.replace(width=64, heads=4)))
+    assert apart.deepest(most=16) > alike.deepest(most=16)
+    assert isinstance(apart.table, pl.DataFrame)

@@ -1,0 +1,127 @@
+"""The predictor is a Gaussian process: scikit-learn's own gives the same numbers."""
+
+from importlib.resources import files
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import spearmanr
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
+
+from rankscope.forecasts.calibration import outcomes
+from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
+
+WEIGHTS = {"a": 0.7, "b": 0.3, "c": 0.0}
+PLACE, LEARNS = Outcome(0.8, 0.1), Outcome(1.3, 0.4)
+
+
+def tables(designs: int = 40, seed: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Designs whose outcome hangs on entries a and b."""
+    draw = np.random.default_rng(seed)
+    points = pl.DataFrame({"number": range(designs), **{name: draw.normal(size=designs) for name in "abc"}})
+    loss = points["a"].to_numpy() + 0.5 * points["b"].to_numpy() ** 2 + 0.1 * draw.normal(size=designs)
+    place = (loss.argsort().argsort() + 0.5) / designs
+    results = pl.DataFrame({"number": points["number"], "task": ["any"] * designs, "loss": loss})
+    return points, results.with_columns(learns=pl.Series(loss < np.median(loss)), place=pl.Series(place))
+
+
+def predictor() -> Predictor:
+    return Predictor(*tables(), WEIGHTS, 0.2, PLACE, LEARNS)
+
+
+def reference(way: Outcome, X: Any, y: Any) -> GaussianProcessRegressor:
+    kernel = ConstantKernel(way.amplitude) * (
+        Matern(nu=1.5) + ConstantKernel(0.2) * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+    )
+    return GaussianProcessRegressor(kernel, alpha=way.noise, optimizer=None).fit(X, y)
+
+
+def scaled(found: Predictor) -> Any:
+    return found.points * found.weights
+
+
+def test_it_predicts_what_another_gaussian_process_predicts() -> None:
+    found, (other, _) = predictor(), tables(7, seed=1)
+    X, new = scaled(found), found.entries(other) * found.weights
+    averages, places, spreads = found.predicted(other)
+    place, deviation = reference(PLACE, X, found.targets["place"]).predict(new, return_std=True)
+    np.testing.assert_allclose(places, (place / SPREAD + 0.5).clip(0, 1), atol=1e-9)
+    np.testing.assert_allclose(spreads, np.sqrt(deviation**2 + PLACE.noise) / SPREAD, atol=1e-9)
+    np.testing.assert_allclose(averages, reference(LEARNS, X, found.targets["learns"]).predict(new), atol=1e-9)
+
+
+def test_without_itself_is_what_the_others_say() -> None:
+    found = predictor()
+    X, y = scaled(found), found.targets["learns"]
+    for k in range(0, len(X), 7):
+        rest = np.arange(len(X)) != k
+        alone = reference(LEARNS, X[rest], y[rest]).predict(X[k : k + 1])
+        assert found.without_itself["learns"][k] == pytest.approx(alone[0], abs=1e-9)
+
+
+def test_probabilities_are_those_of_logistic_regression() -> None:
+    found = predictor()
+    m, learnt = found.without_itself["learns"], found.results["learns"].to_numpy()
+
+    def loss(at: Any) -> float:
+        z = at[0] * m + at[1]
+        return float(np.logaddexp(0, np.where(learnt, -z, z)).sum() + 0.5e-3 * (at**2).sum())
+
+    a, b = minimize(loss, np.zeros(2), tol=1e-12).x
+    np.testing.assert_allclose(found.probabilities(m), 1 / (1 + np.exp(-(a * m + b))), atol=1e-4)
+
+
+def test_entries_are_places_among_trained_networks() -> None:
+    found, (points, _) = predictor(), tables()
+    assert found.names == ["a", "b"]
+    assert (found.points.argsort(0) == points.select("a", "b").to_numpy().argsort(0)).all()
+    np.testing.assert_allclose(found.points.mean(0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(found.points.std(0), 1.0, rtol=1e-3)
+    beyond = found.entries(pl.DataFrame({"a": [-1e300, 1e300], "b": [0.0, 0.0]}))
+    assert abs(beyond[:, 0]) == pytest.approx(SPREAD / 2)
+
+
+def test_a_network_that_was_trained_is_its_own_nearest() -> None:
+    found, (points, _) = predictor(), tables()
+    said = found.predict(points.row(3, named=True))
+    assert said.nearest["number"][0] == 3 and said.similarity == pytest.approx(1.0) and not said.unfamiliar
+    assert said.nearest["similarity"].is_sorted(descending=True)
+    assert 0 < said.probability < 1 and 0 <= said.place <= 1 and said.place_spread > 0
+
+
+def test_what_is_beyond_all_trained_networks_is_named() -> None:
+    points, _ = tables()
+    assert predictor().predict(points.row(3, named=True) | {"b": 99.0}).unfamiliar[0] == "b"
+
+
+def test_a_design_that_was_trained_is_read_as_the_table_has_it() -> None:
+    """Depths are logs, rounded in the table: the same number must not count as beyond."""
+    found = Predictor.shipped()
+    row = pl.read_csv(BytesIO(files("rankscope").joinpath(POINTS).read_bytes())).row(11, named=True)
+    near = {name: value + 3e-5 * (value != round(value)) for name, value in row.items() if name != "number"}
+    assert found.predict(near).similarity > 0.9999 and not found.predict(near).unfamiliar
+
+
+def test_each_trained_design_is_predicted_by_the_others() -> None:
+    """Far above what the residual alone tells (0.63). The weights were fitted to these designs."""
+    found = Predictor.shipped()
+    results = found.results.with_columns(
+        said=pl.Series(found.without_itself["place"]),
+        right=pl.Series(found.probabilities(found.without_itself["learns"]) > 0.5) == pl.col("learns"),
+    )
+    for task, least, share in (("next-character", 0.85, 0.92), ("induction", 0.7, 0.78)):
+        mine = results.filter(pl.col("task") == task)
+        assert mine.height > 200
+        assert spearmanr(mine["said"], mine["place"])[0] > least
+        assert mine["right"].to_numpy().mean() > share
+
+
+def test_outcomes_are_ranked_within_a_task() -> None:
+    for _, mine in outcomes().group_by("task"):
+        ordered = mine.sort("loss")
+        assert ordered["place"].is_sorted() and mine["place"].mean() == pytest.approx(0.5)
+        assert ordered["learns"].to_list() == sorted(ordered["learns"].to_list(), reverse=True)

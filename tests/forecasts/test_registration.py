@@ -1,0 +1,75 @@
+"""Forecasts are written down once, with a digest, and scored against what was trained."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rankscope.errors import FileError
+from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.registration import calibrated, digest, register, results, scored
+
+BLIND = 3.0
+
+
+def trainings(numbers: range, losses: list[float], seed: int = 0) -> list[dict[str, Any]]:
+    """What a training of each design would have written, on text."""
+    return [
+        {"number": number, "seed": seed, "key": f"key {number}", "design": {"task": "next-character"}, "loss": loss,
+         "blind": BLIND, "loss_early": 3.0}
+        for number, loss in zip(numbers, losses, strict=True)
+    ]  # fmt: skip
+
+
+def registered(probabilities: list[float]) -> dict[str, Any]:
+    point = {"depth": 3.0, "residual_last": -1.0, "lowest_value": -2.0, "tilt_value": 0.5}
+    forecasts = [
+        {"number": k, "key": f"key {k}", "probability": p, "place": 1 - p, "point": point}
+        for k, p in enumerate(probabilities)
+    ]
+    return {"time": "2026-01-01", "digest": digest(forecasts), "forecasts": forecasts}
+
+
+def test_what_is_right_is_scored_so() -> None:
+    said = registered([0.9, 0.8, 0.2, 0.1])
+    table = results(said, [*trainings(range(4), [2.0, 2.2, 3.0, math.nan]), *trainings(range(4), [2.0] * 4, seed=1)])
+    scores = scored(table).filter(pl.col("by") == "forecast").row(0, named=True)
+    assert scores["spearman"] == pytest.approx(1.0) and scores["right"] == 1.0 and scores["designs"] == 4
+    assert table["learns"].to_list() == [True, True, False, False] and table["loss"][3] == 10.0
+    blind = scored(table).filter(pl.col("by") == "depth")
+    assert math.isnan(blind["spearman"][0]) and blind["right"][0] == 0.5  # the same depth says nothing
+
+
+def test_probabilities_are_compared_with_shares() -> None:
+    draw = np.random.default_rng(0)
+    p = draw.random(4000)
+    losses = np.where(draw.random(4000) < p, 2.0, 3.0).tolist()
+    table = calibrated(results(registered(p.round(6).tolist()), trainings(range(4000), losses)))
+    assert table.height == 5 and table["designs"].sum() == 4000
+    np.testing.assert_allclose(table["learnt"], table["probability"], atol=0.06)
+
+
+def test_a_forecast_that_was_changed_is_noticed() -> None:
+    said = registered([0.9, 0.1])
+    said["forecasts"][0]["probability"] = 0.2
+    with pytest.raises(FileError):
+        results(said, trainings(range(2), [2.0, 3.0]))
+
+
+def test_another_design_of_the_same_number_does_not_count() -> None:
+    lines = trainings(range(2), [2.0, 3.0])
+    lines[1]["key"] = "another"
+    assert results(registered([0.9, 0.1]), lines).height == 1
+
+
+@pytest.mark.slow  # reads designs of up to 48 layers
+def test_designs_are_registered_once(tmp_path: Path) -> None:
+    numbers = [number for number in range(100, 200) if drawn(number).layers <= 4][:2]
+    said = register(numbers, tmp_path / "said.json", workers=1)
+    assert [line["number"] for line in said["forecasts"]] == numbers and digest(said["forecasts"]) == said["digest"]
+    assert all(0 <= line["probability"] <= 1 for line in said["forecasts"])
+    with pytest.raises(FileError):
+        register(numbers, tmp_path / "said.json")
