@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rankscope import Architecture
-from rankscope.cli.forecast import TASKS
+from rankscope.cli.forecast import MAPS, TASKS
+from rankscope.forecasts.maps import AXES
 from rankscope.lab.tasks import TASKS as KNOWN
 from tests.cli.running import answered, printed, rankscope
 
@@ -37,11 +38,22 @@ def test_json_has_everything(design: str) -> None:
     assert 0 <= told["probability"] <= 1 and len(told["table"]) == 4 and told["mends"] == []
 
 
+@pytest.mark.slow  # four forecasts in worker processes, and figures
+def test_a_map_and_a_folder(design: str, tmp_path: Path) -> None:
+    options = ("--tokens", "12", "--no-mends", "--map", "skip,rate", "--map-size", "2", "-o", str(tmp_path / "out"))
+    said = printed("forecast", design, *options)
+    assert "probability that it learns" in said and "across skip, up rate" in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"forecast.json", "layers.png", "map.png", "map.svg"}
+    told = json.loads((tmp_path / "out" / "forecast.json").read_text())
+    assert {row["x"] for row in told["map"]} == {0.0, 1.0} and len(told["map"]) == 4
+
+
 def test_tasks_are_those_of_the_lab() -> None:
     assert set(TASKS) == set(KNOWN)
+    assert set(MAPS) == set(AXES)
 
 
-@pytest.mark.parametrize("wrong", [("--lr", "0"), ("--task", "nothing"), ("--depth", "0")])
+@pytest.mark.parametrize("wrong", [("--lr", "0"), ("--task", "nothing"), ("--depth", "0"), ("--map", "skip")])
 def test_a_mistake_is_one_sentence(design: str, wrong: tuple[str, str]) -> None:
     done = rankscope("forecast", design, *wrong)
     assert done.code == 2 and done.err.count("\n") == 1

@@ -1,20 +1,23 @@
 """`rankscope forecast`: will this design collapse, will it train, and what would mend it?"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network
-from rankscope.cli.show import console, machine, progress, say, sparkline, thinned, titled
+from rankscope.cli.inputs import network, split_names
+from rankscope.cli.show import console, machine, progress, say, say_where, sparkline, thinned, titled
+from rankscope.errors import MetricError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from rankscope.forecasts import Forecast, Mend
 
+MAPS = ("skip", "depth", "query_gain", "value_gain", "temperature", "rate")
 TASKS = ("next-character", "induction", "copying", "sort", "digits", "hull", "memorization")
 MOST = 32  # Layers of a line, at most
 CURVES = {
@@ -54,7 +57,11 @@ def forecast(
     mends: Annotated[
         bool, typer.Option("--mends/--no-mends", metavar=" ", help="Also forecast changes that may mend it.")
     ] = True,
-    printing: opt.PrintOptions = opt.PrintOptions(),
+    map_of: Annotated[
+        str | None, opt.option(opt.RESULT, "X,Y", "Forecast a plane of two numbers: " + ", ".join(MAPS), (), "--map")
+    ] = None,
+    map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7,
+    results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
 
@@ -64,23 +71,73 @@ def forecast(
     from rankscope.forecasts import forecast as forecast_of_network
 
     opt.require_positive(lr=training.lr)
-    arch = network(model, opt.NetworkOptions(), quiet=printing.silent).arch
+    axes = None if map_of is None else split_names("map", map_of)
+    if axes is not None and len(axes) != 2:
+        raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
+    arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
     found = forecast_of_network(
         arch, task=training.task, tokens=training.tokens, init=init, steps=training.steps, lr=training.lr, depth=depth,
         remedies=tuple(remedy or ()), seed=seed,
     )  # fmt: skip
     changes: list[Mend] = []
     if mends:
-        with progress(printing.silent) as start:
+        with progress(results.silent) as start:
             changes = found.mends(progress=start("changes"))
-    if printing.as_json:
+    plane = None
+    if axes is not None:
+        from rankscope.forecasts.maps import forecast_map
+
+        with progress(results.silent) as start:
+            plane = forecast_map(found, *axes, size=map_size, progress=start("map"))
+    if results.output is not None:
+        _write(results.output, found, changes, plane, axes)
+    if results.as_json:
         listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-        return machine({**found.to_dict(), "mends": listed})
+        return machine({**found.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()})
     console().print(layers_table(found))
     say("", *found.verdict)
     if changes:
         say("")
         console().print(mends_table(changes))
+    if plane is not None and axes is not None:
+        say("")
+        console().print(map_table(plane, *axes))
+    if results.output is not None:
+        say_where("Forecast and figures", results.output)
+
+
+def _write(folder: Path, found: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
+    """Put the forecast as JSON, its figures and its map into a folder."""
+    import json
+
+    from rankscope.figures.escaping import plain
+    from rankscope.figures.matplotlib import save
+    from rankscope.figures.plot import plot
+    from rankscope.files import atomic, writable_folder
+    from rankscope.forecasts.figures import map_chart
+    from rankscope.forecasts.maps import AXES
+
+    writable_folder(folder)
+    listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
+    told = {**found.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()}
+    with atomic(folder / "forecast.json") as path:
+        path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
+    save(found.plot(), folder / "layers")
+    if plane is not None and axes is not None:
+        save(plot(map_chart(plane, *(AXES[name].title for name in axes))), folder / "map")
+
+
+def map_table(plane: Any, x: str, y: str) -> "Table":
+    """The probability of learning at every cell, the largest value of y on top."""
+    across, up = (sorted(plane[name].unique().to_list()) for name in ("x", "y"))
+    cells = {(row["x"], row["y"]): row.get("probability") for row in plane.iter_rows(named=True)}
+    table = titled("probability that it learns", f"across {x}, up {y}", words=[y])
+    for value in across:
+        table.add_column(f"{value:.3g}", justify="right", no_wrap=True)
+    for b in reversed(up):
+        shown = ["–" if (p := cells.get((a, b))) is None else f"{p:.2f}" for a in across]
+        table.add_row(f"{b:.3g}", *shown)
+    return table
 
 
 def _numbers(forecast: "Forecast") -> dict[str, float]:

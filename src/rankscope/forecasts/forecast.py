@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import torch
@@ -20,6 +20,7 @@ from rankscope.errors import ArchitectureError, LabError, RankscopeError
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.changes import PARTS, changes
 from rankscope.forecasts.designs import HEADS, STEPS, WIDTH
+from rankscope.forecasts.figures import layers_chart
 from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.plan import Plan, adapted_to_task, point_of, with_architecture
 from rankscope.forecasts.predictor import Prediction, Predictor
@@ -30,6 +31,9 @@ from rankscope.lab.tasks import task as task_of
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
@@ -149,6 +153,12 @@ class Forecast:
             low, high = (middle, high) if learns(middle) else (low, middle)
         return low
 
+    def plot(self, **options: Any) -> "Figure":
+        """Tokens and gradients by layer, measured beside theory; `options` are those of `figures.plot.plot`."""
+        from rankscope.figures.plot import plot
+
+        return plot(layers_chart(self.table, self.verdict[0]), **options)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but weights, for JSON."""
         nearest, recipe = self.prediction.nearest.to_dicts(), self.plan.recipe
@@ -198,7 +208,7 @@ def forecast(
 ) -> Forecast:
     """What will become of a network: where its tokens and gradients go, and whether it will train.
 
-    Nothing is trained. The cost is that of about ten forward and backward passes of one batch.
+    Nothing is trained.
 
     Args:
         subject: An `Architecture`, whose weights are drawn; a `Transformer` with weights; a Hugging Face config, or a

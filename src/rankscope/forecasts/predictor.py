@@ -36,6 +36,7 @@ POINTS, WEIGHTS = "data/forecast_readings.csv", "data/forecast_predictor.json"
 UNUSUAL = 0.01
 """A network is unfamiliar if it is less similar to the nearest trained one than trained networks are to each other, but
 for this share of them."""
+WEIGHTY = 0.1  # The share of the largest weight from which on an entry beyond all trained networks is told
 BROKEN = -40.0  # What stands for a reading that is no number, of a network that gives none
 RIDGE = 1e-3  # The price on squares of the logistic curve's two numbers
 NEAREST = 5  # Trained networks that a prediction names
@@ -223,8 +224,9 @@ class Predictor:
         nearest = np.argsort(-similar)[:NEAREST]
         named = self.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
         most, own = float(similar[nearest[0]]), _known(table.to_numpy()[0])
-        beyond = [name for name, x, low, high in zip(self.names, own, self._sorted[0], self._sorted[-1], strict=True)
-                  if not low <= x <= high]  # fmt: skip
+        weighty = self.weights >= WEIGHTY * self.weights.max()
+        outside = (own < self._sorted[0]) | (own > self._sorted[-1])
+        beyond = [name for name, is_beyond in zip(self.names, weighty & outside, strict=True) if is_beyond]
         return Prediction(
             probability=float(self.probabilities(averages)[0]),
             place=float(places[0]),

@@ -1,0 +1,63 @@
+"""Figures of forecasts: tokens and gradients by layer, and the plane of a map."""
+
+import numpy as np
+import polars as pl
+
+from rankscope.figures import description as fig
+
+PANELS = {
+    "tokens: what tells them apart": {
+        "residual": "measured", "residual_theory": "mean-field theory", "separation": "1 - cosine, measured",
+    },
+    "gradients of the loss": {
+        "gradient": "at tokens", "query": "of queries", "key": "of keys", "value": "of values", "mlp": "of the MLP",
+    },
+}  # fmt: skip
+"""By heading, the columns of a forecast's table and their names in the legend."""
+
+
+def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:
+    """Tokens and gradients by layer, measured beside theory.
+
+    Args:
+        table: That of a `Forecast`.
+        said: What is expected, in a sentence.
+    """
+    panels, layers = [], table["layer"].to_list()
+    for heading, columns in PANELS.items():
+        lines = []
+        for index, (name, label) in enumerate(columns.items()):
+            y = table[name].to_numpy()
+            if np.isfinite(y).any():
+                dash = "dash" if name == "residual_theory" else "solid"
+                lines.append(fig.Line(layers, y, fig.line_colour(index), label, index=index, dash=dash))
+        logs = np.concatenate([line.y for line in lines]) if lines else np.zeros(1)
+        panels.append(fig.Panel(fig.Axis("layer", last=layers[-1]), fig.Axis("", fig.Powers(logs)), lines, heading))
+    alt = f"Tokens and gradients of {len(layers) - 1} layers before training. {said}"
+    return fig.Chart(panels, table.to_dict(as_series=False), alt)
+
+
+def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
+    """The probability of learning over the plane of two numbers of a design.
+
+    Args:
+        table: What `forecast_map` returns.
+        x: What goes across, in words.
+        y: What goes up.
+    """
+    across, up = (sorted(table[name].unique().to_list()) for name in ("x", "y"))
+    cells = {(row["x"], row["y"]): row for row in table.iter_rows(named=True)}
+    values = np.array([[cells[a, b].get("probability") for a in across] for b in up], dtype=float)
+    heat = fig.Heatmap(
+        range(len(across)), range(len(up)), values, "probability that it learns", range=(0.0, 1.0),
+        numbers=len(across) * len(up) <= 64,
+    )  # fmt: skip
+    labels = [{float(k): f"{value:g}" for k, value in enumerate(axis)} for axis in (across, up)]
+    ends = [(-0.5, len(axis) - 0.5) for axis in (across, up)]
+    panel = fig.Panel(
+        fig.Axis(x, range=ends[0], labels=labels[0], grid=False),
+        fig.Axis(y, range=ends[1], labels=labels[1], grid=False),
+        [heat],
+    )
+    alt = f"Probability of learning by {x} and {y}: from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}."
+    return fig.Chart([panel], table.to_dict(as_series=False), alt)

@@ -1,0 +1,113 @@
+"""Maps of forecasts: two numbers of a design are varied, and every cell of the plane is forecast.
+
+`forecast_map` gives the table, `figures.py` draws it. Cells run side by side in worker processes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from rankscope.errors import LabError, one_of
+from rankscope.forecasts.forecast import Forecast, forecast_of
+from rankscope.forecasts.plan import Plan
+from rankscope.workers import run_pieces
+
+Change = Callable[[Plan, float], Plan]
+
+
+@dataclass(frozen=True)
+class MapAxis:
+    """A number of a design that a map varies.
+
+    Args:
+        title: What it is, in words.
+        low: The first value.
+        high: The last value.
+        change: Gives the plan with that value.
+        in_logs: Whether values are evenly spread in their logs.
+        whole: Whether values are whole numbers.
+    """
+
+    title: str
+    low: float
+    high: float
+    change: Change
+    in_logs: bool = False
+    whole: bool = False
+
+    def values(self, count: int) -> list[float]:
+        """So many values from the first to the last."""
+        low, high = (math.log(end) if self.in_logs else end for end in (self.low, self.high))
+        spread = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
+        values = [math.exp(value) if self.in_logs else value for value in spread]
+        return sorted({float(round(value)) for value in values}) if self.whole else [float(f"{v:.4g}") for v in values]
+
+
+def _with_gain(names: Sequence[str], plan: Plan, gain: float) -> Plan:
+    """The plan with some weights drawn so many times as large."""
+    start = plan.initialisation
+    scaled = tuple((f"attention.{name}.weight", gain) for name in names)
+    return plan.changed(initialisation=replace(start, gains=(*start.gains, *scaled)))
+
+
+def _with_skips(plan: Plan, weight: float) -> Plan:
+    skips: dict[str, Any] = {"attention_skip": weight} | ({} if plan.arch.parallel else {"mlp_skip": weight})
+    return plan.changed(**skips)
+
+
+AXES: dict[str, MapAxis] = {
+    "skip": MapAxis("weight of skips", 0.0, 1.0, _with_skips),
+    "depth": MapAxis("layers", 3, 48, lambda plan, layers: plan.changed(layers=int(layers)), True, True),
+    "query_gain": MapAxis("gain of queries and keys", 0.25, 4.0, partial(_with_gain, ("query", "key")), True),
+    "value_gain": MapAxis("gain of values", 0.25, 4.0, partial(_with_gain, ("value",)), True),
+    "temperature": MapAxis(
+        "temperature", 0.1, 10.0, lambda plan, factor: plan.changed(divisor=plan.arch.divisor * factor), True
+    ),
+    "rate": MapAxis("learning rate", 1e-4, 1e-2, lambda plan, lr: plan.changed(lr=lr), True),
+}
+"""Numbers that maps vary, by name."""
+
+
+def forecast_map(
+    forecast: Forecast,
+    x: str = "skip",
+    y: str = "depth",
+    size: int = 7,
+    workers: int = 2,
+    progress: Callable[[int, int, str], None] = lambda done, total, said: None,
+) -> pl.DataFrame:
+    """The forecasts of a plane of designs: x · y · probability · place · residual (log10, after the last layer).
+
+    Args:
+        forecast: Of the design in which two numbers are varied.
+        x: The number that goes across, of `AXES`.
+        y: The number that goes up.
+        size: Values of each.
+        workers: Processes.
+        progress: Called with how many cells are done, of how many, and the last one.
+
+    Raises:
+        LabError: A name is none of `AXES`, or both are the same.
+    """
+    for name in (x, y):
+        if name not in AXES:
+            raise LabError(one_of("map", name, AXES), subject="map")
+    if x == y:
+        raise LabError(f"a map must vary two numbers; got {x} twice", subject="map")
+    cells = [(a, b) for b in AXES[y].values(size) for a in AXES[x].values(size)]
+    rows, work = [], partial(_cell, forecast.plan, x, y)
+    for result in run_pieces(work, cells, workers):
+        progress(len(rows), len(cells), f"{x} {result.piece[0]:g}, {y} {result.piece[1]:g}")
+        rows.append(result.value or dict(zip(("x", "y"), result.piece, strict=True)))
+    return pl.DataFrame(rows, infer_schema_length=None).sort("y", "x")
+
+
+def _cell(plan: Plan, x: str, y: str, at: tuple[float, float]) -> dict[str, float]:
+    """One cell of a map."""
+    found = forecast_of(AXES[y].change(AXES[x].change(plan, at[0]), at[1]), layers=False)
+    numbers = {"probability": found.probability, "place": found.place, "residual": found.readings["residual_last"]}
+    return {"x": at[0], "y": at[1], **numbers}
