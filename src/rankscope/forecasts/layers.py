@@ -30,12 +30,13 @@ KINDS = ("query", "key", "value", "output", "mlp")
 COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
 
 
-def by_layer(model: Model, plan: Plan) -> tuple[pl.DataFrame, dict[str, float], list[str]]:
+def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataFrame, dict[str, float], list[str]]:
     """(The table of a `Forecast`, its exponents, notes on what theory has no rule for).
 
     Args:
         model: Embedding, network and head before the first step.
         plan: What the network is to learn, and how.
+        theory: Whether columns of theory are filled.
     """
     batch = plan.task.batch(plan.recipe.batch, plan.seed, 0).part(slice(SAMPLES))
     net, notes = model.network().to(torch.float64), []
@@ -50,12 +51,12 @@ def by_layer(model: Model, plan: Plan) -> tuple[pl.DataFrame, dict[str, float], 
         notes.append("samples are padded: theory and gradients by layer are of unpadded ones, and left out")
     else:
         try:
-            columns["residual_theory"] = _theory(net, X)
+            columns |= {"residual_theory": _theory(net, X)} if theory else {}
         except ArchitectureError as error:
             notes.append(f"mean-field theory has no rule: {error}")
         try:
             first = next(mean_field(net, X))  # with positions, where the network adds a table of them
-            phases = list(giorlandino(net, first.q, first.p, X.shape[1]))
+            phases = list(giorlandino(net, first.q, first.p, X.shape[1])) if theory else []
         except ArchitectureError as error:
             notes.append(f"phases have no closed form here: {error}")
         try:

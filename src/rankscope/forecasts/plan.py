@@ -38,11 +38,13 @@ class Plan:
     net: Transformer | None = None
     seed: int = 0
 
-    def training(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Training:
-        """The training, not begun yet, of weights that are drawn."""
+    def training(
+        self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, capture: bool = True
+    ) -> Training:
+        """The training, not begun yet, of weights that are drawn; the arguments are those of `Training`."""
         return Training(
             self.task, self.arch, self.recipe, seeds=[self.seed], remedies=self.remedies,
-            initialisation=self.initialisation, device=device, dtype=dtype, capture=True,
+            initialisation=self.initialisation, device=device, dtype=dtype, capture=capture,
         )  # fmt: skip
 
     def model(self) -> Model:
