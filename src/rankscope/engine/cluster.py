@@ -233,6 +233,8 @@ class Cluster:
             try:
                 theirs = ray.get(reference, timeout=NODE_WITHIN)
             except ray.exceptions.RayError as error:
+                if node["NodeID"] not in {other["NodeID"] for other in ray.nodes() if other["Alive"]}:
+                    continue  # it is gone: Ray lists a node that was killed until its heartbeats are missed
                 why = " ".join(str(getattr(error, "cause", None) or error).split())[:200]
                 raise SweepError(f"every node must have rankscope; {name} has not ({why})", subject="on") from error
             require_same_software(theirs, name)
