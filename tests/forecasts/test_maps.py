@@ -8,6 +8,7 @@ import pytest
 
 from rankscope import Architecture, forecast
 from rankscope.errors import LabError
+from rankscope.figures.description import Heatmap, Line
 from rankscope.figures.plot import plot
 from rankscope.forecasts.figures import layers_chart, map_chart
 from rankscope.forecasts.forecast import Forecast, forecast_of
@@ -55,10 +56,11 @@ def test_what_is_no_plane_is_refused(found: Forecast, names: tuple[str, str]) ->
 
 def test_figures_show_what_the_tables_have(found: Forecast) -> None:
     chart = layers_chart(found.table, found.verdict[0])
-    lines = {line.name: line for panel in chart.panels for line in panel.marks}
+    lines = {line.name: line for panel in chart.panels for line in panel.marks if isinstance(line, Line)}
     np.testing.assert_array_equal(lines["measured"].y, found.table["residual"].to_numpy())
     assert found.plot().axes
     plane = pl.DataFrame({"x": [0.0, 1.0, 0.0, 1.0], "y": [3.0, 3.0, 9.0, 9.0], "probability": [0.1, 0.2, 0.3, None]})
     heat = map_chart(plane, "skips", "layers").panels[0].marks[0]
+    assert isinstance(heat, Heatmap)
     np.testing.assert_array_equal(heat.values, [[0.1, 0.2], [0.3, np.nan]])
     assert plot(map_chart(plane, "skips", "layers")).axes

@@ -58,7 +58,7 @@ def forecast(
         bool, typer.Option("--mends/--no-mends", metavar=" ", help="Also forecast changes that may mend it.")
     ] = True,
     map_of: Annotated[
-        str | None, opt.option(opt.RESULT, "X,Y", "Forecast a plane of two numbers: " + ", ".join(MAPS), (), "--map")
+        str | None, opt.option(opt.RESULT, "X,Y", "A plane of two: " + ", ".join(MAPS) + ".", (), "--map")
     ] = None,
     map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7,
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -88,7 +88,7 @@ def forecast(
         from rankscope.forecasts.maps import forecast_map
 
         with progress(results.silent) as start:
-            plane = forecast_map(found, *axes, size=map_size, progress=start("map"))
+            plane = forecast_map(found, axes[0], axes[1], size=map_size, progress=start("map"))
     if results.output is not None:
         _write(results.output, found, changes, plane, axes)
     if results.as_json:
