@@ -174,12 +174,8 @@ def _compared(points: pl.DataFrame, layers: int) -> Comparison:
 def _summary(table: pl.DataFrame, points: pl.DataFrame) -> str:
     least, collapsed = float(table["residual"].drop_nans().min()), points["collapse"].drop_nans().len()  # type: ignore[arg-type]
     back = points["ratio"].drop_nans()
-    lasting = (
     middle = float(np.median(back.to_numpy())) if back.len() else math.nan
     lasting = f"{back.len()} recover, at {middle:.1f} times the weight (median)" if back.len() else "none recovers"
-        if back.len()
-        else "none recovers"
-    )
     return (
         f"{collapsed} of {points.height} networks collapse on the way down; {lasting}. The least relative residual is "
         f"1e{least:.0f}."
