@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, LabError
+from rankscope.forecasts.calibration import outcomes
 from rankscope.forecasts.designs import drawn
 from rankscope.forecasts.registration import calibrated, digest, register, results, scored
 
@@ -67,9 +68,14 @@ def test_another_design_of_the_same_number_does_not_count() -> None:
 
 @pytest.mark.slow  # reads designs of up to 48 layers
 def test_designs_are_registered_once(tmp_path: Path) -> None:
-    numbers = [number for number in range(100, 200) if drawn(number).layers <= 4][:2]
+    numbers = [number for number in range(100_000, 100_100) if drawn(number).layers <= 4][:2]
     said = register(numbers, tmp_path / "said.json", workers=1)
     assert [line["number"] for line in said["forecasts"]] == numbers and digest(said["forecasts"]) == said["digest"]
     assert all(0 <= line["probability"] <= 1 for line in said["forecasts"])
     with pytest.raises(FileError):
         register(numbers, tmp_path / "said.json")
+
+
+def test_designs_that_were_fitted_to_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError):
+        register(outcomes()["number"].to_list()[:1], tmp_path / "said.json")

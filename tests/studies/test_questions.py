@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from rankscope.cli.study import STUDIES
 from rankscope.errors import StudyError
 from rankscope.studies.questions import QUESTIONS, questions
-from rankscope.studies.questions.hysteresis import COLLAPSED, LOWEST, PHASES, Sizes, trajectory, turning_points
+from rankscope.studies.questions.hysteresis import COLLAPSED, LOWEST, PHASES, Sizes, _run, trajectory, turning_points
+from rankscope.studies.study import Setup
 
 SIZES = Sizes(depths=(2,), width=16, seeds=1, settle=4, ramp=8, every=4)
 
@@ -56,3 +58,11 @@ def test_a_trajectory_has_the_weights_it_says() -> None:
     assert [row["weight"] for row in rows] == [SIZES.weight(int(row["step"]) - 1)[1] for row in rows]
     assert all(float(row["residual"]) < 0.5 and math.isfinite(float(row["gradient"])) for row in rows)
     assert rows[2]["gradient"] != rows[0]["gradient"]
+
+
+@pytest.mark.slow  # trains, and draws
+def test_the_study_is_answered_and_resumed(tmp_path: Path) -> None:
+    result = _run(Setup(tmp_path), SIZES)
+    assert result.tables["trajectories"].height == 6 and result.tables["turning_points"].height == 1
+    assert "networks collapse" in result.summary and len(result.comparisons) == 1 and result.figures["hysteresis"].axes
+    assert _run(Setup(tmp_path), SIZES).tables["trajectories"].equals(result.tables["trajectories"])

@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
+    if asked.command != "fit" and not asked.files:
+        parser.error(f"{asked.command} must be given a FILE")
     numbers = range(asked.first, asked.first + asked.designs)
     if asked.command == "train":
         pieces = [(number, asked.seed) for number in numbers]

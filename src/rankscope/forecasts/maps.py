@@ -40,7 +40,7 @@ class MapAxis:
     whole: bool = False
 
     def values(self, count: int) -> list[float]:
-        """So many values from the first to the last."""
+        """Values from the first to the last, `count` of them; fewer where whole numbers coincide."""
         low, high = (math.log(end) if self.in_logs else end for end in (self.low, self.high))
         spread = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
         values = [math.exp(value) if self.in_logs else value for value in spread]

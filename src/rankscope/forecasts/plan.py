@@ -55,7 +55,7 @@ class Plan:
         return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.seed + 1)
 
     def changed(self, remedy: str | Remedy | None = None, lr: float | None = None, **fields: Any) -> "Plan":
-        """The same plan of a network whose weights are drawn, with other fields of its architecture.
+        """A plan that differs in some fields of its architecture; its weights are drawn.
 
         Args:
             remedy: One more remedy.
@@ -121,7 +121,7 @@ def _causal(arch: Architecture, tokens: int) -> MaskLike | None:
 
 
 def with_architecture(net: Transformer, arch: Architecture) -> Transformer:
-    """The same weights under another architecture: a mask, or a longer table of positions, which starts at zero."""
+    """A network of given weights under another mask, or with a longer table of positions, which starts at zero."""
     tensors = net.state()
     if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
         tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)

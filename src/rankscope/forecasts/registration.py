@@ -28,13 +28,12 @@ import numpy as np
 import polars as pl
 from scipy.stats import spearmanr
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, LabError
 from rankscope.files import atomic
 from rankscope.forecasts.calibration import LEARNT, read
 from rankscope.forecasts.predictor import Predictor
 from rankscope.workers import run_pieces
 
-FIRST = 100_000  # The number of the first design that is registered: calibration ends far below
 BINS = 5  # Into how many parts probabilities are put to see how often each came true
 
 
@@ -48,14 +47,18 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
 
     Raises:
         FileError: The file is there already.
+        LabError: The predictor was fitted to a design.
 
     Returns:
         What was written: time · digest · forecasts, of each number · key · probability · place · point (its readings).
     """
     if output.exists():
         raise FileError(f"{output} must not be there yet: forecasts are registered once; take another name")
-    predictor, lines = Predictor.shipped(), []
-    for result in run_pieces(read, list(numbers), workers):
+    predictor, lines, chosen = Predictor.shipped(), [], list(numbers)
+    if known := sorted({*predictor.results["number"].to_list()} & {*chosen}):
+        sentence = f"designs must be ones that the predictor was not fitted to; it was fitted to {known[0]}"
+        raise LabError(f"{sentence}: take larger numbers", subject="numbers")
+    for result in run_pieces(read, chosen, workers):
         if result.value is None:
             raise FileError(f"design {result.piece} could not be read: {result.error}")
         said = predictor.predict(result.value["point"])

@@ -52,7 +52,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """Steps of one training."""
+        """How many steps one training has, all phases together."""
         return 2 * self.settle + 2 * self.ramp + self.bottom
 
     @property
