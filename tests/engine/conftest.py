@@ -26,8 +26,11 @@ def nodes() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="pip install 'rankscope[ray]'")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
+    # Ray keeps the arguments of a driver that was killed (2.60): in the 150 MiB that it gives nodes of a test, the next
+    # driver's would wait for room for ever.
+    room = {"num_cpus": 1, "object_store_memory": 2**30}
+    cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
+    cluster.add_node(**room)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster
     ray.shutdown()

@@ -11,7 +11,19 @@ import pytest
 from rankscope.errors import FileError, LabError
 from rankscope.forecasts.calibration import outcomes
 from rankscope.forecasts.designs import drawn
-from rankscope.forecasts.registration import calibrated, digest, register, results, scored
+from rankscope.forecasts.plan import Plan
+from rankscope.forecasts.registration import (
+    calibrated,
+    confusion,
+    digest,
+    growth_exponents,
+    mistakes,
+    register,
+    results,
+    scored,
+)
+from rankscope.lab import Initialisation
+from rankscope.lab.tasks import Copying
 
 BLIND = 3.0
 
@@ -27,8 +39,15 @@ def trainings(numbers: range, losses: list[float], seed: int = 0) -> list[dict[s
 
 def registered(probabilities: list[float]) -> dict[str, Any]:
     point = {"depth": 3.0, "residual_last": -1.0, "lowest_value": -2.0, "tilt_value": 0.5}
-    forecasts = [
-        {"number": k, "key": f"key {k}", "probability": p, "place": 1 - p, "point": point}
+    forecasts: list[dict[str, Any]] = [
+        {
+            "number": k,
+            "key": f"key {k}",
+            "probability": p,
+            "place": 1 - p,
+            "point": point,
+            "growth": {"activations": 0.0, "gradients": 0.1 * k},
+        }
         for k, p in enumerate(probabilities)
     ]
     return {"time": "2026-01-01", "digest": digest(forecasts), "forecasts": forecasts}
@@ -79,3 +98,19 @@ def test_designs_are_registered_once(tmp_path: Path) -> None:
 def test_designs_that_were_fitted_to_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError):
         register(outcomes()["number"].to_list()[:1], tmp_path / "said.json")
+
+
+def test_skips_alone_grow_by_their_weight() -> None:
+    task = Copying(symbols=4, length=3)
+    fields = {"norm": "none", "mlp": "none", "attention_skip": 0.5, "final_norm": False, "positions": "none"}
+    silent = Initialisation(gains=(("attention.output.weight", 0.0),))
+    found = growth_exponents(Plan(task.architecture(5, 8, 2, **fields), task, initialisation=silent))
+    assert found == pytest.approx({"activations": math.log(0.5), "gradients": math.log(0.5)})
+
+
+def test_every_design_is_counted_once() -> None:
+    losses = [2.0, 3.0, 2.0, 3.0, 3.0]
+    table = results(registered([0.9, 0.8, 0.2, 0.1, 0.3]), trainings(range(5), losses))
+    assert confusion(table).rows() == [("next-character", "learns", 1, 1), ("next-character", "does not", 1, 2)]
+    by_task = mistakes(table, least=1).filter(pl.col("part") == "task").row(0, named=True)
+    assert by_task["designs"] == 5 and by_task["wrong"] == pytest.approx(2 / 5)

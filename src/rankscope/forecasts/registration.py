@@ -11,6 +11,8 @@ the forecasts were right, beside simple readings of the same networks:
 | `gradient` | log10 of the gradient of values in the layer that has least | smaller |
 | `gradient_ratio` | |log10| of the gradients of values, last layer to first | larger |
 | `both` | the ranks of the residual and of the gradient's ratio, added | larger |
+| `activation_growth` | OLMo 2's exponent of activations, `|lambda|` of `growth_exponents` | larger |
+| `gradient_growth` | the same of gradients | larger |
 | `loss_early` | the held-out loss after a tenth of the training (no forecast: it is trained) | larger |
 | `another_seed` | the final loss of the same design with another seed: the ceiling | larger |
 """
@@ -26,14 +28,20 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from scipy.stats import spearmanr
 
 from rankscope.errors import FileError, LabError
 from rankscope.files import atomic
 from rankscope.forecasts.calibration import LEARNT, read
+from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.predictor import Predictor
 from rankscope.workers import run_pieces
 
+RIVALS = ("depth", "residual", "gradient", "gradient_ratio", "both", "activation_growth", "gradient_growth",
+          "loss_early")  # fmt: skip
+PARTS = ("norm", "norm_place", "mlp", "activation", "mask", "positions")  # Fields of a design that mistakes are told by
 BINS = 5  # Into how many parts probabilities are put to see how often each came true
 
 
@@ -50,7 +58,8 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
         LabError: The predictor was fitted to a design.
 
     Returns:
-        What was written: time · digest · forecasts, of each number · key · probability · place · point (its readings).
+        What was written: time · digest · forecasts, of each number · key · probability · place · point (its readings) ·
+        growth (`growth_exponents`).
     """
     if output.exists():
         raise FileError(f"{output} must not be there yet: forecasts are registered once; take another name")
@@ -58,19 +67,53 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
     if known := sorted({*predictor.results["number"].to_list()} & {*chosen}):
         sentence = f"designs must be ones that the predictor was not fitted to; it was fitted to {known[0]}"
         raise LabError(f"{sentence}: take larger numbers", subject="numbers")
-    for result in run_pieces(read, chosen, workers):
+    for result in run_pieces(_read, chosen, workers):
         if result.value is None:
             raise FileError(f"design {result.piece} could not be read: {result.error}")
         said = predictor.predict(result.value["point"])
         lines.append({
             "number": result.value["number"], "key": result.value["key"], "probability": round(said.probability, 6),
             "place": round(said.place, 6), "point": result.value["point"],
+            "growth": result.value["growth"],
         })  # fmt: skip
     lines.sort(key=lambda line: line["number"])
     registered = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(lines), "forecasts": lines}
     with atomic(output) as path:
         path.write_text(json.dumps(registered) + "\n", encoding="utf-8")
     return registered
+
+
+def _read(number: int) -> dict[str, Any]:
+    """What is read off a design before its first step, for its forecast and for the rivals."""
+    return read(number) | {"growth": growth_exponents(drawn(number).plan())}
+
+
+def growth_exponents(plan: Plan) -> dict[str, float]:
+    """OLMo 2's exponents of a network before its first step, `lambda = (1/L) log(|v'| / |v|)`, L its layers.
+
+    Args:
+        plan: The network and what it is to learn; its first batch is looked at.
+
+    Returns:
+        `activations`, v the tokens before the first layer and v' those after the last; `gradients`, v the gradient of
+        the loss at the tokens after the last layer and v' that before the first. Norms are of the whole batch. Zero
+        where a norm is zero or not finite.
+    """
+    model, batch = plan.model().double(), plan.task.batch(plan.recipe.batch, plan.seed, 0)
+    net = model.network()
+    with torch.enable_grad():
+        first = model.tokens(batch.inputs).detach().requires_grad_()
+        *_, last = (step.state for step in net.steps(first, batch.padding))
+        loss = plan.task.loss(model.logits(net.finish(last), batch.padding), batch)
+        at_first, at_last = torch.autograd.grad(loss, (first, last))
+    layers = plan.arch.layers
+    return {"activations": _log_ratio(last, first) / layers, "gradients": _log_ratio(at_first, at_last) / layers}
+
+
+def _log_ratio(a: torch.Tensor, b: torch.Tensor) -> float:
+    above, below = float(a.detach().norm()), float(b.detach().norm())
+    ratio = above / below if below else math.nan
+    return math.log(ratio) if 0 < ratio < math.inf else 0.0
 
 
 def digest(forecasts: Sequence[dict[str, Any]]) -> str:
@@ -81,7 +124,8 @@ def digest(forecasts: Sequence[dict[str, Any]]) -> str:
 
 def results(registered: dict[str, Any], trainings: Iterable[dict[str, Any]]) -> pl.DataFrame:
     """Forecasts beside what came of them: number · task · probability · place · loss · learns · blind · loss_early ·
-    another (the final loss with seed 1, where there is one) · the rivals' readings.
+    another (the final loss with seed 1, where there is one) · the rivals' readings · fields of the design (`PARTS`, its
+    remedy).
 
     Args:
         registered: What `register` wrote.
@@ -106,7 +150,9 @@ def results(registered: dict[str, Any], trainings: Iterable[dict[str, Any]]) -> 
             "loss_early": _finite(training["loss_early"]),
             "another": None if another is None else _finite(another["loss"]),
             "depth": point["depth"], "residual": -point["residual_last"], "gradient": -point["lowest_value"],
-            "gradient_ratio": abs(point["tilt_value"]),
+            "gradient_ratio": abs(point["tilt_value"]), "activation_growth": abs(line["growth"]["activations"]),
+            "gradient_growth": abs(line["growth"]["gradients"]), "remedy": training["design"].get("remedy", ""),
+            **{part: str(training["design"].get("fields", {}).get(part, "")) for part in PARTS},
         })  # fmt: skip
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -127,7 +173,7 @@ def scored(table: pl.DataFrame) -> pl.DataFrame:
         mine = mine.with_columns(both=ranks[0] + ranks[1])
         right = ((mine["probability"] > 0.5) == mine["learns"]).mean()
         rows.append(_row(task, "forecast", mine["place"], mine["loss"], right))
-        for name in ("depth", "residual", "gradient", "gradient_ratio", "both", "loss_early"):
+        for name in RIVALS:
             rows.append(_row(task, name, mine[name], mine["loss"], _best_threshold(mine[name], mine["learns"])))
         again = mine.drop_nulls("another")
         if again.height > 2:
@@ -148,6 +194,44 @@ def calibrated(table: pl.DataFrame, bins: int = BINS) -> pl.DataFrame:
         probability=pl.col("probability").mean(), designs=pl.len(), learnt=pl.col("learns").mean()
     )  # fmt: skip
     return grouped.sort("part").drop("part")
+
+
+def confusion(table: pl.DataFrame) -> pl.DataFrame:
+    """How many designs learnt and did not, by what was forecast: task · forecast ("learns", "does not") · learnt ·
+    did_not.
+
+    Args:
+        table: What `results` returns.
+    """
+    said = pl.when(pl.col("probability") > 0.5).then(pl.lit("learns")).otherwise(pl.lit("does not"))
+    grouped = table.group_by("task", said.alias("forecast"))
+    counts = grouped.agg(learnt=pl.col("learns").sum(), did_not=(~pl.col("learns")).sum())
+    return counts.sort("task", "forecast", descending=[False, True])
+
+
+def mistakes(table: pl.DataFrame, least: int = 8) -> pl.DataFrame:
+    """Where forecasts fail: the share of designs that were told wrongly, by a field of theirs: part · value · designs ·
+    wrong, the worst first.
+
+    Args:
+        table: What `results` returns.
+        least: Designs that a value must have to be listed.
+    """
+    wrong = table.with_columns(
+        wrong=(pl.col("probability") > 0.5) != pl.col("learns"),
+        depth=pl.when(pl.col("depth") < 3).then(pl.lit("below 8")).when(pl.col("depth") < 4.5)
+        .then(pl.lit("8 to 22")).otherwise(pl.lit("23 and more")),
+    )  # fmt: skip
+    rows = [
+        wrong.group_by(value=pl.col(part)).agg(designs=pl.len(), wrong=pl.col("wrong").mean())
+        .select(pl.lit(part).alias("part"), "value", "designs", "wrong")
+        for part in ("task", "depth", "remedy", *PARTS)
+    ]  # fmt: skip
+    return (
+        pl.concat(rows)
+        .filter(pl.col("designs") >= least)
+        .sort("wrong", "part", "value", descending=[True, False, False])
+    )
 
 
 def _row(task: Any, by: str, said: pl.Series, loss: pl.Series, right: Any) -> dict[str, Any]:
