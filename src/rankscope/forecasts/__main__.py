@@ -1,22 +1,25 @@
-"""`python -m rankscope.forecasts train|read|tables|fit`: the trainings behind the predictor, made again.
+"""`python -m rankscope.forecasts train|read|tables|fit|validate`: the trainings behind the predictor, made again.
 
-| command  | what it does                                                                    | goes on with      |
-|----------|---------------------------------------------------------------------------------|-------------------|
-| `train`  | trains designs of the lab (on a GPU: `--device cuda --workers 12`)              | `FILE`            |
-| `read`   | reads the same designs before their first step                                  | `FILE`            |
-| `tables` | writes `data/forecast_trainings.csv` and `data/forecast_readings.csv`           |                   |
-| `fit`    | fits the predictor to both tables, writes `data/forecast_predictor.json`        |                   |
+| command    | what it does                                                                  | goes on with      |
+|------------|-------------------------------------------------------------------------------|-------------------|
+| `train`    | trains designs of the lab (on a GPU: `--device cuda --workers 12`)            | `FILE`            |
+| `read`     | reads the same designs before their first step                                | `FILE`            |
+| `tables`   | writes `data/forecast_trainings.csv` and `data/forecast_readings.csv`         |                   |
+| `fit`      | fits the predictor to both tables, writes `data/forecast_predictor.json`      |                   |
+| `validate` | prints how well designs are predicted by predictors fitted without them       |                   |
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
+from scipy.stats import spearmanr
 
 from rankscope.files import atomic
 from rankscope.forecasts import calibration
-from rankscope.forecasts.fitting import fitted
+from rankscope.forecasts.fitting import cross_validated, fitted
 from rankscope.forecasts.predictor import POINTS, WEIGHTS
 
 PACKAGE = Path(__file__).parent.parent
@@ -25,7 +28,7 @@ PACKAGE = Path(__file__).parent.parent
 def main() -> None:
     """Run one of the commands of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m rankscope.forecasts", description=__doc__)
-    parser.add_argument("command", choices=("train", "read", "tables", "fit"))
+    parser.add_argument("command", choices=("train", "read", "tables", "fit", "validate"))
     parser.add_argument("files", nargs="*", type=Path, help="one FILE; for tables any number of both kinds")
     parser.add_argument("--first", type=int, default=0, help="the number of the first design")
     parser.add_argument("--designs", type=int, default=100, help="how many")
@@ -33,7 +36,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
-    if asked.command != "fit" and not asked.files:
+    if asked.command not in ("fit", "validate") and not asked.files:
         parser.error(f"{asked.command} must be given a FILE")
     numbers = range(asked.first, asked.first + asked.designs)
     if asked.command == "train":
@@ -45,6 +48,13 @@ def main() -> None:
         lines = calibration.lines_of(*asked.files)
         calibration.training_table(line for line in lines if "loss" in line).write_csv(PACKAGE / calibration.TABLE)
         calibration.point_table(line for line in lines if "point" in line).write_csv(PACKAGE / POINTS)
+    elif asked.command == "validate":
+        table = cross_validated(pl.read_csv(PACKAGE / POINTS), calibration.outcomes(), workers=asked.workers)
+        for (task,), mine in table.sort("task").group_by("task", maintain_order=True):
+            rank = float(spearmanr(mine["predicted_place"], mine["place"])[0])
+            right = ((mine["probability"] > 0.5) == mine["learns"]).to_numpy().mean()
+            said = f"{mine.height} designs in ten folds, Spearman {rank:.3f}, learns or not {right:.1%} right"
+            sys.stdout.write(f"{task}: {said}\n")
     else:
         predictor = fitted(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
         with atomic(PACKAGE / WEIGHTS) as path:

@@ -6,6 +6,7 @@ stays small. `python -m rankscope.forecasts fit` runs this, and writes `data/for
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from rankscope.errors import LabError
 from rankscope.forecasts.predictor import Outcome, Predictor
+from rankscope.workers import run_pieces
 
 LEAST = 0.01  # Weights below this share of the largest one are zero
 NUGGET = 1e-6  # The least variance that similarity does not explain
@@ -70,7 +73,7 @@ def _negative_log_likelihood(X: Tensor, Y: Tensor, logs: Tensor, others: Tensor)
 
 
 def cross_validated(
-    points: pl.DataFrame, results: pl.DataFrame, *, folds: int = 10, seed: int = 0, **options: Any
+    points: pl.DataFrame, results: pl.DataFrame, *, folds: int = 10, seed: int = 0, workers: int = 0, **options: Any
 ) -> pl.DataFrame:
     """What every design is predicted by a predictor that is fitted without its fold: number · task · loss · learns ·
     place · predicted_place · probability.
@@ -80,17 +83,28 @@ def cross_validated(
         results: As of `fitted`.
         folds: Into how many parts designs are put.
         seed: What the parts are drawn from.
+        workers: Processes; 0 works in this one.
         options: Those of `fitted`.
     """
     together = results.join(points.select("number"), on="number", how="inner", maintain_order="left")
     fold = np.random.default_rng(seed).permutation(len(together)) % folds
+    work = partial(_predicted_fold, points=points, results=together, fold=fold, options=options)
     parts = []
-    for k in range(folds):
-        held, learnt = together.filter(fold == k), together.filter(fold != k)
-        predictor = fitted(points, learnt, **options)
-        averages, places, _ = predictor.predicted(
-            held.select("number").join(points, on="number", how="left", maintain_order="left")
-        )
-        columns = {"predicted_place": places, "probability": predictor.probabilities(averages)}
-        parts.append(held.with_columns(**{name: pl.Series(values) for name, values in columns.items()}))
+    for result in run_pieces(work, range(folds), workers):
+        if result.value is None:
+            raise LabError(f"a fold of the cross-validation failed: {result.error}")
+        parts.append(result.value)
     return pl.concat(parts).sort("number")
+
+
+def _predicted_fold(
+    k: int, points: pl.DataFrame, results: pl.DataFrame, fold: Any, options: dict[str, Any]
+) -> pl.DataFrame:
+    """The designs of fold k, predicted by all others."""
+    held = results.filter(fold == k)
+    predictor = fitted(points, results.filter(fold != k), **options)
+    averages, places, _ = predictor.predicted(
+        held.select("number").join(points, on="number", how="left", maintain_order="left")
+    )
+    columns = {"predicted_place": places, "probability": predictor.probabilities(averages)}
+    return held.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
