@@ -41,6 +41,7 @@ from rankscope.workers import run_pieces
 
 RIVALS = ("depth", "residual", "gradient", "gradient_ratio", "both", "activation_growth", "gradient_growth",
           "loss_early")  # fmt: skip
+READINGS = ("depth", "residual_last", "lowest_value", "tilt_value")  # Readings that rivals are made of
 PARTS = ("norm", "norm_place", "mlp", "activation", "mask", "positions")  # Fields of a design that mistakes are told by
 BINS = 5  # Into how many parts probabilities are put to see how often each came true
 
@@ -58,8 +59,8 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
         LabError: The predictor was fitted to a design.
 
     Returns:
-        What was written: time · digest · forecasts, of each number · key · probability · place · point (its readings) ·
-        growth (`growth_exponents`).
+        What was written: time · digest · forecasts, of each number · key · probability · place · point (readings that
+        rivals are made of, `READINGS`) · growth (`growth_exponents`).
     """
     if output.exists():
         raise FileError(f"{output} must not be there yet: forecasts are registered once; take another name")
@@ -73,8 +74,8 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
         said = predictor.predict(result.value["point"])
         lines.append({
             "number": result.value["number"], "key": result.value["key"], "probability": round(said.probability, 6),
-            "place": round(said.place, 6), "point": result.value["point"],
-            "growth": result.value["growth"],
+            "place": round(said.place, 6), "growth": result.value["growth"],
+            "point": {name: result.value["point"][name] for name in READINGS},
         })  # fmt: skip
     lines.sort(key=lambda line: line["number"])
     registered = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(lines), "forecasts": lines}
