@@ -48,12 +48,17 @@ def best_changes(number: int) -> list[dict[str, Any]]:
                 continue
         if found:
             change, changed, forecast = max(found, key=lambda line: (line[2].probability, -line[2].place))
-            best.append({
-                "number": number, "kind": kind, "change": change, "probability": round(forecast.probability, 6),
-                "place": round(forecast.place, 6), "arch": changed.arch.to_dict(), "lr": changed.recipe.lr,
-                "initialisation": asdict(changed.initialisation), "remedies": list(changed.remedies),
-            })  # fmt: skip
+            said = {"probability": round(forecast.probability, 6), "place": round(forecast.place, 6)}
+            best.append({"number": number, "kind": kind, "change": change, **said, **written(changed)})
     return best
+
+
+def written(plan: Plan) -> dict[str, Any]:
+    """All that tells a changed plan from the plan of its design, for JSON."""
+    return {
+        "arch": plan.arch.to_dict(), "lr": plan.recipe.lr, "initialisation": asdict(plan.initialisation),
+        "remedies": list(plan.remedies),
+    }  # fmt: skip
 
 
 def plan_of(line: dict[str, Any]) -> Plan:
@@ -98,9 +103,9 @@ def register(registered: Path, output: Path, designs: int, workers: int) -> None
         lines += result.value
         print(result.piece, f"{result.seconds:.1f} s", flush=True)
     lines.sort(key=lambda line: (line["number"], line["kind"]))
-    written = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(lines), "changes": lines}
+    registered_now = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(lines)}
     with atomic(output) as path:
-        path.write_text(json.dumps(written) + "\n")
+        path.write_text(json.dumps({**registered_now, "changes": lines}) + "\n")
 
 
 def report(lines: list[dict[str, Any]], outcomes: list[dict[str, Any]]) -> str:
@@ -137,12 +142,12 @@ def main() -> None:
     if options.command == "register":
         register(first, second, options.designs, options.workers)
         return
-    written = json.loads(first.read_text())
-    if digest(written["changes"]) != written["digest"]:
+    content = json.loads(first.read_text())
+    if digest(content["changes"]) != content["digest"]:
         raise FileError(f"{first} must hold what was registered; its digest is another")
     if options.command == "train":
         done = {(line["number"], line["kind"]) for line in lines_of(second)}
-        pieces = [line for line in written["changes"] if (line["number"], line["kind"]) not in done]
+        pieces = [line for line in content["changes"] if (line["number"], line["kind"]) not in done]
         until = time.time() + 60 * options.minutes
         with second.open("a") as file:
             for result in run_pieces(partial(train, device=options.device), pieces, options.workers, deadline=until):
@@ -151,7 +156,7 @@ def main() -> None:
                 else:
                     file.write(json.dumps(result.value) + "\n")
                     file.flush()
-    print(report(written["changes"], lines_of(second)))
+    print(report(content["changes"], lines_of(second)))
 
 
 if __name__ == "__main__":  # workers find functions by the name of their module, and none in __main__

@@ -1,20 +1,34 @@
 """Every benchmark at its smallest: it runs, and its rows are ratios. How large they are is `make bench`'s."""
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import alarms, mean_field, opening, peers, rates, recipes, timing
+from benchmarks import alarms, mean_field, mends, opening, peers, rates, recipes, timing
 
+from rankscope.forecasts.changes import changes
+from rankscope.forecasts.designs import drawn
 from rankscope.live.monitor import default_rules
 
-ALONE = {"alarms", "device", "lab", "mean_field", "peers", "rates", "recipes", "timing"}
+ALONE = {"alarms", "device", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
-HEAVY = {"certifying", "deviations", "exploring", "monitoring", "opening", "streaming", "sweeping", "watching"}
+HEAVY = {
+    "certifying",
+    "deviations",
+    "exploring",
+    "forecasting",
+    "monitoring",
+    "opening",
+    "streaming",
+    "sweeping",
+    "watching",
+}
 """They take seconds, or start servers, workers or a browser, or train: `make slow` runs these."""
 
 
@@ -79,3 +93,27 @@ def test_errors_of_mean_field_theory_are_a_table() -> None:
     lines = [mean_field.measured((number, 32), networks=128, compared=2, draws=2) for number in (0, 1)]
     first, _, *rows = mean_field.report(lines).splitlines()
     assert first.count("|") == 8 and [row.split(" | ")[2] for row in rows] == ["q", "p"]
+
+
+@pytest.mark.parametrize("number", [3, 11, 100_004])
+def test_changed_designs_are_trained_as_they_were_forecast(number: int) -> None:
+    for _, make in changes(drawn(number).plan(), mends.KINDS):
+        plan = make()
+        again = mends.plan_of(json.loads(json.dumps({"number": number, **mends.written(plan)})))
+        assert replace(again, task=plan.task) == replace(plan, remedies=list(plan.remedies))
+
+
+def test_what_became_of_changes_is_counted_by_kind() -> None:
+    lines = [
+        {"number": 1, "kind": "norm", "probability": 0.9},
+        {"number": 1, "kind": "skips", "probability": 0.4},
+        {"number": 2, "kind": "norm", "probability": 0.8},
+    ]
+    learnt = [(1, "norm", True), (1, "skips", True), (2, "norm", False)]
+    outcomes = [dict(zip(("number", "kind", "learns"), line, strict=True)) for line in learnt]
+    rows = mends.report(lines, outcomes).splitlines()
+    assert rows[2:] == [
+        "| norm | 2 | 1 | 1.7 | 50% |",
+        "| skips | 1 | 1 | 0.4 | 0% |",
+        "| the best of a design | 2 | 1 | 1.7 | 50% |",
+    ]
