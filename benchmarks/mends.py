@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,10 +36,10 @@ UNLIKELY = 0.3  # Designs whose probability of learning is below this are mended
 KINDS = ("norm", "skips", "gains", "temperature", "initialisation", "remedies")
 
 
-def best_changes(number: int) -> list[dict[str, Any]]:
+def best_changes(number: int, kinds: Sequence[str] = KINDS) -> list[dict[str, Any]]:
     """The best change of each kind of a design, with its forecast and all that is needed to train it."""
     plan, best = drawn(number).plan(), []
-    for kind in KINDS:
+    for kind in kinds:
         found = []
         for change, make in changes(plan, (kind,)):
             try:
@@ -90,14 +91,14 @@ def digest(lines: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
 
 
-def register(registered: Path, output: Path, designs: int, workers: int) -> None:
+def register(registered: Path, output: Path, designs: int, workers: int, kinds: Sequence[str]) -> None:
     """Write the best changes of designs that were forecast not to learn."""
     if output.exists():
         raise FileError(f"{output} must not be there yet: forecasts are registered once; take another name")
     forecasts = json.loads(registered.read_text())["forecasts"]
     numbers = [line["number"] for line in forecasts if line["probability"] < UNLIKELY][:designs]
     lines: list[dict[str, Any]] = []
-    for result in run_pieces(best_changes, numbers, workers):
+    for result in run_pieces(partial(best_changes, kinds=kinds), numbers, workers):
         if result.value is None:
             raise FileError(f"design {result.piece} could not be forecast: {result.error}")
         lines += result.value
@@ -134,13 +135,14 @@ def main() -> None:
     parser.add_argument("command", choices=("register", "train", "report"))
     parser.add_argument("files", nargs=2, type=Path)
     parser.add_argument("--designs", type=int, default=40)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of changes")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     options = parser.parse_args()
     first, second = options.files
     if options.command == "register":
-        register(first, second, options.designs, options.workers)
+        register(first, second, options.designs, options.workers, options.kinds)
         return
     content = json.loads(first.read_text())
     if digest(content["changes"]) != content["digest"]:
