@@ -181,7 +181,7 @@ def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) ->
     for logits, batch in ((first, batches[0]), (model(batches[1].inputs, batches[1].padding), batches[1])):
         labelled = batch.labels != UNLABELLED
         gradients.append(gradient_of(input_loss(logits[labelled], batch.labels[labelled]), weights))
-    return found | gradient_readings(*gradients, _kinds(weights), recipe) | _profile(model, batches[0])
+    return found | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0])
 
 
 def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
@@ -241,17 +241,17 @@ def gradient_of(loss: Tensor, weights: Mapping[str, Tensor], keep: bool = False)
 
 
 def gradient_readings(
-    one: Mapping[str, Tensor], two: Mapping[str, Tensor], kinds: WeightKinds, recipe: Recipe
+    gradients: Sequence[Mapping[str, Tensor]], kinds: WeightKinds, recipe: Recipe
 ) -> dict[str, float]:
     """The readings `reach_*`, `agreement_*`, `lowest_*` and `tilt_*`, of kinds that are known.
 
     Args:
-        one: The input gradient of the first batch, by the names of weights.
-        two: That of the second batch.
+        gradients: The input gradients of two batches, by the names of weights.
         kinds: Which weights are of which kind; "all" and "blocks" are kinds too.
         recipe: The reach is `lr steps |input gradient|_1`.
     """
-    distance, found = recipe.lr * recipe.steps, {}
+    (one, two), distance = gradients, recipe.lr * recipe.steps
+    found: dict[str, float] = {}
     for kind, parts in kinds.items():
         if parts is None:
             continue
