@@ -120,6 +120,7 @@ class TokenCurves:
         samples: How many the batch has.
         padded: Whether some of its tokens are padding.
         arithmetic: What the module computed in.
+        layout: Whether blocks take the batch first or the token first; None where nothing showed it.
     """
 
     residual: Tensor
@@ -128,6 +129,7 @@ class TokenCurves:
     samples: int
     padded: bool
     arithmetic: str
+    layout: str | None
 
     @property
     def attends(self) -> list[int]:
@@ -190,8 +192,10 @@ def read_module(
 
 def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
     """The two batches, checked."""
-    if not isinstance(inputs, tuple | list) or len(inputs) != 2:
-        came = f"{len(inputs)} of them" if isinstance(inputs, tuple | list) else f"a {type(inputs).__name__}"
+    if not isinstance(inputs, list) or len(inputs) != 2:
+        came = (
+            f"a list of {len(inputs)}" if isinstance(inputs, list) else f"a {type(inputs).__name__}, which is one batch"
+        )
         raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
     batches = [LiveBatch.of(batch, model) for batch in inputs]
     if batches[0].same_as(batches[1]):
@@ -235,7 +239,7 @@ class ModuleReader:
         self._note_loss(first)
         unknown = [kind for kind, parts in self.kinds.items() if parts is None]
         if unknown:
-            self.note(f"which weights are those of {', '.join(unknown)} is not known")
+            self.note(f"weights of {', '.join(unknown)} are not known: names do not tell them, or they are shared")
         del first
         curves = self.watched()
         found = self._look(curves) | self._curvature()
@@ -288,10 +292,14 @@ class ModuleReader:
         if curves.padded:
             self.note("some tokens are padding: readings of the output are left out")
             return {}
-        symbols = None
-        if made.head_input is not None:
-            symbols = self.batches[0].symbols(self.model, made.head_input.shape[:2])
-        found = output_readings(made.head_input, made.logits, symbols)
+        taken, symbols = made.head_input, None
+        if taken is not None:
+            square = taken.shape[0] == taken.shape[1] and curves.layout != "batch first"
+            if taken.shape[0] != curves.samples or square:  # the token may come first
+                taken = None
+            else:
+                symbols = self.batches[0].symbols(self.model, taken.shape[:2])
+        found = output_readings(taken, made.logits, symbols)
         if symbols is None:
             found.pop("share_current", None)
         return found
@@ -389,6 +397,7 @@ class ModuleReader:
         return TokenCurves(
             residual, marked, self._entropy(profile, layers) if "entropy" in metrics else None,
             int(rows["sample"].n_unique()), bool(network.checks["padded_tokens"]), network.arithmetic,
+            network.checks["layout"],
         )  # fmt: skip
 
     def _entropy(self, profile: Profile, layers: Sequence[int]) -> Tensor | None:

@@ -147,7 +147,8 @@ def described(arch: Architecture, lr: float) -> dict[str, float]:
 
 @contextmanager
 def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
-    """Within this context every weight is moved by a normal number times the distance; then they are as before."""
+    """Within this context every weight is moved by a normal number times the distance; then they are as before. Writing
+    to `.data` leaves their version as it is: a graph that a person has made of them can still be differentiated."""
     draw = torch.Generator().manual_seed(seed)
     kept = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
     try:
@@ -155,13 +156,13 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
             for name, weight in model.named_parameters():
                 if name in kept:
                     noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
-                    weight.add_(distance * noise.to(weight))
+                    weight.data.add_(distance * noise.to(weight))
         yield
     finally:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if name in kept:
-                    weight.copy_(kept[name])
+                    weight.data.copy_(kept[name])
 
 
 def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
