@@ -3,7 +3,9 @@
 import copy
 import math
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,17 +70,18 @@ class OwnGPT(nn.Module):
         self.wte, self.wpe = nn.Embedding(SYMBOLS, width), nn.Embedding(TOKENS, width)
         for table in (self.wte, self.wpe):
             nn.init.normal_(table.weight, std=0.1)
-        self.h = nn.ModuleList(OwnBlock(width, 2, skips) for _ in range(layers))
+        self.h: Any = nn.ModuleList(OwnBlock(width, 2, skips) for _ in range(layers))
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, SYMBOLS, bias=False)
         if tied:
             self.lm_head.weight = self.wte.weight
         self.statistics = nn.BatchNorm1d(width)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
         self.calls = 0
 
     def forward(self, idx: Tensor) -> Tensor:
         self.calls += 1
-        self.seen += 1.0
+        self.seen.add_(1.0)
         torch.rand(1)
         x = self.wte(idx) + self.wpe.weight[: idx.shape[1]]
         self.statistics(x.flatten(0, 1))
@@ -216,7 +219,7 @@ def test_everything_is_left_as_it_was(training: bool) -> None:
     flags = [module.training for module in model.modules()]
     grads = {name: None if w.grad is None else w.grad.clone() for name, w in model.named_parameters()}
     hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()]
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index,union-attr]
+    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
     calls, given = model.calls, copy.deepcopy(batch)
     read(model, inputs=[batch, batches()[1]])
     for name, tensor in model.state_dict().items():
@@ -227,7 +230,7 @@ def test_everything_is_left_as_it_was(training: bool) -> None:
         assert grads[name] is None or torch.equal(weight.grad, grads[name]), name  # type: ignore[arg-type]
     assert [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()] == hooks
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
-    assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index,union-attr]
+    assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
     assert all(torch.equal(batch[name], given[name]) for name in given)
     outstanding.backward()
 
@@ -351,6 +354,19 @@ def test_gradients_of_fused_weights_and_biases_go_to_their_kinds() -> None:
         assert torch.equal(parts["h.1.attn.c_attn.bias"].choose(fused.bias), fused.bias[rows])
     assert {part.name for part in kinds["mlp"] or ()} == {n for n in weights if ".mlp." in n}
     assert {part.name for part in kinds["embedding"] or ()} == {"wte.weight", "wpe.weight"}
+
+
+def test_the_example_of_the_page_runs() -> None:
+    """Its mask is in float32, which attention that is computed again in float64 does not take."""
+    page = (Path(__file__).parents[2] / "docs" / "forecast.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page.partition("## Your own module")[2], re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    found = names["found"]
+    assert isinstance(found, Forecast) and found.table["entropy"][1:].is_finite().all()
+    assert {"residual_last", "entropy_mean", "reach_query", "share_current", "depth", "weights_head"} <= set(
+        found.readings
+    )
 
 
 class Rounding(nn.Module):

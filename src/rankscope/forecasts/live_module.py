@@ -30,6 +30,8 @@ from rankscope.forecasts.live_passes import (
     passed,
 )
 from rankscope.forecasts.readings import (
+    HIGHEST,
+    LOWEST,
     SAMPLES,
     WeightKinds,
     curvature_readings,
@@ -361,13 +363,29 @@ class ModuleReader:
     def watched(self) -> TokenCurves:
         """Residuals and entropy of the first samples of the first batch: in float64, or as the module computes where it
         does not; without entropy where attention cannot be seen."""
-        dtype = torch.float64 if self._computes_in_float64 else self.dtype
-        try:
-            return self._watch(METRICS, dtype)
-        except WatchError as error:
-            curves = self._watch(METRICS[:1], dtype)
-            self.note(f"attention was not seen, and its entropy is not known: {error}")
-            return curves
+        wide = torch.float64 if self._computes_in_float64 else self.dtype
+        profile, entropy, failure = self._watch(METRICS[0], wide), None, None
+        layers = sorted(profile.rows(METRICS[0])["layer"].unique().to_list())
+        for dtype in dict.fromkeys((wide, self.dtype)):  # a mask in float32 may go with tokens, not with a pattern
+            try:
+                entropy, failure = self._entropy(self._watch(METRICS[1], dtype), layers), None
+                break
+            except (WatchError, LabError) as error:
+                failure = error
+        if failure is not None:
+            self.note(f"attention was not seen, and its entropy is not known: {failure}")
+        columns = {name: profile.curve(METRICS[0], name)[:SAMPLES, layers] for name in ("log10", "floor")}
+        marked = profile.curve(METRICS[0], "below_floor")[:SAMPLES, layers] == 1
+        network = profile.manifest.networks[0]
+        return TokenCurves(
+            residual=torch.where(marked, columns["floor"].log10(), columns["log10"]),
+            marked=marked,
+            entropy=entropy,
+            samples=int(profile.rows(METRICS[0])["sample"].n_unique()),
+            padded=bool(network.checks["padded_tokens"]),
+            arithmetic=network.arithmetic,
+            layout=network.checks["layout"],
+        )
 
     @cached_property
     @torch.no_grad()
@@ -382,27 +400,15 @@ class ModuleReader:
         return not noticed.narrowed
 
     @torch.no_grad()
-    def _watch(self, metrics: Sequence[str], dtype: torch.dtype | None) -> TokenCurves:
-        """The curves of one call in this dtype, None for the module's own."""
-        with in_dtype(self.model, dtype), watch(self.model, metrics, blocks=self.blocks) as w:
+    def _watch(self, metric: str, dtype: torch.dtype | None) -> Profile:
+        """What is read of one call in this dtype, None for the module's own."""
+        with in_dtype(self.model, dtype), watch(self.model, [metric], blocks=self.blocks) as w:
             self.batches[0].called(self.model, dtype)
-        profile = w.profile()
-        rows = profile.rows("relative_residual")
-        layers = sorted(rows["layer"].unique().to_list())
-        residual = profile.curve("relative_residual", "log10")[:SAMPLES, layers]
-        marked = profile.curve("relative_residual", "below_floor")[:SAMPLES, layers] == 1
-        floor = profile.curve("relative_residual", "floor")[:SAMPLES, layers].log10()
-        residual = torch.where(marked, floor, residual)
-        network = profile.manifest.networks[0]
-        return TokenCurves(
-            residual, marked, self._entropy(profile, layers) if "entropy" in metrics else None,
-            int(rows["sample"].n_unique()), bool(network.checks["padded_tokens"]), network.arithmetic,
-            network.checks["layout"],
-        )  # fmt: skip
+        return w.profile()
 
     def _entropy(self, profile: Profile, layers: Sequence[int]) -> Tensor | None:
         """`[sample, layer, head]` of the same layers; None where layers have different numbers of heads."""
-        rows, curve = profile.rows("entropy"), profile.curve("entropy")
+        rows, curve = profile.rows(METRICS[1]), profile.curve(METRICS[1])
         attend = rows["layer"].n_unique()
         if len(rows) != rows["sample"].n_unique() * attend * curve.shape[2]:
             self.note("layers have different numbers of heads: the entropy of attention is left out")
@@ -435,15 +441,11 @@ class ModuleReader:
             for (layer, metric, _), parts in tokens.values(made.loss).parts.items()
             if metric == GRADIENT_METRIC and layer is not None
         }
-        columns["gradient"] = [_finite(at_tokens.get(layer, math.nan)) for layer in range(layers)]
+        at_tokens = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
+        columns["gradient"] = [at_tokens.get(layer, math.nan) for layer in range(layers)]
         if len(set(map(id, self.plan.blocks))) == layers - 1:
             for kind in KINDS:
                 parts = [part for part in self.kinds[kind] or () if self.weights[part.name].ndim > 1]
-                logs = norms_by_layer(gradient, parts)
-                columns[kind] = [_finite(logs.get(layer, math.nan)) for layer in range(layers)]
+                logs = {k: log for k, log in norms_by_layer(gradient, parts).items() if LOWEST < log < HIGHEST}
+                columns[kind] = [logs.get(layer, math.nan) for layer in range(layers)]
         return filled_table(columns)
-
-
-def _finite(log: float) -> float:
-    """The log of a norm; NaN of one that is zero or no number, `readings.LOWEST` standing for zero."""
-    return log if -30.0 < log < 30.0 else math.nan
