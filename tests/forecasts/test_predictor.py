@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
+from rankscope.errors import LabError
 from rankscope.forecasts.calibration import outcomes
 from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
 
@@ -73,6 +74,53 @@ def test_probabilities_are_those_of_logistic_regression() -> None:
 
     a, b = minimize(loss, np.zeros(2), tol=1e-12).x
     np.testing.assert_allclose(found.probabilities(m), 1 / (1 + np.exp(-(a * m + b))), atol=1e-4)
+
+
+@pytest.mark.parametrize("known", [{"a"}, {"b", "others"}])
+def test_a_missing_entry_is_not_looked_at(known: set[str]) -> None:
+    """As by a Gaussian process over the known entries alone, by scikit-learn, of the likeliest amplitude and noise."""
+    found, (other, _) = predictor(), tables(7, seed=1)
+    name = min(known & set(found.names))
+    one = found.knowing(known)
+    k = found.names.index(name)
+    X, new = scaled(found)[:, [k]], (found.entries(other) * found.weights)[:, [k]]
+    for at in range(len(other)):
+        said = found.predict({name: other[name][at], "nothing of ours": 3.0})
+        place, deviation = reference(one.place, X, found.targets["place"]).predict(new[[at]], return_std=True)
+        assert said.place == pytest.approx(float((place[0] / SPREAD + 0.5).clip(0, 1)), abs=1e-7)
+        assert said.place_spread == pytest.approx(np.sqrt(deviation[0] ** 2 + one.place.noise) / SPREAD, abs=1e-7)
+        average = reference(one.learns, X, found.targets["learns"]).predict(new[[at]])
+        assert said.probability == pytest.approx(float(one.probabilities(average)[0]), abs=1e-7)
+        assert (said.known, said.entries) == (1, 2)
+    for way, y in ((one.place, found.targets["place"]), (one.learns, found.targets["learns"])):
+        best = likelihood(way, X, y)
+        for amplitude, noise in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
+            assert likelihood(Outcome(way.amplitude * amplitude, way.noise * noise), X, y) < best
+
+
+def likelihood(way: Outcome, X: Any, y: Any) -> float:
+    """The log of the marginal likelihood, from its definition."""
+    r = np.sqrt(3) * np.abs(X - X.T)
+    K = way.amplitude * ((1 + r) * np.exp(-r) + 0.2 * X @ X.T) + way.noise * np.eye(len(X))
+    return float(-0.5 * y @ np.linalg.solve(K, y) - 0.5 * np.linalg.slogdet(K)[1])
+
+
+def test_the_share_that_is_told_right_is_counted_without_itself() -> None:
+    found = predictor().knowing(["b"])
+    X, y = scaled(found), found.targets["learns"]
+    alone = np.array([
+        reference(found.learns, np.delete(X, k, 0), np.delete(y, k)).predict(X[[k]])[0] for k in range(len(X))
+    ])  # fmt: skip
+    right = (found.probabilities(alone) > 0.5) == found.results["learns"].to_numpy()
+    assert found.share_right == right.mean()
+    assert found.share_frequent == 0.5  # those below the median learn
+
+
+def test_all_known_is_the_predictor_itself_and_nothing_known_is_refused() -> None:
+    found = predictor()
+    assert found.knowing(["b", "a", "c"]) is found and found.knowing(["a"]) is found.knowing(["a", "c"])
+    with pytest.raises(LabError, match="one known reading"):
+        found.predict({"c": 1.0})
 
 
 def test_entries_are_places_among_trained_networks() -> None:

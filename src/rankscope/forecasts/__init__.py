@@ -3,8 +3,9 @@
 `forecast.py` has `forecast` and what it returns. It asks `readings.py` for what is read off a network at its
 initialisation, `layers.py` for tokens and gradients layer by layer (`mean_field.py`, `phases.py` and `gradients.py`
 have the theory and the arithmetic), `predictor.py` for what became of trained networks that read alike, `verdict.py`
-for sentences, and `changes.py` for what might mend it. `designs.py` draws trainings of the lab at random,
-`calibration.py` has what became of them, and `fitting.py` fits the predictor to that.
+for sentences, and `changes.py` for what might mend it. A module of a person's own is read by `live_module.py`: it goes
+forward in `live_passes.py`, and `weight_kinds.py` tells its weights apart. `designs.py` draws trainings of the lab at
+random, `calibration.py` has what became of them, and `fitting.py` fits the predictor to that.
 """
 
 from rankscope.forecasts.forecast import Forecast, Mend, forecast

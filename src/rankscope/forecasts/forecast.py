@@ -3,7 +3,8 @@
 In order: the subject becomes a `Plan` (`plan.py`); readings are taken of it at its initialisation (`readings.py`); its
 tokens and gradients are followed layer by layer, beside what theory says of them (`layers.py`); trained networks that
 read alike predict what its training will make of it (`predictor.py`); `verdict.py` puts all of it into sentences.
-`Forecast.mends` asks the same of changed networks (`changes.py`).
+`Forecast.mends` asks the same of changed networks (`changes.py`). Of a module of a person's own, `live_module.py` takes
+those readings that can be had without its architecture.
 """
 
 import math
@@ -16,18 +17,21 @@ import polars as pl
 import torch
 from torch import nn
 
-from rankscope.errors import ArchitectureError, LabError, RankscopeError
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.changes import PARTS, changes
 from rankscope.forecasts.designs import HEADS, STEPS, WIDTH
 from rankscope.forecasts.figures import layers_chart
 from rankscope.forecasts.layers import by_layer
+from rankscope.forecasts.live_module import LivePlan, read_module
+from rankscope.forecasts.live_passes import LossOfBatch
 from rankscope.forecasts.plan import Plan, adapted_to_task, point_of, with_architecture
 from rankscope.forecasts.predictor import Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import Initialisation, Recipe
 from rankscope.lab.tasks import UNLABELLED, Task
 from rankscope.lab.tasks import task as task_of
+from rankscope.live.blocks import Blocks
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
+GIVEN = "weights are those given: a forecast is of networks that were not trained"
 DEEPEST = 256  # The largest depth that is asked about
 
 
@@ -45,12 +50,12 @@ class Forecast:
     """What is expected of a network, and what it is expected from.
 
     Args:
-        plan: The network, what it is to learn and how.
+        plan: The network, what it is to learn and how: a `LivePlan` of a module of a person's own.
         table: By layer, layer 0 the input; NaN where rounding decided. As log10: residual (relative, of tokens) ·
             residual_theory (mean-field) · separation (one minus the mean cosine) · gradient (at tokens) · query · key ·
             value · output · mlp (gradients at these weights). As they are: layer · entropy (in nats, the mean over
             heads) · phase · boundary (the natural log of beta / beta_c).
-        readings: Every reading that the prediction is made of, by name (`readings.py`).
+        readings: Every reading that is known, by name (`readings.py`).
         prediction: What trained networks say of it.
         exponents: `angle` and `gradient`: the mean natural log of what a layer multiplies angles between tokens and
             the mean square of gradients by, measured; `angle_theory` and `gradient_theory`, in closed form, where there
@@ -58,12 +63,27 @@ class Forecast:
         notes: Conditions that the numbers stand under, each a sentence.
     """
 
-    plan: Plan
+    plan: Plan | LivePlan
     table: pl.DataFrame
     readings: dict[str, float]
     prediction: Prediction
     exponents: dict[str, float]
     notes: tuple[str, ...]
+
+    @property
+    def design(self) -> Plan:
+        """The plan, in which parts of the network can be changed.
+
+        Raises:
+            ArchitectureError: The forecast is of a module whose architecture is not known.
+        """
+        if isinstance(self.plan, LivePlan):
+            raise ArchitectureError(
+                f"changes, depths and maps need an Architecture; {self.plan.name} was forecast as a module, of which "
+                "none is known: forecast an Architecture like it",
+                subject="subject",
+            )
+        return self.plan
 
     @property
     def probability(self) -> float:
@@ -95,16 +115,17 @@ class Forecast:
             most: How many are returned.
             progress: Called with how many changes were forecast, of how many, and the next one.
         """
-        found, candidates = [], list(changes(self.plan, parts))
-        if self.plan.net is not None:
-            candidates.insert(0, ("weights drawn anew, nothing else changed", self.plan.changed))
+        plan = self.design
+        found, candidates = [], list(changes(plan, parts))
+        if plan.net is not None:
+            candidates.insert(0, ("weights drawn anew, nothing else changed", plan.changed))
         for done, (said, make) in enumerate(candidates):
             progress(done, len(candidates), said)
             try:
                 found.append(Mend(said, forecast_of(make(), layers=False)))
             except RankscopeError:  # a change that does not go onto this network
                 continue
-        if "skips" in parts and self.plan.arch.attention_skip < 1 and (least := self.least_skip()) is not None:
+        if "skips" in parts and plan.arch.attention_skip < 1 and (least := self.least_skip()) is not None:
             found.append(least)
         found = [mend for mend in found if mend.forecast.probability >= self.probability]
         found.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
@@ -112,13 +133,14 @@ class Forecast:
 
     def least_skip(self) -> "Mend | None":
         """The least weight of skips at which the network is expected to learn, by halving; None if none below 1 is."""
-        arch = self.plan.arch
+        plan = self.design
+        arch = plan.arch
 
         def asked(weight: float) -> Forecast:
             skips: dict[str, Any] = {"attention_skip": weight}
             if not arch.parallel:
                 skips["mlp_skip"] = max(weight, arch.mlp_skip)
-            return forecast_of(self.plan.changed(**skips), layers=False)
+            return forecast_of(plan.changed(**skips), layers=False)
 
         low, high, best = arch.attention_skip, 1.0, asked(1.0)
         if best.probability < ENOUGH:
@@ -139,8 +161,10 @@ class Forecast:
             most: The largest depth that is asked about.
         """
 
+        plan = self.design
+
         def learns(layers: int) -> bool:
-            return forecast_of(self.plan.changed(layers=layers), layers=False).probability >= 0.5
+            return forecast_of(plan.changed(layers=layers), layers=False).probability >= 0.5
 
         if not learns(1):
             return 0
@@ -166,9 +190,10 @@ class Forecast:
             "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
             "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
             "exponents": self.exponents, "notes": list(self.notes), "table": self.table.to_dicts(),
-            "readings": self.readings, "architecture": self.plan.arch.to_dict(), "task": self.plan.task.name,
+            "readings": self.readings, "architecture": self.plan.description, "task": self.plan.task_name,
             "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
-            "unfamiliar": list(self.prediction.unfamiliar),
+            "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
+            "entries": self.prediction.entries, "share_right": self.prediction.share_right,
         }  # fmt: skip
         return found
 
@@ -205,6 +230,9 @@ def forecast(
     depth: int | None = None,
     remedies: Sequence[str | Remedy] = (),
     seed: int = 0,
+    inputs: Sequence[Any] | None = None,
+    loss: LossOfBatch | None = None,
+    blocks: Blocks | None = None,
 ) -> Forecast:
     """What will become of a network: where its tokens and gradients go, and whether it will train.
 
@@ -212,7 +240,7 @@ def forecast(
 
     Args:
         subject: An `Architecture`, whose weights are drawn; a `Transformer` with weights; a Hugging Face config, or a
-            model of a family that `load` reads, at its own initialisation.
+            model of a family that `load` reads, at its own initialisation; or, with `inputs`, any torch module.
         task: What it is to learn: a name or a `Task` of the lab.
         tokens: Tokens of a sample (of copying, of what is copied); those of the task if left out.
         init: How weights of an `Architecture` are drawn: a scheme (`"bert"`, `"xavier/sqrt(L)"`), or an
@@ -223,13 +251,24 @@ def forecast(
         depth: Layers, in place of the architecture's.
         remedies: Put onto the network.
         seed: What weights and batches are drawn from.
+        inputs: Two batches of a module's own training: each a tensor, a tuple of positional arguments, or a dictionary
+            of arguments by name, whose entries that the module's forward does not name are for the loss alone. The
+            module is then forecast as it is, without its architecture: what cannot be read of it is not known, and a
+            note says how well trained designs are predicted without that. It is left as it was, bit for bit. Of the
+            other options, those that draw or change a network or its task do not apply.
+        loss: With `inputs`: takes what the module returns and the batch, and gives a tensor of one number; left out,
+            the module must return an object with `.loss`, as those of Hugging Face do when they are given labels.
+        blocks: With `inputs`: the stack of blocks where it is not found by itself, as in `watch`.
 
     Returns:
         The forecast; printing it says what is expected.
 
     Raises:
         ArchitectureError: The subject is no network that this can be asked of.
-        LabError: The training is none: no steps, no learning rate, a task that is not known.
+        LabError: The training is none: no steps, no learning rate, a task that is not known, batches that the module
+            cannot be called with.
+        MonitorError: The loss gives no number with a gradient.
+        WatchError: The module's blocks are not found.
 
     >>> from rankscope.nets import Architecture
     >>> found = forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100)
@@ -237,6 +276,12 @@ def forecast(
     (True, 3)
     """
     _check(steps=steps, batch=batch, tokens=2 if tokens is None else tokens, seed=seed, lr=lr)
+    if inputs is not None:
+        others = {"task": (task, "next-character"), "tokens": (tokens, None), "init": (init, "xavier"),
+                  "batch": (batch, 16), "depth": (depth, None), "remedies": (tuple(remedies), ())}  # fmt: skip
+        return _of_module(subject, inputs, loss, blocks, steps, lr, seed, others)
+    if loss is not None or blocks is not None:
+        raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
     chosen = _task(task, tokens)
     arch, net, notes = _network(subject, seed)
     first = chosen.batch(batch, seed, 0)
@@ -255,6 +300,30 @@ def forecast(
     start = init if isinstance(init, Initialisation) else Initialisation(init)
     plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
     return forecast_of(plan, (*notes, *changed))
+
+
+def _of_module(
+    subject: Any,
+    inputs: Any,
+    loss: LossOfBatch | None,
+    blocks: Blocks | None,
+    steps: int,
+    lr: float,
+    seed: int,
+    others: dict[str, tuple[Any, Any]],
+) -> Forecast:
+    """The forecast of a module as it is; `others` has what was given, and the default, of options of the lab."""
+    if not isinstance(subject, nn.Module):
+        came = f"got a {type(subject).__name__}: leave inputs out"
+        raise ArchitectureError(f"inputs are for a torch module; {came}", subject="subject")
+    for name, (given, default) in others.items():
+        if given is not default and given != default:
+            sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
+            raise LabError(sentence, subject=name)
+    read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
+    prediction = Predictor.shipped().predict(read.point)
+    notes = [GIVEN, *read.notes, *_conditions(read.plan, prediction)]
+    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes))
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -297,12 +366,11 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
     """(Architecture, network if weights are given, notes) of whatever was passed."""
     if isinstance(subject, Architecture):
         return subject, None, []
-    given = "weights are those given: a forecast is of networks that were not trained"
     if isinstance(subject, Transformer):
-        return subject.arch, subject, [given]
+        return subject.arch, subject, [GIVEN]
     from rankscope.sources import load
 
-    notes = [given]
+    notes = [GIVEN]
     if not isinstance(subject, nn.Module) and hasattr(subject, "model_type"):
         from transformers import AutoModel
 
@@ -315,20 +383,33 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
             f"{type(subject).__name__}",
             subject="subject",
         )
-    net = load(subject)
+    try:
+        net = load(subject)
+    except SourceError as error:
+        raise ArchitectureError(
+            f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is, give two "
+            "batches and a loss: forecast(model, inputs=[first, second], loss=function)",
+            subject="inputs",
+        ) from error
     arch = net.arch
     if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
         arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew
     return arch, net, notes
 
 
-def _conditions(plan: Plan, prediction: Prediction) -> list[str]:
+def _conditions(plan: Plan | LivePlan, prediction: Prediction) -> list[str]:
     """What the prediction stands under."""
-    found, recipe = [], plan.recipe
-    if plan.task.name not in LEARNT:
-        found.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task.name} none was trained")
+    found = []
+    if prediction.known < prediction.entries:
+        found.append(
+            f"of {prediction.entries} readings {prediction.known} were known; with these alone "
+            f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
+            f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
+        )
+    if plan.task_name not in LEARNT:
+        found.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
     usual = {"width": WIDTH, "heads": HEADS, "steps": STEPS, "batch": Recipe().batch}
-    own = {"width": plan.arch.width, "heads": plan.arch.heads, "steps": recipe.steps, "batch": recipe.batch}
+    own = {name: value for name, value in plan.sizes.items() if value is not None}
     others = [f"{name} {value} (trained: {usual[name]})" for name, value in own.items() if value != usual[name]]
     if others:
         found.append(f"no trained design had {', '.join(others)}")

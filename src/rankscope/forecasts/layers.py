@@ -44,7 +44,6 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
     profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])
     columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
     columns["residual"] = _log_curve(profile.curve("relative_residual", "log10"), profile, "relative_residual")
-    nothing = [math.nan] * len(columns["layer"])
     exponents: dict[str, float] = {}
     phases: list[Phase] = []
     if batch.padding is not None and bool(batch.padding.any()):
@@ -71,8 +70,14 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         columns["boundary"] = [math.nan, *(phase.distance for phase in phases)]
         exponents |= _closed(phases, X.shape[1])
     columns["entropy"] = profile.curve("entropy").nanmean((0, 2)).tolist()
-    empty = {name: [""] * len(nothing) if name == "phase" else nothing for name in COLUMNS}
-    return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}), exponents, notes
+    return filled_table(columns), exponents, notes
+
+
+def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
+    """The table of a `Forecast`: these columns, NaN in all others, and no phase where none is given."""
+    height = len(columns["layer"])
+    empty = {name: [""] * height if name == "phase" else [math.nan] * height for name in COLUMNS}
+    return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS})
 
 
 def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:

@@ -100,7 +100,7 @@ def forecast_map(
         raise LabError(f"a map must vary two numbers; got {x} twice", subject="map")
     cells = [(a, b) for b in AXES[y].values(size) for a in AXES[x].values(size)]
     rows: list[dict[str, float]] = []
-    work = partial(_cell, forecast.plan, x, y)
+    work = partial(_cell, forecast.design, x, y)
     for result in run_pieces(work, cells, workers):
         progress(len(rows), len(cells), f"{x} {result.piece[0]:g}, {y} {result.piece[1]:g}")
         rows.append(result.value or dict(zip(("x", "y"), result.piece, strict=True)))

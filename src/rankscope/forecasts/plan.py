@@ -38,6 +38,27 @@ class Plan:
     net: Transformer | None = None
     seed: int = 0
 
+    @property
+    def layers(self) -> int:
+        """Layers of the network."""
+        return self.arch.layers
+
+    @property
+    def task_name(self) -> str:
+        """What is learnt, by name."""
+        return self.task.name
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes of the network and its training, by name."""
+        return {"width": self.arch.width, "heads": self.arch.heads, "steps": self.recipe.steps,
+                "batch": self.recipe.batch}  # fmt: skip
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The network, for JSON."""
+        return self.arch.to_dict()
+
     def training(
         self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, capture: bool = True
     ) -> Training:

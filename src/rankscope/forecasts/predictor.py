@@ -15,12 +15,18 @@ that outweighs all others. Two outcomes are predicted by the same similarity:
   average of +1 and -1 becomes a probability by a logistic curve, fitted to what each trained network would have been
   predicted without itself.
 
-What is far from every trained network is said to be so (`Prediction.familiar`).
+What is far from every trained network is said to be so (`Prediction.unfamiliar`).
+
+Of a network that not everything can be read of (`live_module.py`), entries that are not known have weight zero
+(`Predictor.knowing`): networks are then alike by what is known. How much of the outcomes such a similarity explains is
+fitted anew, by the marginal likelihood, and so is the logistic curve; the share of trained networks that are told right
+without themselves (`Predictor.share_right`) says what the missing entries cost.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from io import BytesIO
@@ -28,8 +34,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
+from rankscope.errors import LabError
 from rankscope.forecasts.calibration import DIGITS, outcomes
 
 POINTS, WEIGHTS = "data/forecast_readings.csv", "data/forecast_predictor.json"
@@ -39,6 +47,7 @@ for this share of them."""
 WEIGHTY = 0.1  # The share of the largest weight from which on an entry beyond all trained networks is told
 BROKEN = -40.0  # What stands for a reading that is no number, of a network that gives none
 RIDGE = 1e-3  # The price on squares of the logistic curve's two numbers
+NOISES = (-12.0, 12.0)  # Natural logs of noise over amplitude between which the likeliest is looked for
 NEAREST = 5  # Trained networks that a prediction names
 SPREAD = math.sqrt(12.0)  # Places are uniform between 0 and 1: times this, their variance is one
 
@@ -55,6 +64,11 @@ class Prediction:
         unfamiliar: What is unlike all trained networks: names of entries beyond what any of them had, and
             "similarity" where the whole point is far from each of them.
         nearest: number · similarity · task · loss · learns of the trained networks that are most similar.
+        known: How many of the predictor's entries were known.
+        entries: How many the predictor looks at.
+        share_right: Of trained networks, the share of which it is told right whether they learn, each by the others
+            and by the known entries alone.
+        share_frequent: The share that would be right if the more frequent outcome were said of each.
     """
 
     probability: float
@@ -63,6 +77,10 @@ class Prediction:
     similarity: float
     unfamiliar: tuple[str, ...]
     nearest: pl.DataFrame
+    known: int
+    entries: int
+    share_right: float
+    share_frequent: float
 
 
 @dataclass(frozen=True)
@@ -115,6 +133,52 @@ class Predictor:
         points = pl.read_csv(BytesIO(files("rankscope").joinpath(POINTS).read_bytes()))
         ways = {name: Outcome(**fitted[name]) for name in ("place", "learns")}
         return cls(points, outcomes(), fitted["weights"], fitted["linear"], **ways)
+
+    def knowing(self, names: Iterable[str]) -> "Predictor":
+        """The predictor that looks at these entries alone; itself where all of its own are among them.
+
+        Args:
+            names: The entries that are known; others than the predictor's are ignored.
+
+        Raises:
+            LabError: None of them is the predictor's.
+        """
+        asked = set(names)
+        known = frozenset(name for name in self.names if name in asked)
+        if len(known) == len(self.names):
+            return self
+        if not known:
+            raise LabError("a prediction needs one known reading at least; got none", subject="point")
+        if known not in self._restricted:
+            self._restricted[known] = self._fitted_to(known)
+        return self._restricted[known]
+
+    @cached_property
+    def _restricted(self) -> "dict[frozenset[str], Predictor]":
+        return {}
+
+    def _fitted_to(self, known: frozenset[str]) -> "Predictor":
+        """These entries with their weights; amplitudes and noises are the likeliest."""
+        weights = {name: weight for name, weight in zip(self.names, self.weights, strict=True) if name in known}
+        points = self._raw.select(self.results["number"], *weights)
+        found = Predictor(points, self.results, weights, self.linear, self.place, self.learns)
+        values, vectors = np.linalg.eigh(found.kernel(found.points, found.points))
+        found.place, found.learns = (
+            _likeliest(values.clip(0.0), vectors.T @ found.targets[name]) for name in ("place", "learns")
+        )
+        return found
+
+    @cached_property
+    def share_right(self) -> float:
+        """The share of trained networks of which it is told right whether they learn, each by the others."""
+        said = self.probabilities(self.without_itself["learns"]) > 0.5
+        return float((said == self.results["learns"].to_numpy()).mean())
+
+    @property
+    def share_frequent(self) -> float:
+        """The share of trained networks that have the more frequent outcome: learning, or not."""
+        learnt = float(self.results["learns"].to_numpy().mean())
+        return max(learnt, 1 - learnt)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that was fitted, for JSON."""
@@ -212,12 +276,20 @@ class Predictor:
         left = (own - place.amplitude**2 * ((k @ K) * k).sum(1)).clip(0.0)
         return learns, (mean / SPREAD + 0.5).clip(0.0, 1.0), np.sqrt(left) / SPREAD
 
-    def predict(self, point: dict[str, float]) -> Prediction:
+    def predict(self, point: Mapping[str, float]) -> Prediction:
         """What is expected of one network.
 
         Args:
-            point: Its readings and the numbers of its architecture, by name; others than the predictor's are ignored.
+            point: Its readings and the numbers of its architecture, by name; others than the predictor's are ignored,
+                and of those that are left out nothing is known (`knowing`).
+
+        Raises:
+            LabError: Nothing is known.
         """
+        return replace(self.knowing(point)._predict(point), entries=len(self.names))
+
+    def _predict(self, point: Mapping[str, float]) -> Prediction:
+        """What is expected of a network of which every entry is known."""
         table = pl.DataFrame([{name: point[name] for name in self.names}])
         averages, places, spreads = self.predicted(table)
         similar = self.similarity(self.entries(table), self.points)[0]
@@ -234,7 +306,30 @@ class Predictor:
             similarity=most,
             unfamiliar=(*beyond, *(["similarity"] if most < self._least_similar else [])),
             nearest=named.select("number", "similarity", "task", "loss", "learns"),
+            known=len(self.names),
+            entries=len(self.names),
+            share_right=self.share_right,
+            share_frequent=self.share_frequent,
         )
+
+
+def _likeliest(values: Any, y: Any) -> Outcome:
+    """The outcome whose marginal likelihood is largest: with noise `t` times the amplitude a, the likeliest a is
+    `mean(y^2 / (values + t))`, and what is left is to find t.
+
+    Args:
+        values: Eigenvalues of k(X, X).
+        y: What came of the networks, in the basis of the eigenvectors.
+    """
+
+    def amplitude(log: float) -> float:
+        return float(np.mean(y**2 / (values + math.exp(log))))
+
+    def negative(log: float) -> float:
+        return len(y) * math.log(amplitude(log)) + float(np.log(values + math.exp(log)).sum())
+
+    log = float(minimize_scalar(negative, bounds=NOISES, method="bounded").x)
+    return Outcome(amplitude(log), amplitude(log) * math.exp(log))
 
 
 def _known(values: Any) -> Any:

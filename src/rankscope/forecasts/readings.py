@@ -30,14 +30,19 @@ Adam moves every weight by about the learning rate at a step, whatever the size 
 | `start_loss`           | the loss of the first batch                                                                |
 | `weights_*`            | log10 of the root mean square of weights in units of `lr * sqrt(steps)`, by kind           |
 | `drift_*`              | the same readings after the drift                                                          |
+
+`readings` reads a model of the lab. What it is made of (`output_readings`, `gradient_readings`, `profile_readings`,
+`curvature_readings`, `weight_readings`) also reads a module of a person's own, as far as it can be read
+(`live_module.py`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab import Model, Recipe, Task
@@ -56,10 +61,30 @@ KINDS: dict[str, tuple[str, ...]] = {
     "head": ("head.",),
 }
 """Kinds of weights, by what their names have in them."""
+IN_BLOCKS = ("query", "key", "value", "output", "mlp")  # Kinds that every layer has its own of
 SAMPLES = 4  # Samples of the batch that `measure` reads
 LOWEST, HIGHEST = -30.0, 30.0
 """Logs are cut here: what is smaller or larger than that trains as little."""
 ABSENT = -40.0  # The reading of a part that a network has not
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """Entries of one trained weight that belong together.
+
+    Args:
+        name: The weight.
+        layer: The layer that it is in; None outside the blocks.
+        choose: Takes the entries, flat, out of a tensor of its shape: those of queries out of a fused matrix.
+    """
+
+    name: str
+    layer: int | None = None
+    choose: Callable[[Tensor], Tensor] = torch.flatten
+
+
+WeightKinds = Mapping[str, Sequence[WeightPart] | None]
+"""By kind, its weights, none of a part that a network has not; None where it is not known which they are."""
 
 
 def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
@@ -121,8 +146,9 @@ def described(arch: Architecture, lr: float) -> dict[str, float]:
 
 
 @contextmanager
-def drifted(model: Model, distance: float, seed: int) -> Iterator[None]:
-    """Within this context every weight is moved by a normal number times the distance; then they are as before."""
+def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
+    """Within this context every weight is moved by a normal number times the distance; then they are as before. Writing
+    to `.data` leaves their version as it is: a graph that a person has made of them can still be differentiated."""
     draw = torch.Generator().manual_seed(seed)
     kept = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
     try:
@@ -130,92 +156,171 @@ def drifted(model: Model, distance: float, seed: int) -> Iterator[None]:
             for name, weight in model.named_parameters():
                 if name in kept:
                     noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
-                    weight.add_(distance * noise.to(weight))
+                    weight.data.add_(distance * noise.to(weight))
         yield
     finally:
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if name in kept:
-                    weight.copy_(kept[name])
+                    weight.data.copy_(kept[name])
 
 
 def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
     """What is read at initialisation alone, and what is read again after the drift."""
-    names, weights = _trained(model)
+    weights = trained_weights(model)
     found = _look(model, task, recipe, batches)
     loss = task.loss(model(batches[0].inputs, batches[0].padding), batches[0])
+    found |= curvature_readings(loss, list(weights.values()), recipe)
+    return found | weight_readings(weights, _kinds(weights), recipe)
+
+
+def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
+    """Gradients of two batches, shares of the output, residuals and entropy."""
+    weights = trained_weights(model)
+    found, first = _output(model, batches[0])
+    gradients = []
+    for logits, batch in ((first, batches[0]), (model(batches[1].inputs, batches[1].padding), batches[1])):
+        labelled = batch.labels != UNLABELLED
+        gradients.append(gradient_of(input_loss(logits[labelled], batch.labels[labelled]), weights))
+    return found | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0])
+
+
+def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
+    """Weights of a model of the lab by kind, as their names say."""
+    parts = []
+    for name in weights:
+        _, in_block, rest = name.partition("layers.")
+        parts.append(WeightPart(name, int(rest.partition(".")[0]) if in_block else None))
+    kinds = {"all": parts, "blocks": [part for part in parts if part.layer is not None]}
+    return kinds | {
+        kind: [part for part in parts if any(mark in part.name for mark in marks)] for kind, marks in KINDS.items()
+    }
+
+
+def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> dict[str, float]:
+    """start_loss · curvature · edge.
+
+    Args:
+        loss: That of the first batch, with a graph that can be differentiated twice.
+        weights: What is trained.
+        recipe: The learning rate is taken from it.
+    """
     gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     present = [(g, w) for g, w in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
     slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
     curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
     bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
-    found["start_loss"] = float(loss.detach())
-    found["curvature"] = _log10(abs(bent))
-    found["edge"] = _log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
-    drift = recipe.lr * math.sqrt(recipe.steps)
-    for kind, marks in KINDS.items():
-        matrices = [w for name, w in zip(names, weights, strict=True) if _is(name, marks) and w.ndim > 1]
-        found[f"weights_{kind}"] = _log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
+    found = {"start_loss": float(loss.detach()), "curvature": log10(abs(bent))}
+    found["edge"] = log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
     return found
 
 
-def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
-    """Gradients of two batches, shares of the output, residuals and entropy."""
-    names, weights = _trained(model)
-    found, first = _output(model, batches[0])
-    gradients = [
-        torch.autograd.grad(_input_loss(logits, batch), weights, allow_unused=True)
-        for logits, batch in ((first, batches[0]), (model(batches[1].inputs, batches[1].padding), batches[1]))
-    ]
-    one, two = (
-        [torch.zeros_like(w) if g is None else g for g, w in zip(gradient, weights, strict=True)]
-        for gradient in gradients
-    )
-    distance = recipe.lr * recipe.steps
-    chosen = {"all": list(range(len(names))), "blocks": [k for k, name in enumerate(names) if "layers." in name]}
-    chosen |= {kind: [k for k, name in enumerate(names) if _is(name, marks)] for kind, marks in KINDS.items()}
-    for kind, places in chosen.items():
-        if not places:
+def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: Recipe) -> dict[str, float]:
+    """The readings `weights_*`, of kinds that are known.
+
+    Args:
+        weights: What is trained, by name.
+        kinds: Which weights are of which kind. Of queries, keys and values biases count too: one for each head, they
+            are matrices in the lab.
+        recipe: The drift is `lr sqrt(steps)`.
+    """
+    drift, found = recipe.lr * math.sqrt(recipe.steps), {}
+    for kind in KINDS:
+        if (parts := kinds[kind]) is None:
+            continue
+        biases = kind in ("query", "key", "value")
+        matrices = [part.choose(weights[part.name]) for part in parts if biases or weights[part.name].ndim > 1]
+        found[f"weights_{kind}"] = log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
+    return found
+
+
+def gradient_of(loss: Tensor, weights: Mapping[str, Tensor], keep: bool = False) -> dict[str, Tensor]:
+    """The gradient at each weight, zero where the loss does not depend on it; `keep` keeps the graph."""
+    gradient = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, retain_graph=keep)
+    pairs = zip(weights.items(), gradient, strict=True)
+    return {name: torch.zeros_like(weight) if g is None else g for (name, weight), g in pairs}
+
+
+def gradient_readings(
+    gradients: Sequence[Mapping[str, Tensor]], kinds: WeightKinds, recipe: Recipe
+) -> dict[str, float]:
+    """The readings `reach_*`, `agreement_*`, `lowest_*` and `tilt_*`, of kinds that are known.
+
+    Args:
+        gradients: The input gradients of two batches, by the names of weights.
+        kinds: Which weights are of which kind; "all" and "blocks" are kinds too.
+        recipe: The reach is `lr steps |input gradient|_1`.
+    """
+    (one, two), distance = gradients, recipe.lr * recipe.steps
+    found: dict[str, float] = {}
+    for kind, parts in kinds.items():
+        if parts is None:
+            continue
+        if not parts:
             found |= dict.fromkeys((f"reach_{kind}", f"agreement_{kind}"), ABSENT)
             continue
-        a, b = (torch.cat([gradient[k].flatten() for k in places]) for gradient in (one, two))
-        found[f"reach_{kind}"] = _log10(distance * float(a.abs().sum()))
+        a, b = (torch.cat([part.choose(gradient[part.name]) for part in parts]) for gradient in (one, two))
+        found[f"reach_{kind}"] = log10(distance * float(a.abs().sum()))
         one_way, other_way = (F.normalize(gradient.double(), dim=0, eps=0.0) for gradient in (a, b))
         cosine = float(one_way @ other_way)
         found[f"agreement_{kind}"] = 0.0 if math.isnan(cosine) else cosine
-    for kind in ("query", "key", "value", "output", "mlp"):
-        by_layer = _by_layer(names, one, chosen[kind])
-        found[f"lowest_{kind}"] = min(by_layer, default=ABSENT)
-        found[f"tilt_{kind}"] = by_layer[-1] - by_layer[0] if by_layer else ABSENT
-    return found | _profile(model, batches[0])
+    for kind in IN_BLOCKS:
+        if (parts := kinds[kind]) is not None:
+            logs = list(norms_by_layer(one, parts).values())
+            found[f"lowest_{kind}"] = min(logs, default=ABSENT)
+            found[f"tilt_{kind}"] = logs[-1] - logs[0] if logs else ABSENT
+    return found
 
 
-def _input_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """A number whose gradient is the input gradient."""
-    labelled = batch.labels != UNLABELLED
-    z, y = logits[labelled], batch.labels[labelled]
-    r = ((z.softmax(-1) - F.one_hot(y, z.shape[-1]).to(z)) / len(y)).detach()
-    return (z * (r - r.mean(0))).sum()
+def norms_by_layer(gradient: Mapping[str, Tensor], parts: Sequence[WeightPart]) -> dict[int, float]:
+    """By layer, log10 of the norm of a gradient at some of the weights."""
+    squares: dict[int, float] = {}
+    for part in parts:
+        if part.layer is not None:
+            square = float(part.choose(gradient[part.name]).square().sum())
+            squares[part.layer] = squares.get(part.layer, 0.0) + square
+    return {layer: log10(math.sqrt(squares[layer])) for layer in sorted(squares)}
+
+
+def input_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """A number whose gradient is the input gradient.
+
+    Args:
+        logits: Of tokens that have a label, `[token, class]`.
+        labels: Their labels.
+    """
+    r = ((logits.softmax(-1) - F.one_hot(labels, logits.shape[-1]).to(logits)) / len(labels)).detach()
+    return (logits * (r - r.mean(0))).sum()
 
 
 def _output(model: Model, batch: Batch) -> tuple[dict[str, float], Tensor]:
     """(what is read off the output, the logits with their graph)."""
     Y = model.net(model.tokens(batch.inputs), batch.padding)
     logits = model.logits(Y, batch.padding)
-    with torch.no_grad():
-        H = Y.flatten(0, -2)
-        centred, z = H - H.mean(0), logits.flatten(0, -2)
-        total = float(centred.square().sum())
-        found = {
-            "share_batch": _log10(math.sqrt(total) / float(H.norm())) if float(H.norm()) else LOWEST,
-            "logits_apart": _log10(float((z - z.mean(0)).square().mean().sqrt())),
-            "logits_common": _log10(float(z.mean(0).std())),
-            "share_position": _explained(centred, torch.arange(Y.shape[1]).repeat(len(Y)), total),
-            "share_current": ABSENT,
-        }
-        if batch.inputs.ndim == 2:
-            found["share_current"] = _explained(centred, batch.inputs.flatten(), total)
-    return found, logits
+    return output_readings(Y, logits, batch.inputs if batch.inputs.ndim == 2 else None), logits
+
+
+@torch.no_grad()
+def output_readings(Y: Tensor | None, logits: Tensor, symbols: Tensor | None) -> dict[str, float]:
+    """The readings `share_*` and `logits_*`.
+
+    Args:
+        Y: What the head takes, `[sample, token, width]`; None where it is not known, which leaves out all shares.
+        logits: `[sample, token, class]` or `[sample, class]`.
+        symbols: The symbol of each token, `[sample, token]`; None where tokens are none.
+    """
+    z, found = logits.flatten(0, -2), {}
+    apart, common = log10(float((z - z.mean(0)).square().mean().sqrt())), log10(float(z.mean(0).std()))
+    if Y is None:
+        return {"logits_apart": apart, "logits_common": common}
+    H = Y.flatten(0, -2)
+    centred = H - H.mean(0)
+    total = float(centred.square().sum())
+    found["share_batch"] = log10(math.sqrt(total) / float(H.norm())) if float(H.norm()) else LOWEST
+    found |= {"logits_apart": apart, "logits_common": common}
+    found["share_position"] = _explained(centred, torch.arange(Y.shape[1]).repeat(len(Y)), total)
+    found["share_current"] = ABSENT if symbols is None else _explained(centred, symbols.flatten(), total)
+    return found
 
 
 def _explained(centred: Tensor, group: Tensor, total: float) -> float:
@@ -238,34 +343,32 @@ def _profile(model: Model, batch: Batch) -> dict[str, float]:
         net.to(torch.float64), model.tokens(part.inputs).double(), part.padding, ["relative_residual", "entropy"],
         check=False,
     )  # fmt: skip
-    residual = profile.curve("relative_residual", "log10").nan_to_num(nan=LOWEST).clamp(LOWEST, 0.0).mean(0)
-    entropy = profile.curve("entropy")[:, 1:].nan_to_num(nan=0.0).mean(0)
-    return {
-        "residual_last": float(residual[-1]),
-        "residual_middle": float(residual[len(residual) // 2]),
-        "residual_worst": float(residual.min()),
-        "entropy_mean": float(entropy.mean()),
-        "entropy_least": float(entropy.min()),
+    return profile_readings(profile.curve("relative_residual", "log10"), profile.curve("entropy")[:, 1:])
+
+
+def profile_readings(residual: Tensor, entropy: Tensor | None) -> dict[str, float]:
+    """The readings `residual_*` and `entropy_*`.
+
+    Args:
+        residual: log10 of the relative residual, `[sample, layer]`, layer 0 the input; NaN of a network that gives no
+            number.
+        entropy: Of attention in nats, `[sample, layer, head]`, from layer 1 on; None where it is not known.
+    """
+    logs = residual.nan_to_num(nan=LOWEST).clamp(LOWEST, 0.0).mean(0)
+    found = {
+        "residual_last": float(logs[-1]),
+        "residual_middle": float(logs[len(logs) // 2]),
+        "residual_worst": float(logs.min()),
     }
+    if entropy is not None:
+        heads = entropy.nan_to_num(nan=0.0).mean(0)
+        found |= {"entropy_mean": float(heads.mean()), "entropy_least": float(heads.min())}
+    return found
 
 
-def _trained(model: Model) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors of what is trained."""
-    named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    return list(named), list(named.values())
-
-
-def _is(name: str, marks: tuple[str, ...]) -> bool:
-    return any(mark in name for mark in marks)
-
-
-def _by_layer(names: Sequence[str], gradient: Sequence[Tensor], places: Sequence[int]) -> list[float]:
-    """log10 of the norm of a gradient at some of the weights, layer by layer."""
-    squares: dict[int, float] = {}
-    for k in places:
-        layer = int(names[k].partition("layers.")[2].partition(".")[0])
-        squares[layer] = squares.get(layer, 0.0) + float(gradient[k].square().sum())
-    return [_log10(math.sqrt(squares[layer])) for layer in sorted(squares)]
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What is trained, by name."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def _root_mean_square(tensors: Sequence[Tensor]) -> float:
@@ -273,7 +376,7 @@ def _root_mean_square(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(square / sum(tensor.numel() for tensor in tensors))
 
 
-def _log10(value: float) -> float:
+def log10(value: float) -> float:
     """log10, cut to what matters; NaN where a network gives no number."""
     if math.isnan(value):
         return HIGHEST

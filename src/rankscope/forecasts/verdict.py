@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from rankscope.forecasts.live_module import LivePlan
 from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.predictor import Prediction, Predictor
 
@@ -29,11 +30,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def sentences(
-    plan: Plan, table: pl.DataFrame, readings: dict[str, float], prediction: Prediction, notes: Sequence[str]
+    plan: Plan | LivePlan, table: pl.DataFrame, readings: dict[str, float], prediction: Prediction, notes: Sequence[str]
 ) -> list[str]:
     """All that a forecast says, most important first; the arguments are the fields of a `Forecast`."""
     layers = [*_tokens(table), *_gradients(table)] if table.height else []
-    blamed = _blame(plan.task.name, readings) if prediction.probability <= 0.5 else []
+    blamed = _blame(plan.task_name, readings) if prediction.probability <= 0.5 else []
     return [_chance(plan, prediction), *layers, *blamed, *(f"{note[0].upper()}{note[1:]}." for note in notes)]
 
 
@@ -56,11 +57,11 @@ def place_of_100(place: float) -> int:
     return round(1 + 99 * place)
 
 
-def _chance(plan: Plan, prediction: Prediction) -> str:
-    arch, recipe = plan.arch, plan.recipe
+def _chance(plan: Plan | LivePlan, prediction: Prediction) -> str:
+    recipe = plan.recipe
     place = f"place {place_of_100(prediction.place)} of 100 (± {100 * prediction.place_spread:.0f})"
     return (
-        f"{arch.layers} layers, {recipe.steps} steps at {recipe.lr:g} on {plan.task.name}: it "
+        f"{plan.layers} layers, {recipe.steps} steps at {recipe.lr:g} on {plan.task_name}: it "
         f"{chance_words(prediction.probability)} (probability {prediction.probability:.2f}); among designs of the lab "
         f"its loss is expected at {place}, 1 the best."
     )
@@ -111,7 +112,7 @@ def _gradients(table: pl.DataFrame) -> list[str]:
 
 def _blame(task: str, readings: dict[str, float]) -> list[str]:
     """What lowers the chance most: each group of readings in turn is put to what networks have that learn the task."""
-    predictor = Predictor.shipped()
+    predictor = Predictor.shipped().knowing(readings)
     learners = predictor.median_of_learners(task)
     base, gains = _log_odds(predictor, readings), []
     for said, begins in GROUPS.items():

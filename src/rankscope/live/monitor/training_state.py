@@ -65,7 +65,7 @@ def preserved_training_state(model: nn.Module) -> Iterator[None]:
     if state.changed:
         left = f"a call of {type(model).__name__} changed {', '.join(state.changed[:4])}, which cannot be put back"
         way = "keep it in a buffer, or in an attribute that is a tensor, a number or a list, or give no probe"
-        raise MonitorError(f"a probe must leave the model as it was; {left}: {way}", subject="model")
+        raise MonitorError(f"a measurement must leave the model as it was; {left}: {way}", subject="model")
 
 
 class ModuleState:

@@ -22,7 +22,7 @@ models keep queries, keys and values in one fused matrix, whose outputs are laid
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,16 +35,22 @@ from rankscope.sources.checkpoint import first_line
 
 Group = Literal["query_key", "value_output", "mlp"]
 GROUPS: tuple[Group, ...] = get_args(Group)
-QUERY_KEY = {"q", "k", "query", "key", "wq", "wk", "to_q", "to_k", "linear_q", "linear_k"}
-QUERY_KEY |= {f"{part}_{word}" for part in ("q", "k", "query", "key") for word in ("proj", "lin", "linear")}
-QUERY_KEY |= {"q_a_proj", "q_b_proj"}  # queries through a bottleneck (DeepSeek)
-VALUE_OUTPUT = {"v", "value", "wv", "to_v", "v_proj", "v_lin", "v_linear", "value_proj", "linear_v", "o"}
-VALUE_OUTPUT |= {"wo", "to_out", "o_proj", "out_proj", "out_lin", "out", "output", "proj", "c_proj", "dense"}
+Kind = Literal["query", "key", "value", "output", "mlp"]
+GROUP_OF: dict[Kind, Group] = {"query": "query_key", "key": "query_key", "value": "value_output",
+                               "output": "value_output", "mlp": "mlp"}  # fmt: skip
+QUERY = {"q", "query", "wq", "to_q", "linear_q"}
+QUERY |= {f"{part}_{word}" for part in ("q", "query") for word in ("proj", "lin", "linear")}
+QUERY |= {"q_a_proj", "q_b_proj"}  # queries through a bottleneck (DeepSeek)
+KEY = {"k", "key", "wk", "to_k", "linear_k"}
+KEY |= {f"{part}_{word}" for part in ("k", "key") for word in ("proj", "lin", "linear")}
+VALUE = {"v", "value", "wv", "to_v", "v_proj", "v_lin", "v_linear", "value_proj", "linear_v"}
+OUTPUT = {"o", "wo", "to_out", "o_proj", "out_proj", "out_lin", "out", "output", "proj", "c_proj", "dense"}
+IN_ATTENTION: dict[Kind, set[str]] = {"query": QUERY, "key": KEY, "value": VALUE, "output": OUTPUT}
 IN_TURN = {"c_attn", "qkv", "wqkv", "in_proj", "qkv_proj"}
 BY_HEAD = {"query_key_value"}
 OTHER_LAYOUTS = {"CodeGenAttention", "GPTBigCodeAttention"}  # use one of these names otherwise
 MLP = {"mlp", "ffn", "ff", "feed_forward", "feedforward", "densereludense", "intermediate", "output"}
-MLP |= {"fc1", "fc2", "fc_in", "fc_out", "c_fc", "linear1", "linear2", "lin1", "lin2", "ffn_output"}
+MLP |= {"ffwd", "fc1", "fc2", "fc_in", "fc_out", "c_fc", "linear1", "linear2", "lin1", "lin2", "ffn_output"}
 MLP |= {"experts", "moe", "block_sparse_moe", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
 
 
@@ -73,6 +79,13 @@ class ParameterSlice:
         """Return the numbers of this slice, out of those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
+    def entries(self, tensor: Tensor) -> Tensor:
+        """Return the entries of this slice, flat, out of a tensor shaped like the weight or like its bias."""
+        if self.outputs == (None, None):
+            return tensor.flatten()
+        outputs = tensor.movedim(self.axis if tensor.ndim > 1 else 0, 0)
+        return outputs.reshape(self.heads, -1, *outputs.shape[1:])[:, slice(*self.outputs)].flatten()
+
 
 SliceKey = tuple[int, str]
 ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by layer, the first block's being 1
@@ -91,39 +104,56 @@ def parameter_groups(blocks: Sequence[nn.Module]) -> tuple[ParameterGroups, list
     for layer, block in enumerate(dict.fromkeys(blocks), 1):
         for name, weight in block.named_parameters():
             if weight.ndim > 1 and weight.requires_grad:
-                slices = _slices(block, name, weight)
-                for group, part in slices:
-                    groups.setdefault((layer, group), []).append(part)
+                slices = kind_slices(block, name, weight)
+                for kind, part in slices:
+                    parts = groups.setdefault((layer, GROUP_OF[kind]), [])
+                    if parts and parts[-1].key == part.key:  # keys lie beside queries: their sum is one
+                        part = replace(parts.pop(), outputs=(None, part.outputs[1]))
+                    parts.append(part)
                 if not slices:
                     left_out[name] = None
     return groups, list(left_out)
 
 
-def _slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Group, ParameterSlice]]:
-    """The slices of a weight: one, two of a fused matrix, or none if its group is not known."""
+def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind, ParameterSlice]]:
+    """The slices of a weight by what they are of: one, three of a fused matrix, or none if its name does not tell.
+
+    Args:
+        block: The block that the weight is in.
+        name: Its name in the block.
+        weight: The weight, a matrix or a stack of matrices.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
+    >>> [kind for kind, _ in kind_slices(layer, "self_attn.in_proj_weight", layer.self_attn.in_proj_weight)]
+    ['query', 'key', 'value']
+    """
     *path, last = name.split(".")
     modules = [block.get_submodule(".".join(path[: k + 1])) for k in range(len(path))]
     owner = modules[-1] if modules else block
     words = [word.lower() for word in (*path, last.removesuffix("weight").removesuffix("_")) if word]
-    names = [f"{word} {type(module).__name__}".lower() for word, module in zip(path, modules, strict=True)]
-    in_attention = ["attn" in name or "attention" in name for name in names]
+    in_attention = attending(path, modules)
     if not any(in_attention):
         return [("mlp", ParameterSlice(owner, last))] if MLP & {*words} else []
     inside = words[in_attention.index(True) + 1 :]
     for word in reversed(inside):
         if word in IN_TURN | BY_HEAD:
             return _fused_slices(word, modules, owner, last, weight) if word == inside[-1] else []
-        if word in QUERY_KEY:
-            return [("query_key", ParameterSlice(owner, last))]
-        if word in VALUE_OUTPUT:
-            return [("value_output", ParameterSlice(owner, last))]
+        for kind, names in IN_ATTENTION.items():
+            if word in names:
+                return [(kind, ParameterSlice(owner, last))]
     return []
+
+
+def attending(path: Sequence[str], modules: Sequence[nn.Module]) -> list[bool]:
+    """True for each module on the way to a weight whose name or class says that it attends."""
+    names = [f"{word} {type(module).__name__}".lower() for word, module in zip(path, modules, strict=True)]
+    return ["attn" in name or "attention" in name for name in names]
 
 
 def _fused_slices(
     word: str, modules: Sequence[nn.Module], owner: nn.Module, last: str, weight: Tensor
-) -> list[tuple[Group, ParameterSlice]]:
-    """Two slices of a fused weight: queries and keys, and values; none if its layout is not known."""
+) -> list[tuple[Kind, ParameterSlice]]:
+    """Three slices of a fused weight: queries, keys and values; none if its layout is not known."""
     axis = 1 if type(owner).__name__ == "Conv1D" else 0
     outputs, inputs = weight.shape[axis], weight.shape[1 - axis]
     attention = modules[-1] if last != "weight" else modules[-2]
@@ -137,9 +167,9 @@ def _fused_slices(
         values = narrow
     else:
         return []
-    query_key = ParameterSlice(owner, last, axis, heads, (None, -values))
-    value = ParameterSlice(owner, last, axis, heads, (-values, None))
-    return [("query_key", query_key), ("value_output", value)]
+    ends: dict[Kind, tuple[int | None, int | None]]
+    ends = {"query": (None, -2 * values), "key": (-2 * values, -values), "value": (-values, None)}
+    return [(kind, ParameterSlice(owner, last, axis, heads, end)) for kind, end in ends.items()]
 
 
 def _size(module: nn.Module, *names: str) -> int:

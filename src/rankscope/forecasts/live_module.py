@@ -1,0 +1,451 @@
+"""`read_module`: what can be read off any torch module before it is trained, without knowing its architecture.
+
+`forecast.py` calls it for modules that `load` does not know. In order: the two batches go through the module under
+`watch`, for the residuals of tokens and the entropy of attention, in float64 where the module computes in that; their
+losses are differentiated (`live_passes.py`), by kinds of weights as far as names tell them (`weight_kinds.py`); and
+after the drift all of it is read once more. The numbers are made by `readings.py`, the same as of networks of the lab;
+a reading that would not be the same quantity is left out, and a sentence says so.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rankscope.errors import LabError, WatchError
+from rankscope.forecasts.layers import KINDS, filled_table
+from rankscope.forecasts.live_passes import (
+    LiveBatch,
+    LivePass,
+    LossOfBatch,
+    NarrowingNoticed,
+    in_dtype,
+    left_as_it_was,
+    passed,
+)
+from rankscope.forecasts.readings import (
+    HIGHEST,
+    LOWEST,
+    SAMPLES,
+    WeightKinds,
+    curvature_readings,
+    drifted,
+    gradient_of,
+    gradient_readings,
+    input_loss,
+    norms_by_layer,
+    output_readings,
+    profile_readings,
+    trained_weights,
+    weight_readings,
+)
+from rankscope.forecasts.weight_kinds import weight_kinds
+from rankscope.lab import Recipe
+from rankscope.live.blocks import Blocks
+from rankscope.live.modules import uncompiled
+from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients
+from rankscope.live.plan import make_plan
+from rankscope.live.watch import watch
+from rankscope.profiles import Profile
+
+METRICS = ("relative_residual", "entropy")
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """A training of a person's own module that has not begun.
+
+    Args:
+        name: The module's class.
+        recipe: Steps, learning rate and batch of its training.
+        layers: Its blocks, as they are called.
+        width: Of its tokens; None where it is not known.
+        heads: Of its attention; None where it is not known.
+        seed: What the drift is drawn from.
+    """
+
+    name: str
+    recipe: Recipe
+    layers: int
+    width: int | None
+    heads: int | None
+    seed: int
+
+    @property
+    def task_name(self) -> str:
+        """What is learnt, in words."""
+        return "its own loss"
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes of the network and its training, by name."""
+        return {"width": self.width, "heads": self.heads, "steps": self.recipe.steps, "batch": self.recipe.batch}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The network, for JSON."""
+        return {"module": self.name, "layers": self.layers, "width": self.width, "heads": self.heads}
+
+
+@dataclass(frozen=True)
+class ModuleReadings:
+    """What was read off a module.
+
+    Args:
+        plan: The module and its training.
+        point: Every reading that is known, by name, as the predictor takes them.
+        table: The table of a `Forecast`.
+        notes: What is not known and why, each a sentence.
+    """
+
+    plan: LivePlan
+    point: dict[str, float]
+    table: pl.DataFrame
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TokenCurves:
+    """What a watch read of the first samples, by layer.
+
+    Args:
+        residual: log10 of the relative residual, `[sample, layer]`; where rounding decided it, that is below.
+        marked: Where rounding decided it.
+        entropy: `[sample, layer, head]`, NaN at layer 0 and in layers that do not attend; None where it is not known.
+        samples: How many the batch has.
+        padded: Whether some of its tokens are padding.
+        arithmetic: What the module computed in.
+        layout: Whether blocks take the batch first or the token first; None where nothing showed it.
+    """
+
+    residual: Tensor
+    marked: Tensor
+    entropy: Tensor | None
+    samples: int
+    padded: bool
+    arithmetic: str
+    layout: str | None
+
+    @property
+    def attends(self) -> list[int]:
+        """Layers in which attention was seen."""
+        if self.entropy is None:
+            return []
+        return [layer for layer in range(self.entropy.shape[1]) if not bool(self.entropy[:, layer].isnan().all())]
+
+
+def read_module(
+    model: nn.Module,
+    inputs: Any,
+    loss: LossOfBatch | None,
+    *,
+    steps: int,
+    lr: float,
+    seed: int = 0,
+    blocks: Blocks | None = None,
+) -> ModuleReadings:
+    """Read everything that can be read off a module, and leave the module as it was, bit for bit.
+
+    Args:
+        model: Any torch module with a stack of blocks, at its initialisation.
+        inputs: Two batches, each a tensor, a tuple of positional arguments or a dictionary of arguments by name;
+            entries that the module's forward does not name are for the loss alone.
+        loss: Takes what the module returns and the batch, and gives a tensor of one number; None to take `.loss`.
+        steps: Steps of the training that is asked about.
+        lr: Its largest learning rate.
+        seed: What the drift is drawn from.
+        blocks: The stack of blocks where it is not found by itself, as in `watch`.
+
+    Raises:
+        LabError: The inputs are not two batches that the module can be called with, or there is no loss.
+        MonitorError: The loss is not one number with a gradient, or the module cannot be left as it was.
+        WatchError: The blocks are not found, or cannot be watched.
+    """
+    model = uncompiled(model)
+    batches = _batches(inputs, model)
+    if loss is not None and not callable(loss):
+        raise LabError(f"loss must be a function of output and batch; got a {type(loss).__name__}", subject="loss")
+    if not trained_weights(model):
+        raise LabError(f"{type(model).__name__} has no weights to train: none requires a gradient", subject="model")
+    half = any(weight.dtype in HALF for weight in model.parameters())
+    with in_dtype(model, torch.float32 if half else None):
+        reader = ModuleReader(model, batches, loss, Recipe(steps=steps, lr=lr), seed, blocks, half)
+        with left_as_it_was(model):
+            curves, start = reader.start()
+            table = reader.table(curves)
+        with drifted(model, lr * math.sqrt(steps), seed), left_as_it_was(model):
+            later = reader.look()
+    if half:
+        reader.note("half-precision weights were read in float32")
+    point = start | {f"drift_{name}": value for name, value in later.items()} | reader.described(curves)
+    recipe = Recipe(steps=steps, lr=lr, batch=curves.samples)
+    heads = None if curves.entropy is None else curves.entropy.shape[2]
+    layers = curves.residual.shape[1] - 1
+    plan = LivePlan(type(model).__name__, recipe, layers, reader.width, heads, seed)
+    return ModuleReadings(plan, point, table, tuple(reader.notes))
+
+
+def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
+    """The two batches, checked."""
+    if not isinstance(inputs, list) or len(inputs) != 2:
+        came = (
+            f"a list of {len(inputs)}" if isinstance(inputs, list) else f"a {type(inputs).__name__}, which is one batch"
+        )
+        raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
+    batches = [LiveBatch.of(batch, model) for batch in inputs]
+    if batches[0].same_as(batches[1]):
+        sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
+        raise LabError(sentence, subject="inputs")
+    return batches
+
+
+class ModuleReader:
+    """Takes readings of a module as it is now: called before the drift, and within it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[LiveBatch],
+        loss: LossOfBatch | None,
+        recipe: Recipe,
+        seed: int,
+        blocks: Blocks | None,
+        half: bool,
+    ) -> None:
+        self.model, self.batches, self.loss, self.recipe, self.seed = model, batches, loss, recipe, seed
+        self.blocks, self.dtype = blocks, torch.float32 if half else None
+        self.plan = make_plan(model, METRICS[:1], blocks=blocks)
+        self.weights = trained_weights(model)
+        self.kinds: WeightKinds = {}
+        self.width: int | None = None
+        self.notes: list[str] = []
+        if names := sorted({name for batch in batches for name in batch.for_loss}):
+            self.note(f"the loss alone was given {', '.join(names)}: the module's forward does not take it")
+
+    def note(self, sentence: str) -> None:
+        """Add a sentence, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def start(self) -> tuple[TokenCurves, dict[str, float]]:
+        """(What was watched, every reading at initialisation)."""
+        first = self._pass(0)
+        self.kinds = weight_kinds(self.model, self.plan.blocks, self.weights, first.head)
+        self._note_loss(first)
+        unknown = [kind for kind, parts in self.kinds.items() if parts is None]
+        if unknown:
+            self.note(f"weights of {', '.join(unknown)} are not known: names do not tell them, or they are shared")
+        del first
+        curves = self.watched()
+        found = self._look(curves) | self._curvature()
+        return curves, found | weight_readings(self.weights, self.kinds, self.recipe)
+
+    def look(self) -> dict[str, float]:
+        """What is read again after the drift."""
+        return self._look(self.watched())
+
+    def _look(self, curves: TokenCurves) -> dict[str, float]:
+        """Shares of the output, input gradients of two batches, residuals and entropy."""
+        found: dict[str, float] = {}
+        gradients = []
+        for k in (0, 1):
+            made = self._pass(k)
+            if made.logits is None:
+                break
+            if k == 0:
+                found |= self._output(made, curves)
+            gradients.append(gradient_of(input_loss(made.rows, made.labels), self.weights))
+            del made
+        if len(gradients) == 2:
+            found |= gradient_readings(gradients, self.kinds, self.recipe)
+        return found | self._profile(curves)
+
+    def _pass(self, k: int) -> LivePass:
+        made = passed(self.model, self.batches[k], self.loss, self.dtype)
+        if made.head_input is not None:
+            self.width = made.head_input.shape[-1]
+        return made
+
+    def _note_loss(self, made: LivePass) -> None:
+        """Say what the loss is not."""
+        value = float(made.loss.detach())
+        if not math.isfinite(value):
+            self.note(f"the loss of the first batch is {value}")
+        if made.logits is None:
+            self.note(
+                "the loss is not the mean cross-entropy of a tensor that the module returns: logits, the size of the "
+                "loss and gradients of what hangs on inputs are not known"
+            )
+            return
+        alone = float(made.trained_loss.detach())
+        if abs(value - alone) > 1e-3 * max(1.0, abs(value)):
+            self.note(f"the loss is {value:.4g}, of which {alone:.4g} are cross-entropy: readings are of that part")
+
+    def _output(self, made: LivePass, curves: TokenCurves) -> dict[str, float]:
+        """What is read off the output, if no token is padding: the lab's have none."""
+        assert made.logits is not None
+        if curves.padded:
+            self.note("some tokens are padding: readings of the output are left out")
+            return {}
+        taken, symbols = made.head_input, None
+        if taken is not None:
+            square = taken.shape[0] == taken.shape[1] and curves.layout != "batch first"
+            if taken.shape[0] != curves.samples or square:  # the token may come first
+                taken = None
+            else:
+                symbols = self.batches[0].symbols(self.model, taken.shape[:2])
+        found = output_readings(taken, made.logits, symbols)
+        if symbols is None:
+            found.pop("share_current", None)
+        return found
+
+    def _curvature(self) -> dict[str, float]:
+        """The readings of the loss along the signs of its gradient; of a loss that is no cross-entropy, those that do
+        not change with the unit it is in."""
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
+                made = self._pass(0)
+                found = curvature_readings(made.trained_loss, list(self.weights.values()), self.recipe)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.note("the loss cannot be differentiated twice: its curvature is not known")
+            made = self._pass(0)
+            return {} if made.logits is None else {"start_loss": float(made.trained_loss.detach())}
+        return found if made.logits is not None else {"edge": found["edge"]}
+
+    def _profile(self, curves: TokenCurves) -> dict[str, float]:
+        """Residuals and entropy after whole layers: an attention block and the MLP block after it are one layer."""
+        whole = self._whole_layers(curves)
+        residual, marked = curves.residual[:, whole], curves.marked[:, whole].any(0)
+        entropy = None if curves.entropy is None else curves.entropy[:, curves.attends]
+        found = profile_readings(residual, entropy)
+        if not bool(marked.any()):
+            return found
+        if curves.arithmetic == "float64":
+            floor = 10 ** float(residual[:, marked].max())
+            self.note(f"tokens differ by less than rounding shows: readings of that are cut at {floor:.0e}")
+            return found
+        self.note(f"tokens differ by less than {curves.arithmetic} shows: readings of that are left out")
+        decided = {"last": bool(marked[-1]), "middle": bool(marked[len(marked) // 2]), "worst": True}
+        return {name: value for name, value in found.items() if not decided.get(name.removeprefix("residual_"))}
+
+    def _attending(self, curves: TokenCurves) -> list[int]:
+        """Layers that attend: as seen, else as names say; none where neither is known."""
+        if curves.attends:
+            return curves.attends
+        parts = self.kinds.get("query") or ()
+        called_once = len(set(map(id, self.plan.blocks))) == curves.residual.shape[1] - 1
+        return sorted({part.layer for part in parts if part.layer is not None}) if called_once else []
+
+    def _whole_layers(self, curves: TokenCurves) -> list[int]:
+        """The input, what each layer that attends takes but for the first, and the output."""
+        last, attends = curves.residual.shape[1] - 1, self._attending(curves)
+        return [0, *(layer - 1 for layer in attends[1:]), last] if attends else list(range(last + 1))
+
+    def described(self, curves: TokenCurves) -> dict[str, float]:
+        """The numbers of `readings.described` that can be known: the rate, whether there are MLPs, and the depth where
+        blocks that do not attend are MLPs."""
+        attends, found = self._attending(curves), {"rate": math.log10(self.recipe.lr)}
+        if attends and (len(attends) == curves.residual.shape[1] - 1 or self.kinds["mlp"]):
+            found["depth"] = math.log2(len(attends))
+        if self.kinds["mlp"] is not None:
+            found["no_mlp"] = float(not self.kinds["mlp"])
+        return found
+
+    def watched(self) -> TokenCurves:
+        """Residuals and entropy of the first samples of the first batch: in float64, or as the module computes where it
+        does not; without entropy where attention cannot be seen."""
+        wide = torch.float64 if self._computes_in_float64 else self.dtype
+        profile, entropy, failure = self._watch(METRICS[0], wide), None, None
+        layers = sorted(profile.rows(METRICS[0])["layer"].unique().to_list())
+        for dtype in dict.fromkeys((wide, self.dtype)):  # a mask in float32 may go with tokens, not with a pattern
+            try:
+                entropy, failure = self._entropy(self._watch(METRICS[1], dtype), layers), None
+                break
+            except (WatchError, LabError) as error:
+                failure = error
+        if failure is not None:
+            self.note(f"attention was not seen, and its entropy is not known: {failure}")
+        columns = {name: profile.curve(METRICS[0], name)[:SAMPLES, layers] for name in ("log10", "floor")}
+        marked = profile.curve(METRICS[0], "below_floor")[:SAMPLES, layers] == 1
+        network = profile.manifest.networks[0]
+        return TokenCurves(
+            residual=torch.where(marked, columns["floor"].log10(), columns["log10"]),
+            marked=marked,
+            entropy=entropy,
+            samples=int(profile.rows(METRICS[0])["sample"].n_unique()),
+            padded=bool(network.checks["padded_tokens"]),
+            arithmetic=network.arithmetic,
+            layout=network.checks["layout"],
+        )
+
+    @cached_property
+    @torch.no_grad()
+    def _computes_in_float64(self) -> bool:
+        """True if the module can be called in float64, and rounds nothing to less on the way."""
+        noticed = NarrowingNoticed()
+        try:
+            with in_dtype(self.model, torch.float64), noticed:
+                self.batches[0].called(self.model, torch.float64)
+        except (LabError, RuntimeError, TypeError):  # dtypes that do not go together; devices that have no float64
+            return False
+        return not noticed.narrowed
+
+    @torch.no_grad()
+    def _watch(self, metric: str, dtype: torch.dtype | None) -> Profile:
+        """What is read of one call in this dtype, None for the module's own."""
+        with in_dtype(self.model, dtype), watch(self.model, [metric], blocks=self.blocks) as w:
+            self.batches[0].called(self.model, dtype)
+        return w.profile()
+
+    def _entropy(self, profile: Profile, layers: Sequence[int]) -> Tensor | None:
+        """`[sample, layer, head]` of the same layers; None where layers have different numbers of heads."""
+        rows, curve = profile.rows(METRICS[1]), profile.curve(METRICS[1])
+        attend = rows["layer"].n_unique()
+        if len(rows) != rows["sample"].n_unique() * attend * curve.shape[2]:
+            self.note("layers have different numbers of heads: the entropy of attention is left out")
+            return None
+        whole = torch.full((len(curve), max(layers) + 1, curve.shape[2]), math.nan, dtype=curve.dtype)
+        whole[:, : curve.shape[1]] = curve
+        return whole[:SAMPLES, layers]
+
+    def table(self, curves: TokenCurves) -> pl.DataFrame:
+        """By layer: the residual, NaN where rounding decided; entropy; gradients of the loss at tokens and at kinds of
+        weights, NaN where they are zero, which small ones are rounded to."""
+        layers = curves.residual.shape[1]
+        columns: dict[str, Any] = {"layer": list(range(layers))}
+        columns["residual"] = curves.residual.masked_fill(curves.marked, math.nan).median(0).values.tolist()
+        if curves.entropy is not None:
+            columns["entropy"] = curves.entropy.nanmean((0, 2)).tolist()
+        tokens = TokenGradients(self.plan)
+        try:
+            with tokens.attached():
+                made = self._pass(0)
+        except RuntimeError as error:  # blocks that are lists of parts, which are not called themselves
+            if isinstance(error, WatchError | torch.OutOfMemoryError):
+                raise
+            tokens.edges, made = {}, self._pass(0)
+        if tokens.shape is not None:
+            self.width = tokens.shape[-1]
+        gradient = gradient_of(made.loss, self.weights, keep=True)
+        at_tokens = {
+            layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()
+            for (layer, metric, _), parts in tokens.values(made.loss).parts.items()
+            if metric == GRADIENT_METRIC and layer is not None
+        }
+        at_tokens = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
+        columns["gradient"] = [at_tokens.get(layer, math.nan) for layer in range(layers)]
+        if len(set(map(id, self.plan.blocks))) == layers - 1:
+            for kind in KINDS:
+                parts = [part for part in self.kinds[kind] or () if self.weights[part.name].ndim > 1]
+                logs = {k: log for k, log in norms_by_layer(gradient, parts).items() if LOWEST < log < HIGHEST}
+                columns[kind] = [logs.get(layer, math.nan) for layer in range(layers)]
+        return filled_table(columns)

@@ -1,0 +1,234 @@
+"""Passes of a person's own module: called with a batch, its loss taken, its logits found; and left as it was.
+
+`live_module.py` takes readings of them. A loss hides what it is made of, so the logits are found by what they are: the
+tensor z in the output at which the gradient of the loss is that of a mean cross-entropy,
+
+    N dloss/dz_t = softmax(z_t) - onehot(y_t)     at N tokens t, and zero at the others.
+
+That also tells the labels y. Where no tensor of the output is that, logits are not known.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankscope.errors import LabError, RankscopeError
+from rankscope.live.hidden_states import floating_tensors
+from rankscope.live.modules import hooked, submodules
+from rankscope.live.monitor.probe import loss_in
+from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.padding import arguments_of
+from rankscope.sources.checkpoint import first_line
+
+LossOfBatch = Callable[[Any, Any], Tensor]  # Takes what the model returns and the batch, and gives one number
+ALIKE = 1e-3  # By how much `N dloss/dz` may differ from that of a cross-entropy
+NO_SYMBOLS = ("label", "target", "mask", "type", "pos")  # In names of integers that are no symbols of tokens
+
+
+@dataclass(frozen=True)
+class LiveBatch:
+    """A batch as it was given, and the arguments that the module is called with.
+
+    Args:
+        given: What the loss gets.
+        args: Positional arguments.
+        kwargs: Arguments by name.
+        for_loss: Names of entries that the module's forward does not take: they are for the loss alone.
+    """
+
+    given: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    for_loss: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, batch: Any, model: nn.Module) -> "LiveBatch":
+        """The batch of a tensor, of a tuple or list of positional arguments, or of a dictionary of arguments by name.
+
+        Raises:
+            LabError: It is none of these, or holds no tensor.
+        """
+        if not isinstance(batch, Tensor | Mapping | tuple | list):
+            came = f"received a {type(batch).__name__}"
+            raise LabError(f"a batch of inputs must be a tensor, a tuple or a dictionary; {came}", subject="inputs")
+        args = (batch,) if isinstance(batch, Tensor) else () if isinstance(batch, Mapping) else tuple(batch)
+        kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+        if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+            raise LabError("a batch of inputs must hold a tensor for the model; received none", subject="inputs")
+        taken = inspect.signature(model.forward).parameters
+        for_loss: tuple[str, ...] = ()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            for_loss = tuple(name for name in kwargs if name not in taken)
+        return cls(batch, args, {name: kwargs[name] for name in kwargs if name not in for_loss}, for_loss)
+
+    def same_as(self, other: "LiveBatch") -> bool:
+        """True if both have the same tensors for the module."""
+        pairs = list(zip(self._tensors(), other._tensors(), strict=False))
+        return len(self._tensors()) == len(other._tensors()) and all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in pairs
+        )
+
+    def _tensors(self) -> list[Tensor]:
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+
+    def called(self, model: nn.Module, dtype: torch.dtype | None = None) -> Any:
+        """What the model returns of it, floating tensors in another dtype if one is named.
+
+        Raises:
+            LabError: The model raised an error.
+        """
+
+        def cast(value: Any) -> Any:
+            floating = dtype is not None and isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(dtype) if floating else value
+
+        try:
+            return model(*map(cast, self.args), **{name: cast(value) for name, value in self.kwargs.items()})
+        except (RankscopeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raised = f"{type(model).__name__} raised {type(error).__name__}: {first_line(error)}"
+            sentence = f"inputs must be batches that the model can be called with; called with one, {raised}"
+            raise LabError(sentence, subject="inputs") from error
+
+    def symbols(self, model: nn.Module, shape: torch.Size) -> Tensor | None:
+        """The symbol of each token: the one argument of integers of this shape `[sample, token]`; None if there is
+        none, or more than one."""
+        named = arguments_of(model, self.args, dict(self.kwargs)).items()
+        found = [
+            value
+            for name, value in named
+            if isinstance(value, Tensor) and value.shape == shape and value.dtype in (torch.int64, torch.int32)
+            if not any(mark in name.lower() for mark in NO_SYMBOLS)
+        ]
+        return found[0] if len(found) == 1 else None
+
+
+@dataclass
+class LivePass:
+    """One call of the module with a batch, with its graph.
+
+    Args:
+        loss: What the loss gave.
+        logits: `[sample, token, class]` or `[sample, class]`; None where they are not known.
+        labelled: Which rows of the logits, flat, have a label.
+        labels: Those labels.
+        head: The module that gave the logits; None if none gave them as they are.
+        head_input: What the head took, `[sample, token, width]`; None if it is not that.
+    """
+
+    loss: Tensor
+    logits: Tensor | None = None
+    labelled: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    head: nn.Module | None = None
+    head_input: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """Logits of what has a label, `[token, class]`."""
+        assert self.logits is not None
+        return self.logits.flatten(0, -2)[self.labelled]
+
+    @property
+    def trained_loss(self) -> Tensor:
+        """The cross-entropy of the labels, where logits are known; else the loss as it was given."""
+        return self.loss if self.logits is None else F.cross_entropy(self.rows, self.labels)
+
+
+def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: torch.dtype | None = None) -> LivePass:
+    """Call the module with a batch, and find its logits.
+
+    Args:
+        model: The module, in a context that leaves it as it was.
+        batch: What it is called with.
+        loss: Gives the loss; None to take that of the output, `.loss`.
+        dtype: Of floating inputs; None for their own.
+
+    Raises:
+        LabError: The module cannot be called so, or has no loss.
+        MonitorError: The loss is not one number with a gradient.
+    """
+    calls: list[tuple[nn.Module, Any, Any]] = []
+    matrices = [part for part in submodules(model) if any(w is not None and w.ndim > 1 for w in _own(part))]
+    with hooked(matrices, lambda part, args, output: calls.append((part, args, output))):
+        output = batch.called(model, dtype)
+    value = loss_in(output, None if loss is None else lambda output: loss(output, batch.given))
+    if value is None:
+        came = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
+        raise LabError(f"loss must be given, or be part of what the model returns; {came}", subject="loss")
+    found = LivePass(value.reshape(()))
+    for z in dict.fromkeys((*floating_tensors(output), *floating_tensors(getattr(output, "logits", None)))):
+        if (labels := _labels(found.loss, z)) is not None:
+            found.logits, (found.labelled, found.labels) = z, labels
+            break
+    for part, args, returned in calls:
+        if returned is found.logits and returned is not None:
+            found.head = part
+            taken = args[0] if args and isinstance(args[0], Tensor) else None
+            whole = taken is not None and taken.ndim == 3 and taken.shape[:2] == returned.shape[:2]
+            found.head_input = taken if whole else None
+    return found
+
+
+def _own(part: nn.Module) -> Sequence[Tensor | None]:
+    return list(part._parameters.values())
+
+
+def _labels(loss: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(which rows of z have a label, these labels) if the loss is the mean cross-entropy of z, else None."""
+    if z.ndim < 2 or z.shape[-1] < 2 or not z.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(loss, z, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        return None
+    r, rows = gradient.detach().flatten(0, -2).float(), z.detach().flatten(0, -2).float()
+    labelled = r.abs().amax(-1) > 0
+    if not bool(labelled.any()):
+        return None
+    r, p = r[labelled] * int(labelled.sum()), rows[labelled].softmax(-1)
+    labels = r.argmin(-1)
+    expected = p - F.one_hot(labels, p.shape[-1])
+    return (labelled, labels) if bool(torch.allclose(r, expected, rtol=0.0, atol=ALIKE)) else None
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Inside, the module is in eval mode and gradients can be taken; afterwards all it holds is as before."""
+    with preserved_training_state(model), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside, floating weights and buffers are of this dtype; afterwards they are the same memory as before."""
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    kept = [(tensor, tensor.data) for tensor in tensors if dtype is not None and tensor.dtype != dtype]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.to(dtype)
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+
+
+class NarrowingNoticed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices operations that take float64 and give less: what they compute has not float64's digits."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.narrowed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if any(x.dtype == torch.float64 for x in floating_tensors(args)):
+            self.narrowed |= any(x.dtype != torch.float64 for x in floating_tensors(output))
+        return output
