@@ -44,7 +44,7 @@ def collapses() -> Forecast:
 
 
 def trained(plan: Plan, run: Path, expected: Any, steps: int = STEPS, every: int = 40, **options: Any) -> Monitor:
-    """Train the network of a plan, drawn from another seed than its forecast, under a monitor, as a user's loop does."""
+    """Train the network of a plan, drawn from another seed than its forecast, in a loop with a monitor."""
     model = replace(plan, seed=plan.seed + 1).model()
     optimizer = torch.optim.Adam(model.parameters(), lr=plan.recipe.lr)
     probe = {"inputs": plan.task.held_out(8).inputs}
@@ -222,6 +222,14 @@ def test_outcomes_beside_probabilities(probability: float, loss: float, learnt: 
     assert bool(alarms) == (probability == 0.9 and not learnt)  # what learns against a forecast is no fault
     before = check.sentences
     assert check.on_measurement(measured(140, loss=9.0), 140) == [] and check.sentences == before  # the steps are made
+
+
+def test_the_outcome_of_another_network_speaks_neither_for_the_forecast_nor_against() -> None:
+    check = ForecastCheck(Expected())
+    check.on_measurement(measured(0, (0.8, 0.8, 0.8)), 0)
+    for step, loss in ((60, 3.0), (80, 1.5)):
+        assert check.on_measurement(measured(step, loss=loss), step) == []
+        assert check.learnt is (loss < 2) and check.holds is None and "of another network" in check.sentences[1]
 
 
 def test_a_loss_of_another_task_decides_nothing() -> None:

@@ -116,8 +116,9 @@ class ForecastCheck:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the training goes as forecast; None while that is not known, or if the probability leaves it open."""
-        if self.learnt is None or max(self.probability, 1 - self.probability) < SURE:
+        """Whether the training goes as forecast; None while that is not known, if the probability leaves it open, or if
+        the forecast was of another network."""
+        if self.learnt is None or self.agrees is False or max(self.probability, 1 - self.probability) < SURE:
             return None
         return self.learnt == (self.probability >= SURE)
 
@@ -161,10 +162,8 @@ class ForecastCheck:
         if not measured:
             return {"agrees": None, "sentence": f"{unknown}: {METRIC} was not measured in any layer."}
         if step > 1:
-            sentence = (
-                f"{unknown}: it was first measured at step {step}, and weights had moved; a probe is measured before"
-            )
-            return {"agrees": None, "sentence": f"{sentence} the first step."}
+            late = f"it was first measured at step {step}, and weights had moved"
+            return {"agrees": None, "sentence": f"{unknown}: {late}; a probe is measured before the first step."}
         depth, last = max(self.expected), max(measured)
         if last > depth or (self.whole and last != depth):
             sentence = f"The forecast was not of this network: it has {last} layers, and the forecast {depth}."
@@ -187,8 +186,8 @@ class ForecastCheck:
             by = f"{most[layer]:.2g} in log10 at most, at layer {layer} ({compared})"
             sentence = f"Before training, tokens of all layers are apart as forecast: the difference is {by}."
         else:
-            by = f"at layer {layer} tokens are apart by {compared}"
-            sentence = f"The forecast was not of this network, nor of samples like these: {by}, {_decades(differences[layer])}."
+            by = f"at layer {layer} tokens are apart by {compared}, {_decades(differences[layer])}"
+            sentence = f"The forecast was not of this network, or not of samples like these: {by}."
         return {"agrees": agrees, "sentence": sentence, "differences": kept}
 
     def _take_loss(self, row: Mapping[str, Any], step: int) -> None:
@@ -205,7 +204,7 @@ class ForecastCheck:
         if loss is None:
             return f"No loss was measured yet: {chance} that it learns was forecast."
         if math.isnan(self.learnt_below):
-            return f"Whether it learns is not known: for its task no loss is agreed on that says so; forecast was {chance}."
+            return f"Whether it learns is not known: no loss says so for the task of the forecast, {chance}."
         size = f"{loss['value']:.3g}" if math.isfinite(loss["value"]) else "no number"
         now = f"step {loss['step']} of {self.steps}: the loss, {size} since step {loss['since']}, is"
         if not loss["above"]:
@@ -218,7 +217,7 @@ class ForecastCheck:
         ended = "In the end" if loss["step"] >= self.steps else "So far"
         against = {
             True: f"{ended} the forecast holds", False: f"{ended} the forecast does not hold",
-            None: f"{ended} the forecast left it open",
+            None: f"{ended} the forecast {'left it open' if self.agrees is not False else 'is of another network'}",
         }[self.holds]  # fmt: skip
         learns = "it learns" if self.learnt else "it does not learn"
         return f"{against}: {learns}, and {chance} that it would was forecast. {says[0].upper()}{says[1:]}."
