@@ -89,6 +89,7 @@ class Jobs:
     def __init__(self, waiting: int = MOST_WAITING, seconds: float = ANSWER_SECONDS) -> None:
         self.waiting, self.seconds = waiting, seconds
         self._latest: dict[str, PageJob] = {}
+        self._beside: list[Jobs] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
@@ -107,12 +108,20 @@ class Jobs:
         self._worker.submit(self._run, visitor, job, work, give)
         return job
 
+    def beside(self, seconds: float) -> "Jobs":
+        """Further computations, in a thread of their own, each of so many seconds at most; closed with these."""
+        others = Jobs(MOST_WAITING, seconds)
+        self._beside.append(others)
+        return others
+
     def close(self) -> None:
         """Cancel all computations, and accept no more."""
         with self._lock:
             self.waiting = -1
             for job in self._latest.values():
                 job.cancel()
+        for others in self._beside:
+            others.close()
         self._worker.shutdown(wait=False)  # what waits ends at once, and says so to whoever listens
 
     def _run(self, visitor: str, job: PageJob, work: Work, give: Give) -> None:

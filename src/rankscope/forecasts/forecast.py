@@ -311,7 +311,8 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
         return subject, None, []
     given = "weights are those given: a forecast is of networks that were not trained"
     if isinstance(subject, Transformer):
-        return subject.arch, subject, [given]
+        drawn = subject.origin is not None and subject.origin.described().get("weights") == "random"
+        return subject.arch, subject, [] if drawn else [given]
     from rankscope.sources import load
 
     notes = [given]
