@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import BusyError, LateError
@@ -26,7 +27,11 @@ class JobCancelled(BaseException):
 
 
 class InterruptMode(TorchFunctionMode):
-    """Calls `check` at every torch operation of this thread; what it raises ends the computation."""
+    """Calls `check` at every torch operation of this thread; what it raises ends the computation.
+
+    Switching gradients on or off is let through: a `no_grad` that is left because of what `check` raised would
+    otherwise leave this thread without gradients for all that it computes later.
+    """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
@@ -34,7 +39,8 @@ class InterruptMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, then run the operation."""
-        self.check()
+        if func is not torch._C._set_grad_enabled:
+            self.check()
         return func(*args, **(kwargs or {}))
 
 

@@ -31,6 +31,7 @@ export function turned(setting) {
   $("forecast-card").setAttribute("aria-busy", "false");
   for (const name of ["forecast-ask", "forecast-mend"]) $(name).hidden = true;
   note("");
+  $("mends-note").textContent = $("forecast-line").textContent = "";
 }
 
 // Everything else of the setting is there.
@@ -53,7 +54,8 @@ function start(setting) {
   $("forecast-card").setAttribute("aria-busy", "true");
   $("forecast-ask").hidden = true;
   $("forecast-mend").disabled = true;
-  note(asked.mends ? "Forecasting changes …" : "Forecasting …");
+  if (asked.mends) $("mends-note").textContent = "Forecasting changes, which may take minutes …";
+  else note("Forecasting …");
   $("forecast-ask").onclick = () => { asked.large = true; start(setting); };
   $("forecast-mend").onclick = () => { asked.mends = true; start(setting); };
   follow(setting, own);
@@ -109,8 +111,9 @@ function show(part) {
   $("forecast-ask").hidden = !part.ask;
   $("forecast-mend").hidden = !part.mends;
   $("forecast-mend").disabled = Boolean(asked.mends);
-  note(part.why || (asked.mends ? "Forecasting changes …" : ""));
+  note(part.why || "");
   if (part.why) return;
+  $("forecast-line").textContent = `Forecast: it ${part.chance} (${chance(part.probability)}), place ${part.place} of 100; more below`;
   const numbers = [
     [chance(part.probability), `the probability that it learns: it ${part.chance}`],
     [`${part.place} of 100`, `its expected place among designs by loss, 1 the best (± ${part.spread})`],
@@ -127,7 +130,7 @@ function mends(part) {
   const all = part.done === part.total;
   $("forecast-mend").disabled = true;
   $("mends").hidden = part.mends.length === 0;
-  note(!all ? `Forecasting changes: ${part.done} of ${part.total} kinds were tried …`
+  $("mends-note").textContent = (!all ? `Forecasting changes: ${part.done} of ${part.total} kinds were tried …`
     : part.mends.length ? "Changes that make it no less probable to learn, weights drawn anew for each:" : "No change that was tried makes it more probable to learn.");
   $("mends").tBodies[0].replaceChildren(...part.mends.map((mend) => {
     const row = document.createElement("tr");
