@@ -44,7 +44,7 @@ def panel() -> ForecastPanel:
 def test_the_numbers_and_sentences_are_those_of_forecast(served: Served) -> None:
     answer = posted(served, setting=SETTING)
     part, end = map(json.loads, answer.text.splitlines())
-    arch = Architecture(**SMALL, norm_place="pre")
+    arch = Architecture(layers=2, width=8, heads=2, norm_place="pre")
     expected = forecast(untrained(arch, "random", 0, "xavier").variant(skip=0.5), init="xavier")
     assert end == {"part": "end"} and part["probability"] == expected.probability
     assert part["place"] == place_of_100(expected.place)
@@ -150,7 +150,8 @@ def test_a_network_is_not_loaded_while_a_forecast_is_computed(tmp_path: Path) ->
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(Architecture(layers=2, width=8, heads=2).to_dict()))
     networks = NetworkCache({}, later=[str(path)])
-    panel, loading = ForecastPanel(networks), []
+    panel = ForecastPanel(networks)
+    loading: list[threading.Thread] = []
 
     def check() -> None:
         if not loading:  # the first operation of the forecast
