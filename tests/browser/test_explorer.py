@@ -98,6 +98,42 @@ def test_every_control_changes_what_it_should(page: "Page", explorer: Served) ->
     assert page.is_checked("#mlp") and page.is_checked("#norm")
 
 
+def test_the_forecast_comes_after_everything_else_and_goes_with_its_setting(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    until(page, "document.body.dataset.forecast === 'shown'")
+    sentences = page.inner_text("#forecast-sentences")
+    assert sentences.startswith("3 layers, 300 steps") and page.is_visible("#forecast-mend")
+    probability = float(page.inner_text("#forecast-numbers dd >> nth=0"))
+    assert 0 <= probability <= 1 and f"probability {probability:.2f}" in sentences
+    assert f"({probability:.2f})" in page.inner_text("#forecast-line")
+    before = page.evaluate("performance.getEntriesByName(location.origin + '/api/forecast').length")
+    turned(page, lambda: page.fill("#text", "another text"), whole=True)  # which is of no concern to a forecast
+    assert page.inner_text("#forecast-sentences") == sentences
+    turned(page, lambda: slide(page, "layers", 5))
+    assert page.inner_text("#forecast-line") == "" and page.is_hidden("#forecast-mend")
+    until(page, "document.body.dataset.forecast === 'shown'")
+    assert page.inner_text("#forecast-sentences").startswith("5 layers, 300 steps")
+    assert "repeat those, with the same weights" in page.inner_text("#forecast-sentences")
+    after = page.evaluate("performance.getEntriesByName(location.origin + '/api/forecast').length")
+    assert after == before + 1
+
+
+@pytest.mark.slow
+def test_a_large_network_is_forecast_on_demand_alone(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, "#model=random&shape.layers=2&shape.width=480&shape.heads=8&tokens=4", whole=True)
+    until(page, "document.body.dataset.forecast === 'shown'")
+    assert page.is_hidden("#forecast-ask") and page.is_visible("#forecast")
+    turned(page, lambda: slide(page, "layers", 6), whole=True)
+    until(page, "document.body.dataset.forecast === 'shown'")
+    assert "6 layers of width 480 takes half a minute" in page.inner_text("#forecast-note")
+    assert page.is_visible("#forecast-ask") and page.is_hidden("#forecast")
+    page.click("#forecast-ask")
+    until(page, "document.getElementById('forecast-note').textContent === 'Forecasting …'")
+    turned(page, lambda: slide(page, "layers", 2))  # nobody waits for it any more
+    until(page, "document.body.dataset.forecast === 'shown'")
+    assert page.inner_text("#forecast-sentences").startswith("2 layers")
+
+
 @pytest.mark.slow
 def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#model=random")

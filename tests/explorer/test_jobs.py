@@ -130,6 +130,14 @@ def test_a_question_is_asked_at_every_operation_of_this_thread_alone() -> None:
     assert len(asked) == before
 
 
+def test_what_is_interrupted_without_gradients_leaves_the_thread_with_them() -> None:
+    job = PageJob(1.0)
+    with pytest.raises(JobCancelled), InterruptMode(job.check), torch.no_grad():
+        job.cancel()
+        torch.ones(2)
+    assert torch.is_grad_enabled()
+
+
 def test_a_job_that_was_called_off_never_starts() -> None:
     job = PageJob(1.0)
     given: list[Any] = []

@@ -107,12 +107,14 @@ def shown(
 
     room = LAYERS
     if height is not None and names:
-        taken = 6 + len(training.scalars) + 4 * min(ALARMS, len(training.alarms))
+        taken = 6 + len(training.scalars) + 4 * min(ALARMS, len(training.alarms)) + 3 * len(training.forecast)
         room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(training.paths))) - 3))
     parts: list[RenderableType] = [_scalars(training)] if training.scalars else []
     parts += [_layers(training.grid(name), room) for name in names]
     if len(training.paths):
         parts.append(_paths(training, room))
+    if training.forecast:
+        parts.append(Text(f"Forecast: {' '.join(training.forecast)}"))
     if training.broken:
         words = "reading was no number" if training.broken == 1 else "readings were no numbers"
         parts.append(Text(f"{training.broken} {words}: something overflowed."))
@@ -161,6 +163,7 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
         },
         "certificates": training.certificates.to_dicts(),
         "alarms": training.alarms.to_dicts(),
+        "forecast": training.forecast,
     }
 
 

@@ -103,7 +103,7 @@ def _kept(seed: int, length: int, device: torch.device) -> Tensor:
     if row is None or len(row) < length:
         row = _longest[seed, device] = _row(seed, length, device)
         if len(_longest) > MOST_ROWS:
-            del _longest[next(iter(_longest))]
+            _longest.pop(next(iter(_longest)), None)  # another thread may have removed it
     return row[:length]
 
 

@@ -3,6 +3,10 @@
     GET  /                the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/networks    the networks, the limits, the remedies, the theorems
     POST /api/answer      controls in, parts of the answer out: a line of JSON each, as soon as it is computed
+    POST /api/forecast    controls in, the forecast of their network out, in the same way
+
+Forecasts take longer than everything else, so they are computed by a thread of their own: nobody waits for one who did
+not ask for it. The page breaks one off when a control is turned, which cancels it.
 
 An answer that fails before its first part has an error status; one that fails later ends with a line
 `{"part": "error"}`. One that ends without `{"part": "end"}` was cancelled.
@@ -22,8 +26,9 @@ from starlette.requests import ClientDisconnect
 from rankscope.errors import BusyError, LateError, RankscopeError
 from rankscope.explorer import controls, pages
 from rankscope.explorer.answers import Answers, page_sentence
+from rankscope.explorer.forecast_panel import FORECAST_SECONDS, ForecastPanel
 from rankscope.explorer.guard import Guard
-from rankscope.explorer.jobs import Jobs, PageJob
+from rankscope.explorer.jobs import Jobs, PageJob, Work
 from rankscope.explorer.network_cache import MOST_REMEDIES, NetworkCache, described_remedies
 from rankscope.theory import THEOREMS
 
@@ -39,6 +44,7 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
     """
     jobs = Jobs() if jobs is None else jobs
     answers = Answers(networks)
+    panel, forecasts = ForecastPanel(networks), jobs.beside(FORECAST_SECONDS)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,10 +69,12 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
     @api.post("/api/answer")
     async def answer(request: Request) -> Response:
         page_request = controls.read_request(await _body(request, patience))
-        visitor = request.headers.get("x-visitor", "someone")
-        if not VISITOR.fullmatch(visitor):
-            raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
-        return await _answer(answers, jobs, visitor, page_request, request)
+        return await _answer(lambda job: answers.parts(page_request, job.check), jobs, _visitor(request), request)
+
+    @api.post("/api/forecast")
+    async def forecast(request: Request) -> Response:
+        asked = controls.read_forecast_request(await _body(request, patience))
+        return await _answer(lambda job: panel.parts(asked, job.check), forecasts, _visitor(request), request)
 
     @api.exception_handler(RankscopeError)
     async def refused(_: Request, error: RankscopeError) -> Response:
@@ -77,9 +85,14 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
     return Guard(api, port)
 
 
-async def _answer(
-    answers: Answers, jobs: Jobs, visitor: str, page_request: controls.PageRequest, request: Request
-) -> Response:
+def _visitor(request: Request) -> str:
+    visitor = request.headers.get("x-visitor", "someone")
+    if not VISITOR.fullmatch(visitor):
+        raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
+    return visitor
+
+
+async def _answer(work: Work, jobs: Jobs, visitor: str, request: Request) -> Response:
     """Start the computation and wait for its first part: until then an error sets the status."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -88,7 +101,7 @@ async def _answer(
         if not loop.is_closed():
             loop.call_soon_threadsafe(queue.put_nowait, line)
 
-    job = jobs.start(visitor, lambda job: answers.parts(page_request, job.check), give)
+    job = jobs.start(visitor, work, give)
     leaving = asyncio.create_task(_cancel_on_disconnect(request, job))
     try:
         first = await queue.get()

@@ -7,7 +7,7 @@ shows what it says, or says why not. Sentences for the page use the words that s
 
 import math
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -130,10 +130,30 @@ class PageRequest(_Strict):
         return {name: pin for name, pin in (("A", self.A), ("B", self.B)) if pin is not None}
 
 
+class ForecastRequest(_Strict):
+    """What the page's panel of forecasts asks for."""
+
+    setting: Controls
+    large: bool = False  # Whether a network is forecast that takes long, too
+    mends: bool = False  # Whether changes that would mend it are forecast as well
+
+
+Asked = TypeVar("Asked", bound=_Strict)
+
+
 def read_request(body: bytes) -> PageRequest:
     """Read a request from its JSON; the error's sentence says what is wrong with it."""
+    return _read(body, PageRequest)
+
+
+def read_forecast_request(body: bytes) -> ForecastRequest:
+    """Read a request for a forecast from its JSON; the error's sentence says what is wrong with it."""
+    return _read(body, ForecastRequest)
+
+
+def _read(body: bytes, kind: type[Asked]) -> Asked:
     try:
-        return PageRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         location = error.errors(include_url=False, include_context=False)[0]["loc"]
         raise SettingError(_sentence(error), subject=str(location[-1]) if location else "") from error

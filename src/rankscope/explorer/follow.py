@@ -84,4 +84,5 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "broken": training.broken,
         "alarms": [*training.alarms.head(1).to_dicts(), *training.alarms[1:].tail(ALARMS).reverse().to_dicts()],
         "raised": training.alarms.height,
+        "forecast": training.forecast,
     }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import BusyError, LateError
@@ -26,7 +27,11 @@ class JobCancelled(BaseException):
 
 
 class InterruptMode(TorchFunctionMode):
-    """Calls `check` at every torch operation of this thread; what it raises ends the computation."""
+    """Calls `check` at every torch operation of this thread; what it raises ends the computation.
+
+    Switching gradients on or off is let through: a `no_grad` that is left because of what `check` raised would
+    otherwise leave this thread without gradients for all that it computes later.
+    """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
@@ -34,7 +39,8 @@ class InterruptMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check, then run the operation."""
-        self.check()
+        if func is not torch._C._set_grad_enabled:
+            self.check()
         return func(*args, **(kwargs or {}))
 
 
@@ -89,6 +95,7 @@ class Jobs:
     def __init__(self, waiting: int = MOST_WAITING, seconds: float = ANSWER_SECONDS) -> None:
         self.waiting, self.seconds = waiting, seconds
         self._latest: dict[str, PageJob] = {}
+        self._beside: list[Jobs] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
@@ -107,12 +114,20 @@ class Jobs:
         self._worker.submit(self._run, visitor, job, work, give)
         return job
 
+    def beside(self, seconds: float) -> "Jobs":
+        """Further computations, in a thread of their own, each of so many seconds at most; closed with these."""
+        others = Jobs(MOST_WAITING, seconds)
+        self._beside.append(others)
+        return others
+
     def close(self) -> None:
         """Cancel all computations, and accept no more."""
         with self._lock:
             self.waiting = -1
             for job in self._latest.values():
                 job.cancel()
+        for others in self._beside:
+            others.close()
         self._worker.shutdown(wait=False)  # what waits ends at once, and says so to whoever listens
 
     def _run(self, visitor: str, job: PageJob, work: Work, give: Give) -> None:

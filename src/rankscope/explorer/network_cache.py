@@ -7,6 +7,7 @@ Depth comes first, then remedies in their order, then all other controls: a reme
 takes the one shown, and it can be seen with skips, MLP or norms taken out.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -40,6 +41,11 @@ class NetworkCache:
         self._random: OrderedDict[str, Transformer] = OrderedDict()
         self._with_remedies: OrderedDict[Controls, Transformer] = OrderedDict()
         self._norms: dict[int, WeightNorms] = {}
+        self._lock = threading.RLock()  # measurements and forecasts take networks in threads of their own
+        self.forecasting = threading.Lock()
+        """Held by a forecast: loading changes torch's default dtype for all threads, so the two take turns."""
+        self.load_waits = threading.Event()
+        """Set while a network is to be loaded: a forecast then ends, and is asked for again."""
 
     @property
     def names(self) -> list[str]:
@@ -52,6 +58,20 @@ class NetworkCache:
         Remedies may draw weights or divide them, which takes too long to be done at every move of a slider:
         such networks are kept.
         """
+        with self._lock:
+            return self._network(controls)
+
+    def is_drawn(self, controls: Controls) -> bool:
+        """True if the weights of the network that these controls name were drawn at random, and not trained."""
+        with self._lock:
+            return _is_drawn(self._base(controls))
+
+    def depth(self, controls: Controls) -> int:
+        """The layers that the network of these controls has of its own."""
+        with self._lock:
+            return self._base(controls).arch.layers
+
+    def _network(self, controls: Controls) -> Transformer:
         net = self._base(controls)
         if controls.remedies is None:
             return net
@@ -85,8 +105,17 @@ class NetworkCache:
         if controls.model not in self.names:
             raise SettingError(one_of("model", controls.model, self.names), subject="model")
         if controls.model not in self._nets:
-            self._nets[controls.model] = named_network(controls.model)
+            self._nets[controls.model] = self._load(controls.model)
         return self._nets[controls.model]
+
+    def _load(self, name: str) -> Transformer:
+        """Load a network while no forecast is computed; one that is under way gives way."""
+        self.load_waits.set()
+        try:
+            with self.forecasting:
+                return named_network(name)
+        finally:
+            self.load_waits.clear()
 
     def _random_network(self, shape: RandomShape) -> Transformer:
         """The random network of a shape; when one is drawn, the one that was used longest ago is dropped."""
@@ -130,8 +159,11 @@ def chosen_remedies(controls: Controls) -> list[Remedy]:
 def _description(net: Transformer | None) -> dict[str, Any]:
     if net is None:
         return {}
-    drawn = net.origin is not None and net.origin.described().get("weights") == "random"
-    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": drawn}
+    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": _is_drawn(net)}
+
+
+def _is_drawn(net: Transformer) -> bool:
+    return net.origin is not None and net.origin.described().get("weights") == "random"
 
 
 def sizes(arch: Architecture) -> dict[str, Any]:

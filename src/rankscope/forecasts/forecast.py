@@ -95,6 +95,18 @@ class Forecast:
         """Where its final loss is expected among designs of the lab: 0 the lowest, 1 the highest."""
         return self.prediction.place
 
+    @property
+    def steps(self) -> int:
+        """Steps of the training that is forecast."""
+        return self.plan.recipe.steps
+
+    @cached_property
+    def learnt_below(self) -> float:
+        """The final loss below which the network has learnt something of its inputs: that of guessing labels by their
+        frequencies, less `LEARNT` nats. NaN for a task of which no design was trained."""
+        task = self.plan.task
+        return task.blind - LEARNT[task.name] if task.name in LEARNT else math.nan
+
     @cached_property
     def verdict(self) -> list[str]:
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
@@ -367,7 +379,8 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
     if isinstance(subject, Architecture):
         return subject, None, []
     if isinstance(subject, Transformer):
-        return subject.arch, subject, [GIVEN]
+        drawn = subject.origin is not None and subject.origin.described().get("weights") == "random"
+        return subject.arch, subject, [] if drawn else [GIVEN]
     from rankscope.sources import load
 
     notes = [GIVEN]

@@ -29,6 +29,8 @@ def training_sentences(training: TrainingRun) -> str:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
         sentences.append(f"The loss went from {first} to {now}.")
+    if training.forecast:
+        sentences.append(f"Forecast: {' '.join(training.forecast)}")
     return " ".join(sentences)
 
 

@@ -161,6 +161,16 @@ class TrainingRun:
         return self.manifest.title or self.manifest.model or self.folder.resolve().name
 
     @property
+    def forecast(self) -> list[str]:
+        """What was forecast of the training, and whether it holds, in sentences; none if nothing was."""
+        forecast = self.manifest.more.get("forecast")
+        if not isinstance(forecast, dict):
+            return []
+        expected, known = (forecast.get(name) for name in ("verdict", "sentences"))
+        parts = [*(expected[:1] if isinstance(expected, list) else []), *(known if isinstance(known, list) else [])]
+        return [str(part) for part in parts]
+
+    @property
     def broken(self) -> int:
         """How many readings of samples were NaN or infinite."""
         return int(self.table["broken"].sum() or 0)

@@ -36,18 +36,10 @@ function start() {
 async function follow(request, on, own) {
   on.start();
   try {
-    const answer = await fetch("/api/answer", {
-      method: "POST",
-      headers: { "Content-Type": "application/json", "X-Visitor": visitor },
-      body: JSON.stringify(request),
-      signal: own.stop.signal,
-    });
-    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
     let whole = false;
-    for await (const part of lines(answer.body)) {
+    for await (const part of answered("/api/answer", request, own.stop.signal)) {
       if (own.stop.signal.aborted) return;
       whole = part.part === "end";
-      if (part.part === "error") throw new Error(part.error);
       on.part(part, performance.now() - own.since);
       if (part.part === "curve") {
         own.curve = true;
@@ -59,7 +51,27 @@ async function follow(request, on, own) {
   } catch (error) {
     if (own.stop.signal.aborted || running !== own) return;
     const gone = error instanceof TypeError;
-    on.error(gone ? "The explorer does not answer: is rankscope explore still running?" : error.message);
+    on.error(gone ? GONE : error.message);
+  }
+}
+
+export const GONE = "The explorer does not answer: is rankscope explore still running?";
+
+// The parts of an answer as they come; what the server refuses is an Error with its sentence.
+export async function* answered(address, request, signal) {
+  const answer = await fetch(address, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Visitor": visitor },
+    body: JSON.stringify(request),
+    signal,
+  });
+  if (!answer.ok) {
+    const error = new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
+    throw Object.assign(error, { later: answer.status === 503 || answer.status === 409 });
+  }
+  for await (const part of lines(answer.body)) {
+    if (part.part === "error") throw new Error(part.error);
+    yield part;
   }
 }
 

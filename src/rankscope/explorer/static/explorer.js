@@ -1,5 +1,6 @@
 // The page: controls to a setting, a setting to the server, and what comes back to the figures.
 import { ask, quiet } from "/static/ask.js";
+import { settled, turned, without } from "/static/forecast.js";
 import { SHAPE, USUAL, fromFragment, known, sent, toFragment } from "/static/link.js";
 import { differences } from "/static/pins.js";
 import { listRemedies, showRemedies } from "/static/remedies.js";
@@ -196,6 +197,7 @@ function request() {
   const { setting, pins, focus } = state;
   const number = (requests += 1);
   tell("asked", number);
+  turned(sent(setting));
   if (!setting.text.trim()) return nothing(number);
   ask({ setting: sent(setting), ...(pins.A && { A: sent(pins.A) }), ...(pins.B && { B: sent(pins.B) }), focus }, {
     start() { for (const part of PARTS) card(part).setAttribute("aria-busy", "true"); },
@@ -211,12 +213,13 @@ function request() {
       if (part.part !== "end") { drawPart(part.part); arrived(part.part); }
       if (part.part === "curve") tell("shown", number);
     },
-    end() { tell("answered", number); },
+    end() { tell("answered", number); settled(sent(setting)); },
     error(message) {
       $("error").textContent = message;
       $("error").hidden = false;
       if (!latest.curve) $("verdict").textContent = "Nothing to show yet.";
       for (const part of PARTS) if (busy(part)) arrived(part, false);
+      without();
       tell("shown", number);
       tell("answered", number);
     },

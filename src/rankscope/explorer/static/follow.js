@@ -51,6 +51,7 @@ async function show(found) {
   document.title = `${found.raised ? `(${found.raised}) ` : ""}${found.model}, step ${found.step ?? 0} · rankscope`;
   options(found);
   alarms(found);
+  forecast(found.forecast);
   $("map-note").textContent = [
     found.heads && `Mean over ${found.heads} heads.`,
     found.zeros && "Values of zero are drawn at the lower end of the scale.",
@@ -95,6 +96,16 @@ function options(found) {
     select.replaceChildren(...found.metrics.map((each) => new Option(each.says, each.name)));
   }
   if (found.metric) select.value = found.metric;
+}
+
+function forecast(sentences) {
+  $("forecast-card").hidden = sentences.length === 0;
+  if ($("forecast").textContent === sentences.join("")) return; // what is read aloud is what is new
+  $("forecast").replaceChildren(...sentences.map((words) => {
+    const line = document.createElement("p");
+    line.textContent = words;
+    return line;
+  }));
 }
 
 function alarms(found) {

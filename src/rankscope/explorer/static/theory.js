@@ -107,6 +107,15 @@ export const THEORY = {
     theorem: "SAN(X) = Σ_path P_path X W_path + 1bᵀ.",
     source: `${DONG}, theorem 2.1; docs/paths.md`,
   },
+  forecast: {
+    title: "Forecast",
+    text: [
+      "What is to be expected of this network, were it trained for 300 steps at a rate of 0.001 to say the next character of a text. Nothing is trained: its tokens, gradients and losses are read at these weights, and compared with those of some two thousand small networks that were trained. Learning means a loss below that of guessing characters by their frequency.",
+      "Text and tokens of this page make no difference to it. A network that sees what lies ahead gets a causal mask; the sentences say so, and what else the numbers stand under.",
+      "Mends are changes of the network, each with a forecast of its own. They take a minute or more.",
+    ],
+    source: "docs/forecast.md",
+  },
   bounds: {
     title: "Bounds",
     text: [

@@ -12,7 +12,8 @@ What happens when `Monitor.step` is called (`monitor.py`):
 4. `weight_gradients.py` adds gradients and updates of the weights, recorded around `optimizer.step()`;
    every `paths_every` steps `probe_paths.py` adds path shares and certificates.
 5. `running_sums.py` reduces all values to sums, `distributed.py` merges those of all processes.
-6. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`).
+6. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
+   `forecast_check.py` compares them with what was forecast of the training.
 7. The first process writes measurement and alarms to the run folder and calls the writers
    (`rankscope.live.writers`); alarms then warn, stop the training or call a function.
 

@@ -99,6 +99,12 @@ class RunWriter:
             self.alarms.append(step, alarm_rows(self.waiting))
             self.waiting = []
 
+    def describe(self, **values: Any) -> None:
+        """Put values into the manifest of the run, in place of earlier ones of the same names."""
+        earlier = self.store.run.manifests[ENTRY]
+        if (manifest := earlier.adding(**values)) != earlier:
+            self.store.describe(ENTRY, manifest)
+
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
         self.waiting = [alarm for alarm in self.waiting if alarm.step <= step]

@@ -24,6 +24,7 @@ from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.failures import UNMEASURED, Failures
+from rankscope.live.monitor.forecast_check import ForecastCheck, TrainingForecast
 from rankscope.live.monitor.inline import inline_measurement
 from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
@@ -68,6 +69,8 @@ class Monitor:
         paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
             `every`; the model must be of a family that `load` knows.
         alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
+        forecast: What `rankscope.forecast` returned of this network and training. The run says from the start what is
+            expected, and then whether it holds (`monitor.forecast.sentences`); an alarm says that it does not.
         layers, blocks, padding, attention_mask, layout, attention: As in `watch`.
         step: The number of steps that the model has made already.
 
@@ -100,6 +103,7 @@ class Monitor:
         loss: LossFunction | None = None,
         paths_every: int | None = None,
         alarms: Sequence[AlarmSource] | None = None,
+        forecast: TrainingForecast | None = None,
         layers: Sequence[int] | None = None,
         blocks: Blocks | None = None,
         padding: Tensor | Literal["model", "none"] = "model",
@@ -120,6 +124,9 @@ class Monitor:
         if probe is None and is_compiled(submodules(model)):
             self._refuse_compiled()
         self.rules = RuleSet(default_rules() if alarms is None else alarms)
+        self.forecast = None if forecast is None else ForecastCheck(forecast, whole=layers is None)
+        if self.forecast is not None:
+            self.rules = RuleSet([*self.rules.rules, self.forecast])
         names = [metric.name for metric in self.plan.metrics]
         options = {"metrics": names, "every": every, "paths_every": paths_every, "alarms": self.rules.names}
         options |= {"probe": probe is not None, "optimizer": optimizer is not None, "loss": loss is not None}
@@ -143,12 +150,14 @@ class Monitor:
         self._failures = Failures(lambda: self.steps)
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
         self._run_writer: RunWriter | None = None
+        # The last step of an earlier part of this run, until it is said from where it continues.
+        self._earlier: int | None = None
         try:
             self._run_writer = self._open_run(names)
             last = None if self._run_writer is None else self._run_writer.measurements.last
-            # The last step of an earlier part of this run, until it is said from where it continues.
-            self._earlier: int | None = distributed.from_writer(last)
+            self._earlier = distributed.from_writer(last)
             if self._earlier is None:
+                self._write_forecast()
                 self._begin()
             elif step:
                 self.resume(step)
@@ -278,10 +287,12 @@ class Monitor:
             self._failures.measured = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
+        self._write_forecast()
 
     def close(self) -> None:
         """Remove all hooks, close the writers and release the run folder."""
         try:
+            self._write_forecast()
             self._call_writers("close")
         finally:
             self._write_failures()
@@ -320,6 +331,14 @@ class Monitor:
             with suppress(Exception):  # then they wait
                 self._run_writer.write_alarms(self.steps, alarms)
 
+    def _write_forecast(self) -> None:
+        """Write to the run's manifest what is forecast, and whether it holds as far as is known."""
+        writer = self._run_writer
+        if self.forecast is None or writer is None or writer.store.closed or self._earlier is not None:
+            return
+        with self._failures.contained("whether the forecast holds is not written to the run folder"):
+            writer.describe(forecast=self.forecast.described())
+
     def _read(self) -> tuple[MetricValues, Any]:
         """What this process reads of the model and of the step, and certificates if they are due."""
         values = MetricValues()
@@ -351,6 +370,7 @@ class Monitor:
             values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
         rows = rows_of(self.steps, values.keys(), distributed.merged_over_ranks(values.sums()))
         alarms: tuple[Alarm, ...] = ()
+        stage = None if self.forecast is None else self.forecast.stage
         for k, rule in enumerate(self.rules.rules):
             with self._failures.contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
                 alarms += tuple(rule.on_measurement(rows, self.steps))
@@ -359,6 +379,8 @@ class Monitor:
         if self._run_writer is not None:
             with self._failures.contained("measurements are not written to the run folder"):
                 self._run_writer.write(measurement)
+            if self.forecast is not None and self.forecast.stage != stage:
+                self._write_forecast()
             self._call_writers("__call__", measurement)
         self._raised = alarms
         return measurement
