@@ -359,7 +359,7 @@ def test_gradients_of_fused_weights_and_biases_go_to_their_kinds() -> None:
 def test_the_example_of_the_page_runs() -> None:
     """Its mask is in float32, which attention that is computed again in float64 does not take."""
     page = (Path(__file__).parents[2] / "docs" / "forecast.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page.partition("## Your own module")[2], re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", page.partition("## Your own module")[2], re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
     found = names["found"]

@@ -25,7 +25,7 @@ from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.shapes import Float
 
-SAMPLES = 4  # Samples of a batch that are followed
+SAMPLES = 2  # Samples of a batch that are followed: each costs two forward and backward passes of its own
 KINDS = ("query", "key", "value", "output", "mlp")
 COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
 
@@ -81,9 +81,9 @@ def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
 
 
 def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:
-    """The median over samples, NaN where rounding decided it in any of them."""
+    """The mean over samples, NaN where rounding decided it in any of them."""
     marked = profile.curve(metric, "below_floor").bool()
-    logs: list[float] = curve.masked_fill(marked, math.nan).median(0).values.tolist()
+    logs: list[float] = curve.masked_fill(marked, math.nan).mean(0).tolist()
     return logs
 
 
