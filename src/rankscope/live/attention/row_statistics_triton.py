@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankscope.live.attention.row_statistics import RowStatistics, Scores
+from rankscope.live.attention.scores import Scores
+from rankscope.metrics.row_statistics import RowStatistics
 
 WIDEST = 256  # The widest heads that fit into the registers of a block
 QUERIES, KEYS = 64, 64  # Queries of a block, and keys that it reads at once
