@@ -14,7 +14,7 @@ KINDS = {
     ),
     "scores": (
         "Of scores",
-        "Read by `watch` and `Monitor` off what the softmax takes, `s_ij` of query i and key j; `measure` keeps no scores.",
+        "Read by `watch` and `Monitor` off what the softmax takes, `s_ij` of query i and key j; not by `measure`.",
     ),
     "routing": ("Of routing", "Read off a mixture of experts: which experts each token goes through."),
 }

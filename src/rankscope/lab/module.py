@@ -43,10 +43,8 @@ class TrainedLayer(nn.Module):
             outputs = partial(contributions, block.weights, output.heads)
             parts: Any = {"pattern": lambda: output.pattern, "contributions": outputs}
             if block.arch.kernel == "softmax" and rules.attended is not None:
-                parts |= {
-                    "scores": partial(_scores, block, rules, rules.attended),
-                    "products": partial(_rows, output.pattern),
-                }
+                parts["scores"] = partial(_scores, block, rules, rules.attended)
+                parts["products"] = partial(_rows, output.pattern)
             listener(AttentionCall(**parts))
         state: Tokens = output.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
@@ -60,7 +58,7 @@ def _scores(block: Block, rules: Plain, X: Tokens) -> WrittenScores:
 
 
 def _rows(pattern: Tensor, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of a pattern made of scores, beside those of the block's pattern, which parts and dropout may have changed."""
+    """Rows of a pattern, beside those of the block's own, which parts and dropout may have changed."""
     return P.transpose(1, 2), pattern.detach()[:, :, rows].transpose(1, 2)
 
 

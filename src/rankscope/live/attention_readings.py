@@ -6,6 +6,8 @@ themselves and reads its metrics; `read_heads` those of what each head adds, whi
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `check`.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from rankscope.profiles.readings import Readings, nan_where_broken, read_tensor,
 
 FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it computes attention in float32
 COARSEST = 1e-3  # the most that rounding of scores may be off: beyond, differences of them have few digits left
+PADDED = 1e-5  # the largest share of a row that may go to padding
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
 
 
@@ -156,7 +159,8 @@ class AttentionReadings:
 
     def _read_scores(self, layer: int, attention: AttentionCall, scores: AnyScores) -> list[Metric]:
         """Read the metrics that need no pattern, and note how far rows are from sum one. Returns what was read: not the
-        metrics of attention where scores do not give what attention gave, or are too large for differences of them."""
+        metrics of attention where scores do not give what attention gave, are too large for differences of them, or are
+        of padding too."""
         chosen = [metric for metric in self.plan.metrics if metric.from_scores is not None]
         with isolated(scores.device):
             valid = self.batch.valid_on(scores.device)
@@ -172,12 +176,16 @@ class AttentionReadings:
             found = RowStatistics(*(to_float64_device(x) for x in vars(numbers).values()))
             valid = self.batch.valid_for(found.largest)
             counts = valid[:, None] & ~found.blind
-            rounding = unit_of(found.largest.dtype) * found.largest.abs().masked_fill(~counts, 0.0).max()
-            if bool(rounding > COARSEST):
+            coarse = unit_of(found.largest.dtype) * found.largest.abs() > COARSEST
+            if not self.batch.all_valid and not bool(valid.all()):  # what of a row goes to padding
+                of_tokens = row_statistics(scores.of_keys(self.batch.valid_on(scores.device)))
+                found = replace(found, largest=to_float64_device(of_tokens.largest))
+                coarse |= -torch.expm1(to_float64_device(of_tokens.log_sum) - found.log_sum) > PADDED
+            if bool((coarse & counts).any()):
                 chosen = [metric for metric in chosen if metric.of == "scores"]
             broken = ~(found.log_sum.isfinite() | ~counts).flatten(1).all(1)
-            taken = sink_weights(scores, numbers).to(valid.device).masked_fill(~counts, 0.0)
-            self.defects.append(taken.nan_to_num(0.0).max().to(torch.float64))
+            taken = to_float64_device(sink_weights(scores, numbers)).masked_fill(found.blind, 1.0)
+            self.defects.append(taken.masked_fill(~valid[:, None], 0.0).nan_to_num(0.0).max().to(torch.float64))
             readings = [(metric, metric.from_statistics(found, valid, unit)) for metric in chosen]
             self.readings.append((layer, nan_where_broken(readings, broken)))
         return chosen

@@ -104,8 +104,8 @@ def effective_keys_of_rows(P: RowsOf, valid: Valid) -> RowValues:
 
 
 def largest_logit(S: Tensor, padding: Tensor | None = None) -> HeadValues:
-    """`max_{i,j} S_ij`, the largest score of a query and a key that the query sees, as the softmax takes it: after scale,
-    cap and bias. S is `[*batch, head, token, token]`, minus infinity at keys that a query does not see.
+    """`max_{i,j} S_ij`, the largest score of a query and a key that it sees, as the softmax takes it: after scale, cap
+    and bias. S is `[*batch, head, token, token]`, minus infinity at keys that a query does not see.
 
     Where it grows from step to step, the softmax saturates (Zhai et al. 2023).
     """
@@ -237,8 +237,8 @@ METRICS = [
     Metric("effective_keys", effective_keys, "mean 1/Σⱼ Pᵢⱼ²", r"\mathrm{mean}\,1/\sum_j P_{ij}^2", "attention",
         by_row=effective_keys_of_rows, from_scores=_keys_from_scores,
         meaning=Meaning("1 to n", "each token looks at one", "each token looks at all alike",
-            "At most e to the entropy. NaN where weights are negative or do not sum to one; a sink counts as it does for "
-            "the entropy.", equal=f"n {_UNMASKED}")),
+            "At most e to the entropy. NaN where weights are negative or do not sum to one; a sink counts as for the "
+            "entropy.", equal=f"n {_UNMASKED}")),
     Metric("row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",

@@ -172,8 +172,8 @@ class Metric:
         return self.from_heads(self._over_rows(numbers, valid), unit)
 
     def from_statistics(self, found: RowStatistics, valid: Tensor, unit: float) -> Reading:
-        """The reading by `from_scores`; `valid` `[batch, token]` are tokens. Scores are rounded by eps of their size, and
-        so is whatever is read off them: the floor is `ROUNDING` times that, or that of `unit` where it is larger."""
+        """The reading by `from_scores`; `valid` `[batch, token]` are tokens. Scores are rounded by eps of their size,
+        and so is what is read off them: the floor is `ROUNDING` times that, or that of `unit` if larger."""
         assert self.from_scores is not None
         value = self._over_rows(self.from_scores(found).to(torch.float64), valid)
         size = found.largest.abs().masked_fill(found.blind | ~valid[:, None], 0.0).amax(-1).to(torch.float64)

@@ -10,8 +10,8 @@ Of the scores `s_ij` of query i over the keys j that the query sees, and of thei
 | `first`   | `P_ij` of the first key     | the attention sink                                                     |
 | `square`  | `sum_j P_ij^2`              | `1 / square` is the effective number of keys                           |
 
-A head with a sink (gpt-oss) has one more score in each row, which leads to no value. In `log_sum`, `mean` and `square` the
-sink counts as one more key; in `largest` it does not.
+A head with a sink (gpt-oss) has one more score in each row, which leads to no value. In `log_sum`, `mean` and `square`
+the sink counts as one more key; in `largest` it does not.
 
 Made by `live/attention/row_statistics.py`; read by metrics with a rule `from_scores` (`attention.py`).
 """
@@ -25,7 +25,7 @@ from rankscope.shapes import Bool, Float
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The numbers of the module's table, of every query; NaN, and a `largest` of minus infinity, of one without keys."""
+    """The numbers of the module's table, of every query; NaN, and minus infinity for `largest`, if it sees no key."""
 
     log_sum: Float[Tensor, "batch head query"]
     mean: Float[Tensor, "batch head query"]

@@ -70,12 +70,12 @@ def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) ->
 
 
 def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[float, torch.dtype]:
-    """By what share of its size a head's output misses what attention gave, if made of these scores: the largest share of
+    """By what share of its size a head's output, made of these scores, misses what attention gave: the largest share of
     all heads, over a few queries of valid tokens; and the dtype that attention gave it in. NaN counts as 0."""
-    queries = scores.shape[2]
-    rows = torch.linspace(0, queries - 1, min(queries, CHECKED)).round().long().unique()
-    P = torch.cat([pattern_rows(scores, row, row + 1) for row in rows.tolist()], 2)
-    rows = rows.to(scores.device)
+    last = scores.shape[2] - 1
+    chosen = sorted({round(last * k / (CHECKED - 1)) for k in range(CHECKED)})
+    P = torch.cat([pattern_rows(scores, row, row + 1) for row in chosen], 2)
+    rows = torch.tensor(chosen, device=scores.device)
     product, output = products(rows, P)
     hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
     wide = torch.promote_types(P.dtype, torch.float32)

@@ -190,8 +190,8 @@ class FlexAttention(ScaledDotProduct):
 
 
 def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, start: int) -> Tensor:
-    """Scores of some rows, `start` the first of them, with minus infinity where `mask_mod` of flex attention, a function
-    of the four indices of a score, says that a query does not see a key."""
+    """Scores of some rows, `start` the first of them, minus infinity where `mask_mod` of flex attention, a function of
+    the four indices of a score, says that a query does not see a key."""
     return scores.masked_fill(~over_scores(mask_mod, scores, start, given=False), -torch.inf)
 
 

@@ -42,8 +42,8 @@ class AttentionCall:
         scores: How the scores were made whose softmax the pattern is, for metrics that are read off them without the
             pattern; None, as the function or as what it gives, where that is not known.
         products: A function of some queries (their indices) and of their rows of a pattern, `[batch, head, row, key]`,
-            which gives what attention gives with these rows and what it gave, `[batch, row, head, ...]` both. Scores are
-            checked by it; None where that cannot be known, as with dropout.
+            that gives what attention gives with these rows and what it gave, `[batch, row, head, ...]` both. Scores
+            are checked by it; None where that cannot be known, as with dropout.
 
     >>> import torch
     >>> call = AttentionCall(pattern=lambda: torch.full((1, 2, 3, 3), 1 / 3))

@@ -5,7 +5,7 @@ a module made itself as `WrittenScores`. `row_statistics.py` reads both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,15 +47,14 @@ class Scores:
 
     @classmethod
     def packed(
-        cls, query: Float[Tensor, "total head d"], key: Float[Tensor, "total group d"], cu_seqlens: Int[Tensor, " ends"],
-        **options: Any,
-    ) -> "Scores":  # fmt: skip
+        cls, query: Float[Tensor, "n head d"], key: Float[Tensor, "n group d"], cu_seqlens: Tensor, **options: Any
+    ) -> "Scores":
         """Scores of sequences that are packed one after another, as kernels of variable lengths take them: one sample,
         in which tokens see their own sequence.
 
         Args:
-            query: Queries of all sequences.
-            key: Keys of all sequences.
+            query: Queries of all n tokens.
+            key: Keys of all n tokens.
             cu_seqlens: Where sequences begin and end: 0, the length of the first, of the first two, ...; of all.
             options: Other arguments of `Scores`, such as `causal=True`.
 
@@ -101,6 +100,18 @@ class Scores:
         """The factor of the products of queries and keys."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else float(self.scale)
 
+    def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "Scores":
+        """These scores where queries see no other keys than these."""
+        hidden, modified = ~keys[:, None, None], self.modified
+        if self.mask is None:
+            return replace(self, mask=~hidden)
+
+        def also_hidden(scores: Tensor, start: int) -> Tensor:
+            changed = scores if modified is None else modified(scores, start)
+            return changed.masked_fill(hidden, -torch.inf)
+
+        return replace(self, modified=also_hidden)
+
     def rows(self, start: int, stop: int) -> Float[Tensor, "batch head row key"]:
         """The scores of some queries, minus infinity at keys that a query does not see, in float32 or wider."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
@@ -125,10 +136,11 @@ class Scores:
         at = torch.arange(start, stop, device=device)[:, None] + self.offset
         ahead = torch.arange(self.key.shape[-2], device=device) - at
         before, after = self.window
+        after = 0 if self.causal else after
         if before is not None:
             found.append((ahead >= -before)[None, None])
-        if self.causal or after is not None:
-            found.append((ahead <= (0 if self.causal else after))[None, None])
+        if after is not None:
+            found.append((ahead <= after)[None, None])
         if self.sequence is not None:
             found.append((self.sequence[:, start:stop, None] == self.sequence[:, None, :])[:, None])
         if not found:
@@ -144,6 +156,7 @@ class WrittenScores:
     """Scores that a module made itself, `[batch, head, query, key]`, minus infinity at keys that are not seen."""
 
     scores: Float[Tensor, "batch head query key"]
+    keys: Bool[Tensor, "batch key"] | None = None  # those that queries see; None for all
     sinks: None = None
 
     @property
@@ -164,7 +177,12 @@ class WrittenScores:
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "batch head row key"]:
         """The scores of some queries, in float32 or wider."""
-        return self.scores[:, :, start:stop].to(torch.promote_types(self.scores.dtype, torch.float32))
+        s = self.scores[:, :, start:stop].to(torch.promote_types(self.scores.dtype, torch.float32))
+        return s if self.keys is None else s.masked_fill(~self.keys[:, None, None], -torch.inf)
+
+    def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "WrittenScores":
+        """These scores where queries see no other keys than these."""
+        return replace(self, keys=keys)
 
 
 AnyScores = Scores | WrittenScores
