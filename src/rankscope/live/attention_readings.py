@@ -180,7 +180,8 @@ class AttentionReadings:
             if not self.batch.all_valid and not bool(valid.all()):  # what of a row goes to padding
                 of_tokens = row_statistics(scores.of_keys(self.batch.valid_on(scores.device)))
                 found = replace(found, largest=to_float64_device(of_tokens.largest))
-                coarse |= -torch.expm1(to_float64_device(of_tokens.log_sum) - found.log_sum) > PADDED
+                kept = (to_float64_device(of_tokens.log_sum) - found.log_sum).exp()
+                coarse |= ~(kept >= 1 - PADDED)  # NaN where all of it does
             if bool((coarse & counts).any()):
                 chosen = [metric for metric in chosen if metric.of == "scores"]
             broken = ~(found.log_sum.isfinite() | ~counts).flatten(1).all(1)
