@@ -85,7 +85,9 @@ def close(found: RowStatistics, expected: RowStatistics, off: float, keys: int) 
     for name, (absolute, relative) in limits.items():
         a, b = getattr(found, name).double(), getattr(expected, name)
         slack = absolute + 8 * EPS * size
-        torch.testing.assert_close(a, b, rtol=relative, atol=slack if absolute > 1e-30 else 1e-37, equal_nan=True, msg=name)
+        torch.testing.assert_close(
+            a, b, rtol=relative, atol=slack if absolute > 1e-30 else 1e-37, equal_nan=True, msg=name
+        )
 
 
 @st.composite
@@ -189,7 +191,9 @@ def test_scores_that_a_module_made_are_read_as_they_are() -> None:
     first = torch.randint(0, 6, (2, 5))
     found, expected = row_statistics(WrittenScores(s), first), truth(s, None, first)
     for name in vars(found):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12, equal_nan=True
+        )
 
 
 @given(given=options(), seed=st.integers(0, 99))

@@ -27,7 +27,7 @@ def is_fused(scores: Scores) -> bool:
     return scores.query.is_cuda and scores.modified is None and fits
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]
     Q, K, M, S, F, SINK, LOG_SUM, MEAN, LARGEST, FIRST, SQUARE,
     scale, softcap, offset, before, after, queries, keys, heads, group,
@@ -127,11 +127,11 @@ def fused_row_statistics(scores: Scores, first: Tensor) -> RowStatistics:
     batch, heads, queries, d = query.shape
     keys, like = key.shape[-2], query
     found = [torch.empty(batch, heads, queries, dtype=torch.float32, device=like.device) for _ in range(5)]
-    mask, kind, mask_strides = like, 0, (0, 0, 0, 0)
+    mask, kind, mask_strides = like, 0, [0, 0, 0, 0]
     if scores.mask is not None:
         kind = 1 if scores.mask.dtype == torch.bool else 2
         mask = scores.mask[(None,) * (4 - scores.mask.ndim)].expand(batch, heads, queries, keys)
-        mask_strides = mask.stride()
+        mask_strides = list(mask.stride())
         mask = mask.view(torch.uint8) if kind == 1 else mask
     before, after = scores.window
     after = 0 if scores.causal else after
