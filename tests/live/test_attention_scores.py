@@ -114,8 +114,8 @@ KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tenso
         lambda q, k: causal(products(q, k[:, ::2].repeat_interleave(2, 1))),
     ),
     "five axes": (
-        lambda self, q, k, v: F.scaled_dot_product_attention(
-            *(x.unflatten(1, (2, 2)) for x in (q, k, v)), BIAS.to(q).unflatten(1, (2, 2))
+        lambda self, *parts: F.scaled_dot_product_attention(
+            *(x.unflatten(1, (2, 2)) for x in (*parts, BIAS.to(parts[0])))
         ).flatten(1, 2),
         lambda q, k: products(q, k) + BIAS.double(),
     ),
@@ -217,7 +217,7 @@ class Encoder(nn.Module):
         return x
 
     def scores(self, layer: int, mask: Tensor | None, padding: Tensor | None) -> Tensor:
-        attention: Any = self.layers[layer].self_attn  # type: ignore[union-attr]
+        attention: Any = self.layers[layer].self_attn
         x = self.taken[layer] if attention.batch_first else self.taken[layer].transpose(0, 1)
         y = x.double() @ attention.in_proj_weight.double().mT + attention.in_proj_bias.double()
         q, k, _ = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in y.split(16, -1))
@@ -295,8 +295,8 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
         hf.Gemma2Config, GROUPED | {"head_dim": 4, "sliding_window": 3, "attn_logit_softcapping": 2.0}, ["eager"]
     ),
     "gpt-oss": (
-        hf.GptOssConfig, GROUPED | {"head_dim": 4, "sliding_window": 3, "num_local_experts": 2, "num_experts_per_tok": 1},
-        ["eager"],
+        hf.GptOssConfig,
+        GROUPED | {"head_dim": 4, "sliding_window": 3, "num_local_experts": 2, "num_experts_per_tok": 1}, ["eager"],
     ),
     "mistral": (hf.MistralConfig, GROUPED | {"sliding_window": 3}, ["sdpa", "eager"]),
 }  # fmt: skip
@@ -319,7 +319,7 @@ def model_of(name: str, **fields: Any) -> Any:
 def reference(model: Any, **inputs: Any) -> list[tuple[Tensor, Tensor | None]]:
     """The scores of every layer of the model, in float64 throughout."""
     store: list[tuple[Tensor, Tensor | None]] = []
-    eager_mask = hf.AttentionMaskInterface._global_mapping["eager"]
+    eager_mask: Any = hf.AttentionMaskInterface._global_mapping["eager"]
     hf.AttentionInterface.register("recording", recording(store))
     hf.AttentionMaskInterface.register("recording", eager_mask)
     double = deepcopy(model).double()
@@ -497,7 +497,7 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, probe: bool, dropo
         monitor = None
         if monitored:
             run = tmp_path / f"{probe} {dropout}"
-            given = {"probe": words()} if probe else {}
+            given: dict[str, Any] = {"probe": words()} if probe else {}
             monitor = Monitor(model, [*NAMES, "relative_mu"], every=2, run=run, optimizer=optimizer, **given)
         for step in range(6):
             ids = torch.randint(0, WORDS, (4, 8), generator=torch.Generator().manual_seed(step))

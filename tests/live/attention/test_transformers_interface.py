@@ -110,7 +110,7 @@ def test_gradients_of_a_pass_that_is_computed_again(
 def test_weights_beside_a_kernel_are_without_dropout_and_it_is_said() -> None:
     model = FAMILIES["bert"].model("sdpa").train()
     w = seen(model, ["entropy", "head_mu"], IDS)
-    assert "Attention ran with sdpa; its pattern was computed a second time, without dropout." in w.notes
+    assert "Attention ran with sdpa; what is read of it was computed a second time, without dropout." in w.notes
     assert any("rows sum to one" in note for note in w.notes)
 
 

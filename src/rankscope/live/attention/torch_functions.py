@@ -44,7 +44,7 @@ class TorchFunctions:
         blocks.listeners.append(tracer)
         try:
             with flex_attention_reported(blocks, tracer.attention_called):
-                yield "Attention was seen in torch's functions; its pattern is that before dropout."
+                yield "Attention was seen in torch's functions, as it is before dropout."
         finally:
             blocks.listeners.remove(tracer)
             tracer.call_ended()

@@ -49,7 +49,7 @@ class TransformersInterface:
         try:
             owner: Any = huggingface_model(blocks.model, blocks)
             ran = f"Attention ran with {owner.config._attn_implementation}"
-            sentence = f"{ran}; its pattern was computed a second time, without dropout."
+            sentence = f"{ran}; what is read of it was computed a second time, without dropout."
             yield None if owner.config._attn_implementation == "eager" else sentence
         finally:
             for part in callbacks:
