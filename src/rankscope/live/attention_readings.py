@@ -169,7 +169,7 @@ class AttentionReadings:
                 miss, dtype = scores_miss(scores, attention.products, valid)
                 if not is_rounding(miss, dtype):
                     return self._refuse_scores(layer, chosen, miss)
-                if dtype == torch.float64 and miss > FLOAT64_MISS:
+                if self.batch.unit == unit_of(torch.float64) and miss > FLOAT64_MISS:
                     self.float32_inside = True
                     unit = self._unit = max(self._unit, unit_of(torch.float32))
             numbers = row_statistics(scores, self._first_keys(scores, valid))

@@ -246,7 +246,7 @@ METRICS = [
             equal="as before: it says whether attention averages at all")),
     Metric("largest_logit", largest_logit, "max sᵢⱼ", r"\max_{ij} s_{ij}", "scores", largest=True,
         from_scores=_largest_from_scores,
-        meaning=Meaning("any number", "no token stands out, unless scores differ by being negative",
-            "the softmax picks single tokens; of 50 and more, half precision shows it",
+        meaning=Meaning("any number", "queries and keys are small, as where a training begins",
+            "queries and keys have grown, and the softmax picks single tokens",
             "Read by `watch` and `Monitor` while kernels run; sinks do not count.", equal="any number")),
 ]  # fmt: skip

@@ -71,14 +71,14 @@ def rounding(options: dict[str, Any]) -> float:
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     size = float((q @ k.mT).max()) * scale
     if mask is not None and mask.dtype != torch.bool:
-        size += float(mask[mask.isfinite()].abs().max().double())
+        size += float(mask.double().abs().masked_fill(~mask.isfinite(), 0.0).max())
     return EPS * (q.shape[-1] + 8) * (size + 1)
 
 
 def close(found: RowStatistics, expected: RowStatistics, off: float, keys: int) -> None:
     """Every number within what scores that are off by `off` can do to it. A weight changes by a factor of at most
     e^(2 off), a mean and an entropy by `off` times the size of what is summed."""
-    size = float(expected.log_sum[expected.log_sum.isfinite()].abs().max()) + math.log(keys) + 1
+    size = float(expected.log_sum.nan_to_num(0.0).abs().max()) + math.log(keys) + 1
     weight = math.expm1(4 * off) + 4 * EPS * keys
     absolute = {"log_sum": off, "largest": off, "mean": 4 * off * size, "entropy": 4 * off * size}
     for name in (*absolute, "first", "square", "effective_keys"):

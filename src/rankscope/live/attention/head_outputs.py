@@ -10,6 +10,7 @@ Order of events: `Watch` enters `attached`; the recorder calls `reset` when a ca
 head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks that the projection was found.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -77,6 +78,8 @@ def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[f
     P = torch.cat([pattern_rows(scores, row, row + 1) for row in chosen], 2)
     rows = torch.tensor(chosen, device=scores.device)
     product, output = products(rows, P)
+    if product.shape != output.shape:  # laid out otherwise than it should be
+        return math.inf, output.dtype
     hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
     wide = torch.promote_types(P.dtype, torch.float32)
     product, expected = (x.detach().to(wide).reshape(*x.shape[:2], x.shape[2], -1) for x in (product, output))

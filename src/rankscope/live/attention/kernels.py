@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rankscope.live.attention.head_outputs import by_head, check_pattern, values_product
 from rankscope.live.attention.observer import Products
+from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import Scores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import submodules
@@ -71,12 +72,12 @@ class ScaledDotProduct:
 
     def hidden_tokens(self) -> Tensor | None:
         """`[batch, token]`: True at keys that the mask hides from all queries; None without such."""
-        mask = self._mask()
-        if mask is None or mask.ndim < 3:  # the same for every sample: no padding
+        if self.mask is None or self.mask.ndim < 3:  # the same for every sample: no padding
             return None
-        mask = mask.expand(*self.query.shape[:-1], self.key.shape[-2])
-        hidden = mask < -1e3 if mask.is_floating_point() else ~mask
-        return by_head(hidden).all(2).all(1)
+        mask = self.mask.detach()[(None,) * (self.query.ndim - self.mask.ndim)]
+        hidden = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
+        hidden = hidden.flatten(1, -2).all(1) if hidden.ndim > 2 else hidden
+        return hidden.expand(self.sizes[0], self.sizes[2])
 
     def scores(self) -> Scores:
         """How the kernel made its scores."""
@@ -178,6 +179,18 @@ class FlexAttention(ScaledDotProduct):
             return changed if self.block_mask is None else only_seen(self.block_mask.mask_mod, changed, start)
 
         return None if self.score_mod is None and self.block_mask is None else modified
+
+    def hidden_tokens(self) -> Tensor | None:
+        """`[batch, token]`: True at keys that `mask_mod` hides from all queries, looked at some rows at a time."""
+        if self.block_mask is None:
+            return None
+        batch, heads, queries, keys = (*self.query.shape[:3], self.key.shape[2])
+        seen = torch.zeros(batch, keys, dtype=torch.bool, device=self.query.device)
+        several = max(1, HELD // (batch * heads * keys))
+        for start in range(0, queries, several):
+            rows = seen.new_empty(()).expand(batch, heads, min(several, queries - start), keys)
+            seen |= over_scores(self.block_mask.mask_mod, rows, start, given=False).flatten(1, 2).any(1)
+        return ~seen
 
     def _mask(self) -> Tensor | None:
         """The mask `[batch, head, query, key]` that `mask_mod` describes, True where a query sees a key."""

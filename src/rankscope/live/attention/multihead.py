@@ -34,7 +34,7 @@ class MultiheadModules:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             assert isinstance(module, nn.MultiheadAttention)
-            on_attention(attention_call(module, args, kwargs, output[0]))
+            on_attention(attention_call(module, args, kwargs, output[0] if isinstance(output, tuple) else None))
 
         return hooked(multihead_modules(blocks), hook, with_kwargs=True)
 
