@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers.models.llama import modeling_llama as llama
 
 import rankscope
 from rankscope.errors import MetricError, WatchError
@@ -415,6 +417,28 @@ def test_scores_that_do_not_give_the_output_are_not_believed() -> None:
         seen(model, ["entropy", "largest_logit"], X)
     fine = nn.Sequential(*(Reporting(right, True) for _ in range(2)))
     assert curve(seen(fine, NAMES, X), "largest_logit").abs().max() == 0
+
+
+def test_a_model_whose_eager_function_does_more_than_its_arguments_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores are twice what the arguments say: the pattern that it returns has the entropy."""
+    model, ids = model_of("llama"), torch.arange(1, 10)[None]
+    model.set_attn_implementation("eager")
+    original: Any = llama.eager_attention_forward
+
+    @wraps(original)
+    def doubled(*args: Any, scaling: float, **named: Any) -> Any:
+        return original(*args, scaling=2 * scaling, **named)
+
+    monkeypatch.setattr(llama, "eager_attention_forward", doubled)
+    w = seen(model, NAMES[:3], input_ids=ids)
+    with torch.no_grad():
+        attentions = model(input_ids=ids, output_attentions=True).attentions
+    for layer, P in enumerate(attentions, start=1):
+        numbers = expected(P.double().log())
+        numbers.pop("largest_logit")
+        agrees(w, layer, numbers, 1e-4)
+    with raises(WatchError, subject="scores"):
+        seen(model, NAMES, input_ids=ids)
 
 
 @pytest.mark.parametrize("scores", [None, lambda: None])
