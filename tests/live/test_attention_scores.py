@@ -395,7 +395,7 @@ class Reporting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         P = torch.full((len(x), 2, x.shape[1], x.shape[1]), 1 / x.shape[1])
         for listener in self.attention_listeners:
-            products = self.products and (lambda rows, p: (p.transpose(1, 2), P[:, :, rows].transpose(1, 2)))
+            products = (lambda rows, p: (p.transpose(1, 2), P[:, :, rows].transpose(1, 2))) if self.products else None
             listener(AttentionCall(pattern=lambda: P, scores=self.scores, products=products))
         return x + self.line(x)
 

@@ -20,8 +20,8 @@ class Scores:
     """Scores of queries and keys, as a kernel makes them: `modified(softcap(scale * q_i k_j)) + mask`.
 
     Args:
-        query: Queries.
-        key: Keys; a head of keys may serve a group of heads of queries.
+        query: Queries `[batch, head, query, d]`.
+        key: Keys `[batch, group, key, d]`; a head of keys may serve a group of heads of queries.
         scale: The factor of the products; `1 / sqrt(d)` if left out.
         softcap: c where scores are replaced by `c tanh(s / c)`.
         causal: Whether query i sees no key after `i + offset`.
@@ -33,8 +33,8 @@ class Scores:
         sequence: The number of the sequence that each token of a packed row belongs to; tokens see their own one.
     """
 
-    query: Float[Tensor, "batch head query d"]
-    key: Float[Tensor, "batch group key d"]
+    query: Tensor  # `row_statistics` says in a sentence what does not fit
+    key: Tensor
     scale: float | None = None
     softcap: float | None = None
     causal: bool = False
@@ -46,15 +46,13 @@ class Scores:
     sequence: Int[Tensor, "batch token"] | None = None
 
     @classmethod
-    def packed(
-        cls, query: Float[Tensor, "n head d"], key: Float[Tensor, "n group d"], cu_seqlens: Tensor, **options: Any
-    ) -> "Scores":
+    def packed(cls, query: Tensor, key: Tensor, cu_seqlens: Tensor, **options: Any) -> "Scores":
         """Scores of sequences that are packed one after another, as kernels of variable lengths take them: one sample,
         in which tokens see their own sequence.
 
         Args:
-            query: Queries of all n tokens.
-            key: Keys of all n tokens.
+            query: Queries `[token, head, d]` of all tokens.
+            key: Keys `[token, group, d]` of all tokens.
             cu_seqlens: Where sequences begin and end: 0, the length of the first, of the first two, ...; of all.
             options: Other arguments of `Scores`, such as `causal=True`.
 
