@@ -12,6 +12,10 @@ KINDS = {
         "Of attention",
         "Read off each head's attention matrix P: row i holds the weights with which token i averages.",
     ),
+    "scores": (
+        "Of scores",
+        "Read by `watch` and `Monitor` off what the softmax takes, `s_ij` of query i and key j; not by `measure`.",
+    ),
     "routing": ("Of routing", "Read off a mixture of experts: which experts each token goes through."),
 }
 
@@ -38,7 +42,7 @@ def entry(metric: Metric) -> str:
 
 
 def _scaled(metric: Metric) -> str:
-    if metric.of in ("attention", "routing"):
+    if metric.of in ("attention", "scores", "routing"):
         return "not of their size"
     return {0: "the same", 1: "c times", 2: "c² times"}[int(metric.degree)]
 

@@ -8,7 +8,7 @@ from tests.live.families import FAMILIES, checks, made, seen
 
 def test_dropout_takes_rows_off_one_and_is_named_as_the_reason() -> None:
     family = FAMILIES["bert"]
-    w = seen(family.model("eager").train(), "entropy", **family.batch())
+    w = seen(family.model("eager").train(), "dobrushin", **family.batch())
     assert checks(w)["rows_sum_to_one"] is False and checks(w)["dropout"] == 0.1
     assert any("as dropout makes them" in note for note in w.notes)
 

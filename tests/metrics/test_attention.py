@@ -8,8 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.errors import TokensError
-from rankscope.metrics import dobrushin, entropy, first_token_mass, row_sum_defect, second_singular_value, spectral_gap
+from rankscope.errors import MetricError, TokensError
+from rankscope.metrics import (
+    Metric,
+    RowStatistics,
+    dobrushin,
+    effective_keys,
+    entropy,
+    first_token_mass,
+    largest_logit,
+    metric,
+    row_sum_defect,
+    second_singular_value,
+    spectral_gap,
+)
 from rankscope.metrics.attention import METRICS
 from tests.raising import raises
 from tests.strategies import stochastic
@@ -18,7 +30,7 @@ from tests.strategies import stochastic
 def test_rows_that_are_no_weights_have_no_entropy() -> None:
     P = torch.full((1, 1, 4, 4), 0.25)
     for rows in (2 * P, P - torch.eye(4), 0 * P + torch.eye(4) * 1.2, P.tril(-1), 0 * P):
-        assert entropy(rows).isnan().all()
+        assert entropy(rows).isnan().all() and effective_keys(rows).isnan().all()
     near = P.to(torch.bfloat16) * 1.004  # a sum as bfloat16 rounds it
     assert entropy(near).isfinite().all()
 
@@ -58,6 +70,55 @@ def test_uniform_and_identity_attention(n: int) -> None:
     assert entropy(identity).item() == 0
     assert spectral_gap(identity).item() == pytest.approx(0 if n > 1 else 1)
     assert row_sum_defect(identity).item() == 0
+
+
+@given(stochastic())
+def test_effective_keys_are_at_most_e_to_the_entropy(P: Tensor) -> None:
+    slow = np.mean([1 / sum(weight**2 for weight in row) for row in P.numpy()])
+    assert effective_keys(P[None]).item() == pytest.approx(slow, rel=1e-12)
+    rows = 1 / P.square().sum(-1)
+    H = -torch.special.xlogy(P, P).sum(-1)
+    assert bool((rows.log() <= H + 1e-9).all()) and 1 - 1e-9 <= effective_keys(P[None]).item() <= len(P) + 1e-9
+
+
+def test_the_largest_logit_is_that_of_tokens() -> None:
+    S = torch.tensor([[[[-3.0, 9.0], [-1.0, -2.0]]]])
+    assert largest_logit(S).item() == 9
+    hidden = S.masked_fill(torch.tensor([[False, True], [False, False]]), -math.inf)
+    assert largest_logit(hidden).item() == -1
+    assert largest_logit(S, torch.tensor([[False, True]])).item() == -3
+    assert largest_logit(S, torch.tensor([[True, False]])).item() == -2
+    empty = torch.full_like(S, -math.inf)
+    for none in (empty, S.masked_fill(S == 9, math.nan), S.masked_fill(S == 9, math.inf), S[..., :0, :0]):
+        assert largest_logit(none).isnan().all()
+    assert largest_logit(S, torch.tensor([[True, True]])).isnan().all()
+
+
+def test_readings_off_rows_leave_padding_and_blind_rows_out() -> None:
+    """Of three queries one is padding and one sees no key; the largest logit may be negative."""
+    number = torch.tensor([[[-5.0, 7.0, -math.inf]]])
+    nan = torch.tensor([[[0.5, 0.25, math.nan]]])
+    found = RowStatistics(log_sum=nan, mean=nan - 0.125, largest=number, first=nan, square=nan)
+    valid = torch.tensor([[True, False, True]])
+
+    def read(name: str, valid: Tensor) -> float:
+        return metric(name).from_statistics(found, valid, 1e-7).value.item()
+
+    assert read("largest_logit", valid) == -5
+    assert read("first_token_mass", valid) == 0.25  # a row of zeros has no weight on any token
+    assert math.isnan(read("entropy", valid)) and math.isnan(read("effective_keys", valid))
+    seen = torch.tensor([[True, True, False]])
+    assert read("entropy", seen) == 0.125 and read("effective_keys", seen) == 3.0
+    nobody = torch.zeros(1, 3, dtype=torch.bool)
+    for name in ("entropy", "first_token_mass", "effective_keys", "largest_logit"):
+        assert math.isnan(read(name, nobody))
+    floor = metric("entropy").from_statistics(found, seen, 1e-9).floor.item()
+    assert floor == pytest.approx(8 * 7 * torch.finfo(torch.float32).eps)  # scores of size 7 are rounded by eps of it
+
+
+def test_a_metric_of_scores_says_how_it_is_read() -> None:
+    with raises(MetricError, subject="from_scores"):
+        Metric("mine", largest_logit, of="scores")
 
 
 @given(stochastic())

@@ -24,6 +24,8 @@ ENDS = {
     "0 to min(n - 1, d)": (0.0, 4.0),
     "1 to min(n - 1, d)": (1.0, 4.0),
     "0 to log n": (0.0, math.log(N)),
+    "1 to n": (1.0, float(N)),
+    "any number": (-math.inf, math.inf),
     "0 to sqrt(n)": (0.0, N**0.5),
     "0 to sqrt(n/2)": (0.0, (N / 2) ** 0.5),
     "k/E to 1": (CHOSEN / EXPERTS, 1.0),
@@ -40,9 +42,9 @@ def inputs(of: str) -> torch.Tensor:
         lonely = torch.zeros(40, N, D, dtype=torch.float64)
         lonely[torch.arange(40), torch.arange(40) % N, torch.arange(40) % D] = 1.0
         return torch.cat([X, X * spread + 1, lonely, (X * spread).exp().clamp(max=1e9)])
-    if of == "attention":
-        scores = torch.randn(40, 1, N, N, dtype=torch.float64, generator=draw)
-        return (scores * spread[..., None]).softmax(-1)
+    if of in ("attention", "scores"):
+        scores = torch.randn(40, 1, N, N, dtype=torch.float64, generator=draw) * spread[..., None]
+        return scores if of == "scores" else scores.softmax(-1)
     weights = torch.rand(40, N, EXPERTS, dtype=torch.float64, generator=draw)
     return weights * (weights >= weights.topk(CHOSEN).values[..., -1:])
 

@@ -102,7 +102,8 @@ def explanation(metric: "Metric") -> list[str]:
     power = "c" if metric.degree == 1 else f"c^{metric.degree:g}"
     scaled = "does not change it" if metric.degree == 0 else f"multiplies it by {power}"
     lines += [f"Scaling all tokens by c {scaled}."] if metric.of in ("tokens", "heads") else []
-    return [*lines, "", f"rankscope measure --metrics {metric.name}"]
+    command = f"rankscope measure --metrics {metric.name}"
+    return [*lines, "", command if metric.of != "scores" else f'watch(model, ["{metric.name}"])']
 
 
 def definition(metric: "Metric") -> str:

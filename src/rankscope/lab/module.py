@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.live.attention import AttentionCall, OnAttention
+from rankscope.live.attention.scores import WrittenScores
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, DropoutRules
+from rankscope.nets.kernels import scores
 from rankscope.nets.pass_settings import Memory, PassSettings, Seen, unpadded
 from rankscope.nets.plain import Plain, contributions
 from rankscope.nets.tensors import built
@@ -38,9 +41,25 @@ class TrainedLayer(nn.Module):
         output = traverse(block, rules, X)
         for listener in self.attention_listeners:
             outputs = partial(contributions, block.weights, output.heads)
-            listener(AttentionCall(pattern=lambda: output.pattern, contributions=outputs))
+            parts: Any = {"pattern": lambda: output.pattern, "contributions": outputs}
+            if block.arch.kernel == "softmax" and rules.attended is not None:
+                parts["scores"] = partial(_scores, block, rules, rules.attended)
+                parts["products"] = partial(_rows, output.pattern)
+            listener(AttentionCall(**parts))
         state: Tokens = output.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
+
+
+def _scores(block: Block, rules: Plain, X: Tokens) -> WrittenScores:
+    """The scores whose softmax the block's attention to these tokens is."""
+    with torch.no_grad():
+        q, k, context = rules.kernel_inputs(block, X.detach())
+        return WrittenScores(scores(q, k, context).masked_fill(~context.visible, -torch.inf))
+
+
+def _rows(pattern: Tensor, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a pattern, beside those of the block's own, which parts and dropout may have changed."""
+    return P.transpose(1, 2), pattern.detach()[:, :, rows].transpose(1, 2)
 
 
 class Trainable(nn.Module):

@@ -1,7 +1,9 @@
 """Live models, measured as they run: hooks read each layer and keep only the numbers."""
 
 from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver
+from rankscope.live.attention.row_statistics import row_statistics
+from rankscope.live.attention.scores import Scores
 from rankscope.live.monitor import Monitor
 from rankscope.live.watch import Watch, watch
 
-__all__ = ["OBSERVERS", "AttentionCall", "AttentionObserver", "Monitor", "Watch", "watch"]
+__all__ = ["OBSERVERS", "AttentionCall", "AttentionObserver", "Monitor", "Scores", "Watch", "row_statistics", "watch"]

@@ -6,18 +6,26 @@ themselves and reads its metrics; `read_heads` those of what each head adds, whi
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `check`.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
-from rankscope.live.attention.head_outputs import OutputProjectionFinder
+from rankscope.live.attention.head_outputs import OutputProjectionFinder, is_rounding, scores_miss
+from rankscope.live.attention.row_statistics import row_statistics, sink_weights
+from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
+from rankscope.metrics import Metric, RowStatistics
 from rankscope.metrics.tokens import unit_of
-from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
+from rankscope.profiles.readings import Readings, nan_where_broken, read_tensor, row_sum_defect
 
+FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it computes attention in float32
+COARSEST = 1e-3  # the most that rounding of scores may be off: beyond, differences of them have few digits left
+PADDED = 1e-5  # the largest share of a row that may go to padding
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
 
 
@@ -81,7 +89,7 @@ class AttentionReadings:
 
     def check(self) -> None:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
-        if self.layers or not (self.plan.wants("attention") or self.plan.wants("heads")):
+        if self.layers or not self.plan.wants_attention:
             return
         came = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
         expected = f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves"
@@ -108,20 +116,34 @@ class AttentionReadings:
         return False
 
     def _read(self, layer: int, attention: AttentionCall) -> None:
-        """Measure a pattern, unless its shape shows that it is not of the block's tokens."""
-        pattern = attention.pattern().detach()
+        """Measure attention, unless its shape shows that it is not of the block's tokens: off its scores what can be
+        read so, off its pattern the rest."""
+        rest = [metric for metric in self.plan.metrics if metric.of == "attention"]
+        scores = self._scores(attention)
+        pattern = attention.pattern().detach() if scores is None else None
+        shape = tuple(pattern.shape) if pattern is not None else scores.shape if scores is not None else ()
         batch, token = self.batch.shape
-        if pattern.ndim != 4 or (pattern.shape[0], *pattern.shape[2:]) != (batch, token, token):
-            self.other_shapes.append(tuple(pattern.shape))
+        if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, token, token):
+            self.other_shapes.append(shape)
             return
         self.layers.add(layer)
         if not self.plan.measures(layer):
             return
-        self._read_pattern(layer, pattern)
+        if scores is not None:
+            done = self._read_scores(layer, attention, scores)
+            rest = [metric for metric in rest if metric not in done]
+            if rest or not done or "attention" in self.plan.keep:
+                pattern = attention.pattern().detach()
+        elif self.plan.wants("scores"):
+            name = next(metric.name for metric in self.plan.metrics if metric.of == "scores")
+            came = f"nothing says how block {layer} makes them: watch metrics of attention or tokens"
+            raise WatchError(f"{name} needs the scores of attention; {came}", subject="scores")
+        if pattern is not None:
+            self._read_pattern(layer, pattern, rest)
         if not self.plan.wants("heads"):
             return
         if attention.contributions is not None:
-            with isolated(pattern.device):
+            with isolated(next(iter(self.batch.valid))):
                 self.read_heads(layer, attention.contributions().detach().to(torch.float64))
         elif attention.head_outputs is not None:
             self.projections.head_outputs = attention.head_outputs()
@@ -129,16 +151,70 @@ class AttentionReadings:
             came = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
             raise WatchError(f"what each head adds needs the heads' outputs; {came}", subject="heads")
 
-    def _read_pattern(self, layer: int, pattern: Tensor) -> None:
-        """Read the metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""
+    def _scores(self, attention: AttentionCall) -> AnyScores | None:
+        """How the scores of attention were made; None where that is not known, or no metric is read off them."""
+        if attention.scores is None or all(metric.from_scores is None for metric in self.plan.metrics):
+            return None
+        return attention.scores()
+
+    def _read_scores(self, layer: int, attention: AttentionCall, scores: AnyScores) -> list[Metric]:
+        """Read the metrics that need no pattern, and note how far rows are from sum one. Returns what was read: not the
+        metrics of attention where scores do not give what attention gave, are too large for differences of them, or are
+        of padding too."""
+        chosen = [metric for metric in self.plan.metrics if metric.from_scores is not None]
+        with isolated(scores.device):
+            valid = self.batch.valid_on(scores.device)
+            unit, miss = self._unit, 0.0
+            if attention.products is not None:
+                miss, dtype = scores_miss(scores, attention.products, valid)
+                if not is_rounding(miss, dtype):
+                    return self._refuse_scores(layer, chosen, miss)
+                if self.batch.unit == unit_of(torch.float64) and miss > FLOAT64_MISS:
+                    self.float32_inside = True
+                    unit = self._unit = max(self._unit, unit_of(torch.float32))
+            numbers = row_statistics(scores, self._first_keys(scores, valid))
+            found = RowStatistics(*(to_float64_device(x) for x in vars(numbers).values()))
+            valid = self.batch.valid_for(found.largest)
+            counts = valid[:, None] & ~found.blind
+            coarse = unit_of(found.largest.dtype) * found.largest.abs() > COARSEST
+            if not self.batch.all_valid and not bool(valid.all()):  # what of a row goes to padding
+                of_tokens = row_statistics(scores.of_keys(self.batch.valid_on(scores.device)))
+                found = replace(found, largest=to_float64_device(of_tokens.largest))
+                kept = (to_float64_device(of_tokens.log_sum) - found.log_sum).exp()
+                coarse |= ~(kept >= 1 - PADDED)  # NaN where all of it does
+            if bool((coarse & counts).any()):
+                chosen = [metric for metric in chosen if metric.of == "scores"]
+            broken = ~(found.log_sum.isfinite() | ~counts).flatten(1).all(1)
+            taken = to_float64_device(sink_weights(scores, numbers)).masked_fill(found.blind, 1.0)
+            self.defects.append(taken.masked_fill(~valid[:, None], 0.0).nan_to_num(0.0).max().to(torch.float64))
+            readings = [(metric, metric.from_statistics(found, valid, unit)) for metric in chosen]
+            self.readings.append((layer, nan_where_broken(readings, broken)))
+        return chosen
+
+    def _refuse_scores(self, layer: int, metrics: list[Metric], miss: float) -> list[Metric]:
+        """Refuse metrics that need scores, which do not give what attention gave; others are read off the pattern."""
+        if (name := next((metric.name for metric in metrics if metric.of == "scores"), None)) is not None:
+            came = f"in block {layer} it misses by {miss:.1e} of its size: watch metrics of attention or tokens"
+            sentence = f"{name} needs scores whose softmax, times the values, is what attention gave"
+            raise WatchError(f"{sentence}; {came}", subject="scores")
+        return []
+
+    def _first_keys(self, scores: AnyScores, valid: Tensor) -> Tensor | None:
+        """The first valid key of each sample; None where scores know the first key of each query's own sequence."""
+        if getattr(scores, "sequence", None) is not None:
+            return None
+        return valid.to(torch.int8).argmax(-1, keepdim=True)
+
+    def _read_pattern(self, layer: int, pattern: Tensor, metrics: list[Metric]) -> None:
+        """Read these metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""
         with isolated(pattern.device):
             valid, wide = self.batch.valid_for(pattern), to_float64_device(pattern)
             self.defects.append(row_sum_defect(wide, valid))
             if pattern.dtype == torch.float64 and _is_float32(pattern):
                 self.float32_inside = True
                 self._unit = max(self._unit, unit_of(torch.float32))
-            if any(metric.of == "attention" for metric in self.plan.metrics):
-                measured, _ = read_tensor("attention", wide, valid, self.plan.metrics, self._unit)
+            if metrics:
+                measured, _ = read_tensor("attention", wide, valid, metrics, self._unit)
                 self.readings.append((layer, measured))
         if "attention" in self.plan.keep:
             self.kept.append((layer, pattern.to("cpu", copy=True)))

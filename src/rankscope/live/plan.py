@@ -50,6 +50,11 @@ class WatchPlan:
         """True if a metric of this kind ("attention", "heads", ...), or a tensor to keep, is asked for."""
         return of in self.keep or any(metric.of == of for metric in self.metrics)
 
+    @property
+    def wants_attention(self) -> bool:
+        """True if attention must be seen: for metrics of its pattern, of its scores or of heads, or to keep it."""
+        return any(map(self.wants, ("attention", "scores", "heads")))
+
 
 def make_plan(
     model: nn.Module,

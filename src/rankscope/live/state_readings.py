@@ -51,7 +51,10 @@ class TokenBatch:
 
     def valid_for(self, x: Tensor) -> Tensor:
         """Which tokens are valid, `[batch, token]`, on the device where x is measured."""
-        device = float64_device(x.device)
+        return self.valid_on(float64_device(x.device))
+
+    def valid_on(self, device: torch.device) -> Tensor:
+        """Which tokens are valid, `[batch, token]`, on a device."""
         if device not in self.valid:
             self.valid[device] = next(iter(self.valid.values())).to(device)
         return self.valid[device]

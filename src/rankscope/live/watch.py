@@ -130,7 +130,7 @@ class Watch:
                 self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
             hooks = BlockHooks(stack, self._blocks, recorder)
             hooks.before()
-            if plan.wants("attention") or plan.wants("heads"):
+            if plan.wants_attention:
                 self._observe_attention(stack)
             if plan.wants("heads"):
                 stack.enter_context(recorder.projections.attached(self._blocks))

@@ -2,8 +2,10 @@
 
 from rankscope.metrics.attention import (
     dobrushin,
+    effective_keys,
     entropy,
     first_token_mass,
+    largest_logit,
     row_sum_defect,
     second_singular_value,
     spectral_gap,
@@ -24,6 +26,7 @@ from rankscope.metrics.residuals import (
     spectral_residual,
 )
 from rankscope.metrics.routing import expert_entropy, expert_load
+from rankscope.metrics.row_statistics import RowStatistics
 from rankscope.metrics.spectrum import (
     affine_rank,
     effective_rank,
@@ -38,9 +41,9 @@ from rankscope.metrics.spectrum import (
 )
 
 __all__ = [
-    "METRICS", "Meaning", "Metric", "MetricsLike", "Reading", "affine_rank", "chosen_metrics",
-    "composite_norm", "direction_of", "dobrushin", "effective_rank", "entropy", "expert_entropy",
-    "expert_load", "first_token_mass", "is_share", "high_frequency_share", "max_cosine_gap",
+    "METRICS", "Meaning", "Metric", "MetricsLike", "Reading", "RowStatistics", "affine_rank", "chosen_metrics",
+    "composite_norm", "direction_of", "dobrushin", "effective_keys", "effective_rank", "entropy", "expert_entropy",
+    "expert_load", "first_token_mass", "is_share", "high_frequency_share", "largest_logit", "max_cosine_gap",
     "max_residual", "mean_abs_cosine", "mean_cosine", "mean_cosine_gap", "metric", "min_cosine", "mu",
     "numerical_rank", "participation_ratio", "relative_max_residual", "relative_mu",
     "relative_residual", "relative_spectral_residual", "residual", "residual_effective_rank",

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankscope.errors import TokensError
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.row_statistics import RowStatistics
 from rankscope.metrics.rows import PatternRows, dobrushin_by_head, gap_by_head, second_by_head
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Bool, Float
@@ -26,11 +27,7 @@ RowsOf = Float[Tensor, "*batch head row token"]  # Some rows of P, zero at paddi
 def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch head token token"], Valid]:
     """P in float64 with padded rows and columns zero, and which rows count: none of a head that holds NaN or infinity,
     which is zero here."""
-    if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
-        raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
-    if not P.is_floating_point():
-        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
-    valid = valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
+    P, valid = _square(P, padding)
     P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
     if not bool((finite := P.isfinite()).all()):
         finite = finite.all(-1, keepdim=True).all(-2, keepdim=True)  # [*batch, head, 1, 1]
@@ -38,6 +35,15 @@ def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch hea
     if not P.shape[-1]:  # as of one token that does not count
         return P.new_zeros((*P.shape[:-2], 1, 1)), valid.new_zeros((*valid.shape[:-1], 1))
     return P, valid
+
+
+def _square(P: Tensor, padding: Tensor | None) -> tuple[Tensor, Valid]:
+    """P as it is, and which tokens are valid; refused if P is no square of floating numbers."""
+    if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
+        raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
+    if not P.is_floating_point():
+        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
+    return P, valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
 
 
 def _over_rows(value: Float[Tensor, "*batch head token"], valid: Valid) -> HeadValues:
@@ -77,8 +83,38 @@ def entropy_of_rows(P: RowsOf, valid: Valid) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
     entropies = -torch.linalg.vecdot(P, logs)
-    none = (P.amin(-1) < 0) | ((P.sum(-1) - 1).abs() > NARROW)
-    return entropies.masked_fill(none, torch.nan)
+    return entropies.masked_fill(_no_average(P), torch.nan)
+
+
+def _no_average(P: RowsOf) -> Bool[Tensor, "*batch head row"]:
+    """True at rows that are no average: with a negative entry, or of another sum than one."""
+    return (P.amin(-1) < 0) | ((P.sum(-1) - 1).abs() > NARROW)
+
+
+def effective_keys(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """Mean over rows of `1 / sum_j P_ij^2`: how many tokens a token averages over, 1 when each row picks one and n when
+    each row takes all alike. NaN where entropy is."""
+    P, valid = _ready(P, padding)
+    return _over_rows(effective_keys_of_rows(P, valid), valid)
+
+
+def effective_keys_of_rows(P: RowsOf, valid: Valid) -> RowValues:
+    """`1 / sum_j P_ij^2`; NaN of a row with a negative entry or of another sum than one."""
+    return (1 / P.square().sum(-1)).masked_fill(_no_average(P), torch.nan)
+
+
+def largest_logit(S: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """`max_{i,j} S_ij`, the largest score of a query and a key that it sees, as the softmax takes it: after scale, cap
+    and bias. S is `[*batch, head, token, token]`, minus infinity at keys that a query does not see.
+
+    Where it grows from step to step, the softmax saturates (Zhai et al. 2023).
+    """
+    S, valid = _square(S, padding)
+    if not S.shape[-1]:
+        return S.new_full(S.shape[:-2], torch.nan, dtype=torch.float64)
+    both = valid[..., :, None] & valid[..., None, :]
+    largest = S.to(torch.float64).masked_fill(~both, -torch.inf).amax((-2, -1))
+    return largest.masked_fill(~largest.isfinite(), torch.nan)
 
 
 def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:
@@ -156,6 +192,22 @@ def _log_entropy(log_P: RowsOf) -> RowValues:
     return torch.where(top[..., 0].isnan(), top[..., 0], torch.logaddexp(terms, largest))
 
 
+def _entropy_from_scores(found: RowStatistics) -> Tensor:
+    return found.entropy
+
+
+def _first_from_scores(found: RowStatistics) -> Tensor:
+    return found.first.masked_fill(found.blind, 0.0)  # as of a row of zeros
+
+
+def _keys_from_scores(found: RowStatistics) -> Tensor:
+    return found.effective_keys
+
+
+def _largest_from_scores(found: RowStatistics) -> Tensor:
+    return found.largest
+
+
 _UNMASKED = "without mask and positions"
 METRICS = [
     Metric("dobrushin", dobrushin, "δ(P)", r"\delta(P)", "attention", by_head=dobrushin_by_head,
@@ -165,9 +217,10 @@ METRICS = [
             "share of what differed before. Above 1 only where rows do not sum to one.",
             equal=f"0 {_UNMASKED}")),
     Metric("entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
-        rule_streams=True,
+        rule_streams=True, from_scores=_entropy_from_scores,
         meaning=Meaning("0 to log n", "each token looks at one", "each token looks at all alike",
-            "In nats. NaN where weights are negative or do not sum to one.", equal=f"log n {_UNMASKED}")),
+            "In nats. NaN where weights are negative or do not sum to one. A sink (gpt-oss) that `watch` sees the "
+            "score of counts as one more token.", equal=f"log n {_UNMASKED}")),
     Metric("second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
         by_head=second_by_head,
         meaning=Meaning("0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
@@ -177,13 +230,23 @@ METRICS = [
         meaning=Meaning("0 to sqrt(n)", "tokens average differently", "one averaging is common to all tokens",
             equal=f"1 {_UNMASKED}")),
     Metric("first_token_mass", first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",
-        by_row=first_token_of_rows,
+        by_row=first_token_of_rows, from_scores=_first_from_scores,
         meaning=Meaning(
             "0 to 1", "nobody looks at the first token", "all look at the first token (1), an attention sink",
             equal=f"1/n {_UNMASKED}")),
+    Metric("effective_keys", effective_keys, "mean 1/Σⱼ Pᵢⱼ²", r"\mathrm{mean}\,1/\sum_j P_{ij}^2", "attention",
+        by_row=effective_keys_of_rows, from_scores=_keys_from_scores,
+        meaning=Meaning("1 to n", "each token looks at one", "each token looks at all alike",
+            "At most e to the entropy. NaN where weights are negative or do not sum to one; a sink counts as for the "
+            "entropy.", equal=f"n {_UNMASKED}")),
     Metric("row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
             "Theorems on averaging speak of attention whose weights sum to one.",
             equal="as before: it says whether attention averages at all")),
+    Metric("largest_logit", largest_logit, "max sᵢⱼ", r"\max_{ij} s_{ij}", "scores", largest=True,
+        from_scores=_largest_from_scores,
+        meaning=Meaning("any number", "queries and keys are small, as where a training begins",
+            "queries and keys have grown, and the softmax picks single tokens",
+            "Read by `watch` and `Monitor` while kernels run; sinks do not count.", equal="any number")),
 ]  # fmt: skip

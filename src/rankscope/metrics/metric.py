@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
 from rankscope.metrics.centre import Centre
+from rankscope.metrics.row_statistics import RowStatistics
 from rankscope.metrics.rows import PatternRows
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 from rankscope.shapes import Bool, Float
 
 ROUNDING = 8.0
 """Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
-Of = Literal["tokens", "attention", "heads", "routing"]
+Of = Literal["tokens", "attention", "scores", "heads", "routing"]
 Sensitive = Literal["directions", "row differences"]
 
 
@@ -67,11 +68,11 @@ class Meaning(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A named number of tokens X, of an attention pattern P, of what each head adds, or of routing to experts.
+    """A named number of tokens X, of attention, of what each head adds, or of routing to experts.
 
     `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
-    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
-    routing the experts' weights `[batch, token, expert]`.
+    `x.X` is float64 and zero at padded tokens; of attention it is the pattern P, `[batch, head, token, token]`, of
+    scores those whose softmax P is, and of routing the experts' weights `[batch, token, expert]`.
 
     >>> def energy(x, padding=None):
     ...     return x.X.square().sum((-2, -1))
@@ -84,7 +85,8 @@ class Metric:
     symbol: str = ""  # For terminals; the name, if left out
     tex: str = ""  # For figures; the name, if left out
     of: Of = "tokens"
-    """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
+    """Of tokens X, of the attention pattern P, of the scores whose softmax P is, of what each head adds,
+    `[batch, head, token, width]`, or of routing."""
     meaning: Meaning | None = None
     """Its range, what small and large values mean, and its value where all tokens are equal."""
 
@@ -119,6 +121,9 @@ class Metric:
     """Of attention: a number of each row, `by_row(rows of P, valid)`, where the value is their mean, or with
     `largest` the largest. Long contexts are read so, a block of rows at a time."""
     largest: bool = False
+    from_scores: Callable[[RowStatistics], Tensor] | None = None
+    """Of attention and of scores: a number of each row from what is known of it without P, where the value is their
+    mean, or with `largest` the largest. `watch` reads it so while fused kernels run."""
     by_head: Callable[[PatternRows], Tensor] | None = None
     """Of attention: its value through blocks of rows of P, made as often as they are asked for: how long
     contexts are read where a number of each row will not do."""
@@ -126,12 +131,15 @@ class Metric:
     def __post_init__(self) -> None:
         if self.of not in get_args(Of):
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
-        if self.degree and (self.count or self.of in ("attention", "routing")):
-            sentence = "a count and a metric of attention or of routing have degree 0"
+        if self.degree and (self.count or self.of in ("attention", "scores", "routing")):
+            sentence = "a count and a metric of attention, scores or routing have degree 0"
             raise MetricError(f"{sentence}; {self.name!r} has {self.degree:g}", subject="degree")
         if self.degree and self.scale is None:
             sentence = f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale"
             raise MetricError(f"{sentence}: give scale=, what rounding is relative to", subject="scale")
+        if self.of == "scores" and self.from_scores is None:
+            sentence = f"a metric of scores must say how it is read off rows; {self.name!r} has no from_scores"
+            raise MetricError(sentence, subject="from_scores")
         object.__setattr__(self, "symbol", self.symbol or self.name)
         object.__setattr__(self, "tex", self.tex or tex_of(self.name))
 
@@ -161,11 +169,24 @@ class Metric:
 
     def from_rows(self, numbers: Tensor, valid: Tensor, unit: float) -> Reading:
         """The reading from numbers of rows `[batch, head, token]`; `valid` `[batch, token]` are tokens."""
+        return self.from_heads(self._over_rows(numbers, valid), unit)
+
+    def from_statistics(self, found: RowStatistics, valid: Tensor, unit: float) -> Reading:
+        """The reading by `from_scores`; `valid` `[batch, token]` are tokens. Scores are rounded by eps of their size,
+        and so is what is read off them: the floor is `ROUNDING` times that, or that of `unit` if larger."""
+        assert self.from_scores is not None
+        value = self._over_rows(self.from_scores(found).to(torch.float64), valid)
+        size = found.largest.abs().masked_fill(found.blind | ~valid[:, None], 0.0).amax(-1).to(torch.float64)
+        rounding = (unit_of(found.largest.dtype) * size).clamp(min=unit)
+        return Reading.of(value, (ROUNDING * rounding) ** self.power)
+
+    def _over_rows(self, numbers: Tensor, valid: Tensor) -> Tensor:
+        """The mean, or the largest, of numbers of valid rows `[batch, head, token]`; NaN where there is none."""
         counts = valid[:, None]
-        kept = numbers.masked_fill(~counts, 0.0)
-        value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)
-        value = value.masked_fill(~counts.any(-1), torch.nan)
-        return self.from_heads(value, unit)
+        if not self.largest:
+            return numbers.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)  # 0 / 0 is NaN
+        value = numbers.masked_fill(~counts, -torch.inf).amax(-1)
+        return value.masked_fill(value == -torch.inf, torch.nan)
 
     def from_heads(self, value: Tensor, unit: float) -> Reading:
         """The reading from values `[batch, head]` that were computed without P as a whole."""

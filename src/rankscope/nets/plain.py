@@ -33,6 +33,7 @@ class Plain(Arithmetic):
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
+        self.attended: Tensor | None = None  # the tokens that attention read last
         self.cross_patterns: dict[int, Tensor] = {}  # by layer, P of cross-attention `[batch, head, token, source]`
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
@@ -46,13 +47,17 @@ class Plain(Arithmetic):
 
     def pattern(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
+        self.attended = X
+        return kernel_of(self.arch.kernel).pattern(*self.kernel_inputs(block, X))
+
+    def kernel_inputs(self, block: Block, X: Tokens) -> tuple[Heads, Heads, KernelContext]:
+        """Queries and keys of every head, and what the kernel needs beside them."""
         arch, w = self.arch, block.weights.attention
         q, k, added = self.scored(block, X)
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
         visible = self.settings.visible[arch.mask_of(block.index)]
         rounds, gain = arch.sinkhorn_rounds or 0, log_gain(arch.log_gain, self.settings.valid, q)
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain, w.sink)
-        return kernel_of(arch.kernel).pattern(q, k, context)
+        return q, k, KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain, w.sink)
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
         """Queries and keys of every head, and what positions add to their scores."""

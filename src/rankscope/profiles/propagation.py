@@ -134,6 +134,9 @@ def layer_pass(
     needs = frozenset[Of]().union(*(reader.needs for reader in readers))
     for need in needs - set(get_args(Of)):
         raise MetricError(one_of("what a reader needs", need, get_args(Of)), subject="needs")
+    if "scores" in needs:
+        sentence = "metrics of scores are read while a model runs, with watch or Monitor; measure keeps no scores"
+        raise MetricError(sentence, subject="metrics")
     if "routing" in needs and not any(map(net.arch.mixes, range(net.arch.layers))):
         raise MetricError("metrics of routing need a mixture of experts; this network has none", subject="metrics")
     if arithmetic == "deviation" and not applies(net):

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.attention.kernels import ScaledDotProduct
+from rankscope.live.attention.kernels import FlexAttention, ScaledDotProduct
 from tests.live.families import seen, tiny
 from tests.live.gpt import HEADS, LAYERS, METRICS, WIDTH, Heads, gpt, same, words
 from tests.raising import raises
@@ -216,3 +216,35 @@ def test_transformers_with_flex_attention(padded: bool) -> None:
     w = seen(model, METRICS, input_ids=ids, attention_mask=mask)
     assert any("Attention ran with flex_attention" in note for note in w.notes)
     same(w, expected, within=1e-4)
+
+
+MASKS: dict[str, tuple[tuple[int, ...], Tensor]] = {
+    "of each sample": ((2, 3, 4, 8), torch.rand(2, 1, 4, 4) > 0.4),
+    "one row for all": ((2, 3, 4, 8), torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1]]).bool()[:, None, None]),
+    "of heads": ((2, 3, 4, 8), torch.rand(3, 4, 4) > 0.6),
+    "no heads": ((2, 4, 8), torch.rand(2, 4, 4) > 0.6),
+    "five axes": ((2, 3, 2, 4, 8), torch.rand(2, 1, 2, 4, 4) > 0.6),
+    "added": ((2, 3, 4, 8), torch.zeros(2, 1, 1, 4).masked_fill(torch.tensor([[[[0, 0, 1, 1]]]]).bool(), -1e9)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_tokens_are_hidden_that_no_query_of_any_head_sees(name: str) -> None:
+    shape, mask = MASKS[name]
+    x = rand(*shape)
+    found = ScaledDotProduct(x, x, x, x, attn_mask=mask).hidden_tokens()
+    seen = (mask > -1e3 if mask.is_floating_point() else mask).expand(*shape[:-1], 4).reshape(2, -1, 4, 4)
+    assert found is not None and found.shape == (2, 4)
+    for sample in range(2):
+        for key in range(4):
+            somebody = any(bool(seen[sample, head, i, key]) for head in range(seen.shape[1]) for i in range(4))
+            assert bool(found[sample, key]) != somebody
+
+
+def test_flex_attention_hides_tokens_by_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.live.attention.kernels.HELD", 20)  # a row at a time
+    x, last = rand(2, 3, 6, 8), torch.tensor([3, 5])
+    mask = create_block_mask(lambda b, h, i, j: (j <= last[b]) & (j >= i - 4), 2, None, 6, 6, device="cpu")
+    hidden = FlexAttention(x, x, x, x, block_mask=mask).hidden_tokens()
+    assert hidden is not None and hidden.tolist() == [[False] * 4 + [True] * 2, [False] * 6]
+    assert FlexAttention(x, x, x, x).hidden_tokens() is None

@@ -63,7 +63,7 @@ def test_watch_equals_measure() -> None:
     for each in METRICS:
         torch.testing.assert_close(w.profile().curve(each), expected.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True)
     assert checks(w)["rows_sum_to_one"] is True
-    assert "Attention was seen in torch's functions; its pattern is that before dropout." in w.notes
+    assert "Attention was seen in torch's functions, as it is before dropout." in w.notes
 
 
 @pytest.mark.parametrize("recomputed", [False, True])

@@ -1,5 +1,6 @@
 """A watched model computes what it computes unwatched, to the last bit: now, and once more for gradients."""
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -8,11 +9,17 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.models.llama import modeling_llama as llama
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.attention.transformers_interface import additive_mask
+from rankscope.live import row_statistics
+from rankscope.live.attention.head_outputs import is_rounding, scores_miss
+from rankscope.live.attention.transformers_interface import InterfaceCall, additive_mask
 from rankscope.sources.parity import lifted
 from tests.live.families import FAMILIES, SIZES, WIDTH, WORDS, seen
 from tests.raising import raises
@@ -110,7 +117,7 @@ def test_gradients_of_a_pass_that_is_computed_again(
 def test_weights_beside_a_kernel_are_without_dropout_and_it_is_said() -> None:
     model = FAMILIES["bert"].model("sdpa").train()
     w = seen(model, ["entropy", "head_mu"], IDS)
-    assert "Attention ran with sdpa; its pattern was computed a second time, without dropout." in w.notes
+    assert "Attention ran with sdpa; what is read of it was computed a second time, without dropout." in w.notes
     assert any("rows sum to one" in note for note in w.notes)
 
 
@@ -183,3 +190,74 @@ def test_the_mask_of_a_kernel_without_a_matrix(name: str) -> None:
         assert found is not None
         rows = real[:, None, :, None].expand(2, 1, 6, 6)
         assert torch.equal((found == 0)[rows], (mask == 0).expand(2, 1, 6, 6)[rows])
+
+
+def _kernel_calls() -> dict[str, tuple[Any, Any, dict[str, Any], Callable[[Tensor], Tensor]]]:
+    """Calls as transformers makes them, of kernels that need a GPU: the function, its mask, its options, and what the
+    mask and the options do to scores `q k' scale`."""
+    at = torch.arange(7)
+    back = at[:, None] - at
+    padding = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    packed = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    flash, flex = flash_attention_forward, flex_attention_forward
+
+    def hide(s: Tensor, hidden: Tensor) -> Tensor:
+        return s.masked_fill(hidden, -math.inf)
+
+    def in_window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (i >= j) & (i - j < 3)
+
+    return {
+        "flash": (flash, None, {}, lambda s: hide(s, back < 0)),
+        "flash, not causal": (flash, None, {"is_causal": False}, lambda s: s),
+        "flash, window": (flash, None, {"sliding_window": 3}, lambda s: hide(s, (back < 0) | (back >= 3))),
+        "flash, capped": (flash, None, {"softcap": 0.5}, lambda s: hide(0.5 * torch.tanh(s / 0.5), back < 0)),
+        "flash, padded": (flash, padding, {}, lambda s: hide(s, (back < 0) | (padding == 0)[:, None, None])),
+        "flash, sinks": (flash, None, {"s_aux": torch.randn(4)}, lambda s: hide(s, back < 0)),
+        "flash, packed": (
+            flash, None, {"cu_seq_lens_q": torch.tensor([0, 3, 7])},
+            lambda s: hide(s, (back < 0) | (packed[:, None] != packed)),
+        ),
+        "flex": (
+            flex, create_block_mask(in_window, 2, None, 7, 7, device="cpu"), {"softcap": 0.5},
+            lambda s: hide(0.5 * torch.tanh(s / 0.5), (back < 0) | (back >= 3)),
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _kernel_calls())
+def test_scores_of_kernels_that_need_a_gpu_are_as_their_arguments_say(name: str) -> None:
+    """The output is made here, in float64; what is read off the arguments must give it, and rows like those here."""
+    function, mask, options, score = _kernel_calls()[name]
+    batch = 1 if "packed" in name else 2
+    q, k, v = (torch.randn(batch, heads, 7, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    module = nn.Module()
+    module.is_causal = True  # type: ignore[assignment]
+    s = score(q @ k.repeat_interleave(2, 1).mT * 0.7)
+    sinks = options.get("s_aux")
+    whole = s if sinks is None else torch.cat([s, sinks.double()[:, None, None].expand(batch, 4, 7, 1)], -1)
+    P = whole.softmax(-1)
+    output = (P[..., :7] @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    call = InterfaceCall(function, (output, None), module, (q, k, v, mask), {"scaling": 0.7, "dropout": 0.0, **options})
+    scores = call.scores()
+    assert scores is not None and call.products is not None
+    valid = torch.ones(batch, 7, dtype=torch.bool) if not isinstance(mask, Tensor) else mask.bool()
+    assert scores_miss(scores, call.products, valid)[0] < 1e-12
+    found = row_statistics(scores)
+    torch.testing.assert_close(found.largest, s.amax(-1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropy, -torch.special.xlogy(P, P).sum(-1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.effective_keys, 1 / P.square().sum(-1), rtol=1e-10, atol=1e-10)
+    wrong = InterfaceCall(function, (output, None), module, (q, k, v, mask), {"scaling": 0.5, **options}).scores()
+    assert wrong is not None and not is_rounding(scores_miss(wrong, call.products, valid)[0], torch.float64)
+
+
+def test_functions_of_others_have_no_scores() -> None:
+    """What they do with their arguments is not known; nor, under dropout, what an eager function of a model does."""
+    q = torch.randn(1, 2, 5, 4)
+    args, output = (q, q, q, None), q.transpose(1, 2)
+    own = {"scaling": 0.5, "dropout": 0.1}
+    assert InterfaceCall(lambda *args: None, (output, None), nn.Module(), args, own).scores() is None
+    eager = llama.eager_attention_forward
+    assert InterfaceCall(eager, (output, None), nn.Module(), args, own).scores() is None
+    assert InterfaceCall(eager, (output, q @ q.mT), nn.Module(), args, own).scores() is not None
+    assert InterfaceCall(flash_attention_forward, (output, None), nn.Module(), args, own).scores() is not None

@@ -10,6 +10,7 @@ Order of events: `Watch` enters `attached`; the recorder calls `reset` when a ca
 head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks that the projection was found.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,12 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.attention.observer import Products
+from rankscope.live.attention.row_statistics import pattern_rows
+from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
 OTHERS = "watch metrics of tokens or attention"
+CHECKED = 8  # queries of which scores are checked
 CLOSURE, ROUNDINGS = 1e-3, 8.0  # a sum of parts may miss by so much; in half precision by so many eps
 
 
@@ -65,10 +70,45 @@ def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) ->
         raise WatchError(f"the pattern times the values must be what {what} gave; {came}", subject="pattern")
 
 
+def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[float, torch.dtype]:
+    """By what share of its size a head's output, made of these scores, misses what attention gave: the largest share of
+    all heads, over a few queries of valid tokens; and the dtype that attention gave it in. NaN counts as 0."""
+    last = scores.shape[2] - 1
+    chosen = sorted({round(last * k / (CHECKED - 1)) for k in range(CHECKED)})
+    P = torch.cat([pattern_rows(scores, row, row + 1) for row in chosen], 2)
+    rows = torch.tensor(chosen, device=scores.device)
+    product, output = products(rows, P)
+    if product.shape != output.shape:  # laid out otherwise than it should be
+        return math.inf, output.dtype
+    hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
+    wide = torch.promote_types(P.dtype, torch.float32)
+    product, expected = (x.detach().to(wide).reshape(*x.shape[:2], x.shape[2], -1) for x in (product, output))
+    missing = (product - expected).masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
+    size = expected.masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
+    return float((missing / size.clamp(min=1e-30)).nan_to_num(0.0).max()), output.dtype
+
+
+def is_rounding(miss: float, dtype: torch.dtype) -> bool:
+    """True if rounding in this dtype explains that a sum of parts misses by this share of its size."""
+    return not miss > max(CLOSURE, ROUNDINGS * unit_of(dtype))
+
+
+def values_product(values: Tensor, output: Tensor) -> Products:
+    """The products of attention with these values `[batch, group, key, d]` that gave `[batch, query, head, d]`."""
+
+    def products(rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        group = P.shape[1] // values.shape[1]
+        grouped = P.reshape(len(P), values.shape[1], group * P.shape[2], -1) @ values.detach().to(P)
+        product = grouped.reshape(*P.shape[:3], -1)
+        return product.transpose(1, 2), output.detach()[:, rows]
+
+    return products
+
+
 def _miss(x: Tensor, expected: Tensor, dtype: torch.dtype, least: float) -> float:
     """By what share of its size x misses; 0 where rounding explains it, and at NaN, which is marked elsewhere."""
-    miss = (x - expected).norm() / expected.norm().clamp(min=least)
-    return float(miss) if bool(miss > max(CLOSURE, ROUNDINGS * unit_of(dtype))) else 0.0
+    miss = float((x - expected).norm() / expected.norm().clamp(min=least))
+    return 0.0 if is_rounding(miss, dtype) else miss
 
 
 class OutputProjectionFinder:

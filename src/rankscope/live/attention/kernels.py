@@ -20,7 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.attention.head_outputs import by_head, check_pattern
+from rankscope.live.attention.head_outputs import by_head, check_pattern, values_product
+from rankscope.live.attention.observer import Products
+from rankscope.live.attention.row_statistics import HELD
+from rankscope.live.attention.scores import Scores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import submodules
 
@@ -69,12 +72,49 @@ class ScaledDotProduct:
 
     def hidden_tokens(self) -> Tensor | None:
         """`[batch, token]`: True at keys that the mask hides from all queries; None without such."""
-        mask = self._mask()
-        if mask is None or mask.ndim < 3:  # the same for every sample: no padding
+        if self.mask is None or self.mask.ndim < 3:  # the same for every sample: no padding
             return None
-        mask = mask.expand(*self.query.shape[:-1], self.key.shape[-2])
-        hidden = mask < -1e3 if mask.is_floating_point() else ~mask
-        return by_head(hidden).all(2).all(1)
+        mask = self.mask.detach()[(None,) * (self.query.ndim - self.mask.ndim)]
+        hidden = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
+        hidden = hidden.flatten(1, -2).all(1) if hidden.ndim > 2 else hidden
+        return hidden.expand(self.sizes[0], self.sizes[2])
+
+    def scores(self) -> Scores:
+        """How the kernel made its scores."""
+        query, key = self._taken(self.query), self._taken(self.key)
+        samples = self.output.shape[:-2]
+        query = query.expand(*samples, *query.shape[-2:])
+        key = key if self.grouped else key.expand(*samples, *key.shape[-2:])
+        mask, offset = self.mask, 0
+        causal, variant = self.causal, getattr(self.mask, "variant", None)
+        if variant is not None:  # a causal bias of torch.nn.attention.bias, which need not be made
+            mask, causal = None, True
+            offset = key.shape[-2] - query.shape[-2] if "LOWER_RIGHT" in str(variant) else 0
+        return Scores(
+            query=by_head(query), key=by_head(key), scale=self.scale, causal=causal, offset=offset,
+            mask=None if mask is None else self._mask_by_head(mask.detach()), modified=self._rows_modified(),
+        )  # fmt: skip
+
+    @property
+    def products(self) -> Products | None:
+        """What rows of a pattern give beside what the kernel gave; None with dropout."""
+        return None if self.dropout else self._products
+
+    def _products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        value = self._taken(self.value)
+        value = value if self.grouped else value.expand(*self.output.shape[:-2], *value.shape[-2:])
+        return values_product(by_head(value), self.head_outputs())(rows, P)
+
+    def _rows_modified(self) -> Callable[[Tensor, int], Tensor] | None:
+        """What changes scores of some rows, beside scale and mask; flex attention has it."""
+        return None
+
+    def _mask_by_head(self, mask: Tensor) -> Tensor:
+        """The mask with the axes of scores, `[batch, head, query, key]`, or with fewer that broadcast to these."""
+        if mask.ndim < 3 or self.output.ndim == 4:
+            return mask
+        shared = all(size == 1 for size in mask.shape[1:-2]) and mask.ndim == self.output.ndim
+        return by_head(mask if shared else mask.expand(*self.output.shape[:-2], *mask.shape[-2:]))
 
     def _pattern(self) -> Tensor:
         """`softmax(Q K' scale + mask)`, in float32 or wider, with the axes of the query."""
@@ -108,8 +148,12 @@ class ScaledDotProduct:
 
     def _wide(self, x: Tensor) -> Tensor:
         """x as the kernel took it under autocast, then in float32 or wider, enough for a softmax."""
-        x = x.detach().to(self.output.dtype)
+        x = self._taken(x)
         return x.to(torch.promote_types(x.dtype, torch.float32))
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """x as the kernel took it under autocast."""
+        return x.detach().to(self.output.dtype)
 
 
 class FlexAttention(ScaledDotProduct):
@@ -125,13 +169,28 @@ class FlexAttention(ScaledDotProduct):
 
     def _modified(self, scores: Tensor) -> Tensor:
         """The scores after `score_mod`, a function of one score and its four indices, mapped over all."""
-        if self.score_mod is None:
-            return scores
-        modified: Any = self.score_mod
-        for axis in reversed(range(4)):  # the last of the four indices first
-            modified = torch.vmap(modified, (0, *(0 if k == axis else None for k in range(4))))
-        indices = [torch.arange(n, dtype=torch.int, device=scores.device) for n in scores.shape]
-        return modified(scores, *indices)
+        return scores if self.score_mod is None else over_scores(self.score_mod, scores, 0, given=True)
+
+    def _rows_modified(self) -> Callable[[Tensor, int], Tensor] | None:
+        """`score_mod`, then minus infinity where `mask_mod` says that a query does not see a key."""
+
+        def modified(scores: Tensor, start: int) -> Tensor:
+            changed = scores if self.score_mod is None else over_scores(self.score_mod, scores, start, given=True)
+            return changed if self.block_mask is None else only_seen(self.block_mask.mask_mod, changed, start)
+
+        return None if self.score_mod is None and self.block_mask is None else modified
+
+    def hidden_tokens(self) -> Tensor | None:
+        """`[batch, token]`: True at keys that `mask_mod` hides from all queries, looked at some rows at a time."""
+        if self.block_mask is None:
+            return None
+        batch, heads, queries, keys = (*self.query.shape[:3], self.key.shape[2])
+        seen = torch.zeros(batch, keys, dtype=torch.bool, device=self.query.device)
+        several = max(1, HELD // (batch * heads * keys))
+        for start in range(0, queries, several):
+            rows = seen.new_empty(()).expand(batch, heads, min(several, queries - start), keys)
+            seen |= over_scores(self.block_mask.mask_mod, rows, start, given=False).flatten(1, 2).any(1)
+        return ~seen
 
     def _mask(self) -> Tensor | None:
         """The mask `[batch, head, query, key]` that `mask_mod` describes, True where a query sees a key."""
@@ -141,6 +200,25 @@ class FlexAttention(ScaledDotProduct):
 
         sizes = (*self.query.shape[:3], self.key.shape[2])
         return create_mask(self.block_mask.mask_mod, *sizes, device=str(self.query.device))
+
+
+def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, start: int) -> Tensor:
+    """Scores of some rows, `start` the first of them, minus infinity where `mask_mod` of flex attention, a function of
+    the four indices of a score, says that a query does not see a key."""
+    return scores.masked_fill(~over_scores(mask_mod, scores, start, given=False), -torch.inf)
+
+
+def over_scores(function: Callable[..., Tensor], scores: Tensor, start: int, given: bool) -> Tensor:
+    """A function of the four indices of a score, and before them, if `given`, of the score, mapped over all scores
+    `[batch, head, row, key]` of some rows, `start` the first of them."""
+    mapped: Any = function
+    for axis in reversed(range(4)):  # the last of the four indices first
+        indices = (0 if k == axis else None for k in range(4))
+        mapped = torch.vmap(mapped, (*((0,) if given else ()), *indices))
+    starts = (0, 0, start, 0)
+    ranges = zip(starts, scores.shape, strict=True)
+    positions = [torch.arange(k, k + n, dtype=torch.int, device=scores.device) for k, n in ranges]
+    return mapped(*((scores,) if given else ()), *positions)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ W the output projection.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.attention.scores import Scores
 from rankscope.live.isolation import isolated, without_dropout
 from rankscope.live.modules import hooked, submodules
 from rankscope.live.padding import arguments_of
@@ -33,7 +34,7 @@ class MultiheadModules:
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             assert isinstance(module, nn.MultiheadAttention)
-            on_attention(attention_call(module, args, kwargs))
+            on_attention(attention_call(module, args, kwargs, output[0] if isinstance(output, tuple) else None))
 
         return hooked(multihead_modules(blocks), hook, with_kwargs=True)
 
@@ -43,8 +44,11 @@ def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention
     return [part for part in submodules(*blocks) if isinstance(part, nn.MultiheadAttention)]
 
 
-def attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
-    """What to report of a module's call: pattern and contributions, from a second call if asked for."""
+def attention_call(
+    module: nn.MultiheadAttention, args: Any, kwargs: Any, output: Tensor | None = None
+) -> AttentionCall:
+    """What to report of a module's call: pattern and contributions, from a second call if asked for, and scores where
+    its `output` is known."""
     second_call = cache(lambda: _call_again(module, args, kwargs))
 
     def contributions() -> Tensor:
@@ -61,9 +65,60 @@ def attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> Att
         batch, token = (0, 1) if module.batch_first else (1, 0)
         sizes = (query.shape[batch], query.shape[token], key.shape[token])
     hidden = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
+    projected = None if output is None or sizes is None else ProjectedHeads(module, arguments, output)
     return AttentionCall(
-        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: hidden
+        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: hidden,
+        scores=None if projected is None else projected.scores,
+        products=None if projected is None or (module.training and module.dropout) else projected.products,
     )  # fmt: skip
+
+
+class ProjectedHeads:
+    """Queries, keys and values of a module's call, projected once more, in the dtype of the output that it gave."""
+
+    def __init__(self, module: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Tensor) -> None:
+        self.module, self.arguments, self.output = module, arguments, output.detach()
+
+    def scores(self) -> Scores | None:
+        """How the module makes its scores; None if it has keys of its own."""
+        module, kwargs = self.module, self.arguments
+        if module.bias_k is not None or module.add_zero_attn:
+            return None
+        query, key = self._heads("query", 0), self._heads("key", 1)
+        mask, padding = (kwargs.get(name) for name in ("attn_mask", "key_padding_mask"))
+        if mask is not None:
+            mask = mask.detach() if mask.is_floating_point() else ~mask.detach()  # torch's is True at what is hidden
+            mask = mask.reshape(query.shape[0], -1, *mask.shape[-2:]) if mask.ndim == 3 else mask
+        if padding is None:
+            return Scores(query=query, key=key, mask=mask)
+        padding = padding.detach()[:, None, None]
+
+        def padded(scores: Tensor, start: int) -> Tensor:
+            added = padding.is_floating_point()
+            return scores + padding.to(scores) if added else scores.masked_fill(padding, -torch.inf)
+
+        return Scores(query=query, key=key, mask=mask, modified=padded)
+
+    def products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        """What rows of a pattern give, through the output projection, beside what the module gave."""
+        heads = (P @ self._heads("value", 2).to(P)).transpose(1, 2).flatten(2)
+        out = self.module.out_proj
+        bias = None if out.bias is None else out.bias.detach().to(P)
+        product = nn.functional.linear(heads, out.weight.detach().to(P), bias)
+        output = self.output if self.module.batch_first else self.output.transpose(0, 1)
+        return product[:, :, None], output[:, rows, None]
+
+    def _heads(self, name: str, part: int) -> Tensor:
+        """Queries, keys or values by head `[batch, head, token, d]`; `part` is the place of their weights."""
+        module, x, dtype = self.module, self.arguments[name].detach(), self.output.dtype
+        x = x if module.batch_first else x.transpose(0, 1)
+        if module.in_proj_weight is None:
+            weight = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[part]
+        else:
+            weight = module.in_proj_weight.chunk(3)[part]
+        bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[part].detach().to(dtype)
+        y = nn.functional.linear(x.to(dtype), weight.detach().to(dtype), bias)
+        return y.reshape(*y.shape[:2], module.num_heads, -1).transpose(1, 2)
 
 
 def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from rankscope.live.attention.scores import AnyScores
 from rankscope.shapes import Bool, Float
+
+Products = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # see `AttentionCall`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,11 @@ class AttentionCall:
         altered_by: The operation that changed the pattern between softmax and values, which is refused.
         unused: True for a softmax of scores that was not multiplied with values when the block was left.
         hidden_tokens: `[batch, token]`, True at tokens that no token may attend to; None if no mask says so.
+        scores: How the scores were made whose softmax the pattern is, for metrics that are read off them without the
+            pattern; None, as the function or as what it gives, where that is not known.
+        products: A function of some queries (their indices) and of their rows of a pattern, `[batch, head, row, key]`,
+            that gives what attention gives with these rows and what it gave, `[batch, row, head, ...]` both. Scores
+            are checked by it; None where that cannot be known, as with dropout.
 
     >>> import torch
     >>> call = AttentionCall(pattern=lambda: torch.full((1, 2, 3, 3), 1 / 3))
@@ -52,6 +60,8 @@ class AttentionCall:
     altered_by: str | None = None
     unused: bool = False
     hidden_tokens: Callable[[], Bool[Tensor, "batch token"] | None] = lambda: None
+    scores: Callable[[], AnyScores | None] | None = None
+    products: Products | None = None
 
 
 OnAttention = Callable[[AttentionCall], None]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankscope.live.attention.head_outputs import by_head, check_pattern
+from rankscope.live.attention.scores import WrittenScores
 from rankscope.live.hidden_states import times_changed
 from rankscope.live.isolation import isolated
 
@@ -36,7 +37,7 @@ class WrittenSoftmax:
     that queries and keys are known to come both from the block's tokens."""
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
-        self.scores = scores.detach()
+        self.logits = scores.detach()
         self.set_pattern(pattern)
         self.heads, self.certain = heads or 1, certain
         self.altered_by: str | None = None  # the operation that changed the pattern before it came to the values
@@ -75,9 +76,17 @@ class WrittenSoftmax:
         """The output of each head `[batch, query, head, d]`."""
         return self._by_head(self.output.detach()).transpose(1, 2)
 
+    def scores(self) -> WrittenScores:
+        """The scores as the softmax took them."""
+        return WrittenScores(self._by_head(self.logits))
+
+    def products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of a pattern, beside those that the softmax gave, `[batch, row, head, key]`."""
+        return P.transpose(1, 2), self._by_head(self._pattern)[:, :, rows].transpose(1, 2)
+
     def hidden_tokens(self) -> Tensor:
         """`[batch, token]`: True at keys that no query may attend to."""
-        return self._by_head(self.scores < -1e3).all(2).all(1)
+        return self._by_head(self.logits < -1e3).all(2).all(1)
 
     def _by_head(self, x: Tensor) -> Tensor:
         return by_head(x.reshape(-1, self.heads, *x.shape[1:]) if x.ndim == 3 else x)

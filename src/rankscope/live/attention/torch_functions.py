@@ -44,7 +44,7 @@ class TorchFunctions:
         blocks.listeners.append(tracer)
         try:
             with flex_attention_reported(blocks, tracer.attention_called):
-                yield "Attention was seen in torch's functions; its pattern is that before dropout."
+                yield "Attention was seen in torch's functions, as it is before dropout."
         finally:
             blocks.listeners.remove(tracer)
             tracer.call_ended()
@@ -130,4 +130,5 @@ class FunctionTracer(TorchFunctionMode):
             remark += " (heads are as wide as there are tokens: call it on another number of them)"
         parts: Any = {"pattern": call.pattern, "head_outputs": call.head_outputs, "sizes": call.sizes}
         parts |= {"altered_by": call.altered_by, "hidden_tokens": call.hidden_tokens}
+        parts |= {"scores": call.scores, "products": call.products}
         self.on_attention(AttentionCall(**parts, self_attention=self_attention, remark=remark))

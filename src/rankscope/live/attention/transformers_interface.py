@@ -11,14 +11,17 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
-from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.attention.head_outputs import values_product
+from rankscope.live.attention.kernels import only_seen
+from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
+from rankscope.live.attention.scores import Scores
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
@@ -46,7 +49,7 @@ class TransformersInterface:
         try:
             owner: Any = huggingface_model(blocks.model, blocks)
             ran = f"Attention ran with {owner.config._attn_implementation}"
-            sentence = f"{ran}; its pattern was computed a second time, without dropout."
+            sentence = f"{ran}; what is read of it was computed a second time, without dropout."
             yield None if owner.config._attn_implementation == "eager" else sentence
         finally:
             for part in callbacks:
@@ -95,8 +98,9 @@ def _reporting(get_interface: Any) -> Any:
         def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = function(module, *args, **kwargs)
             if module in _callbacks:
-                pattern = partial(_pattern, function, result[1], module, *args, **kwargs)
-                _callbacks[module](AttentionCall(pattern=pattern, head_outputs=result[0].detach))
+                call = InterfaceCall(function, result, module, args, kwargs)
+                parts: Any = {"scores": call.scores, "products": call.products}
+                _callbacks[module](AttentionCall(pattern=call.pattern, head_outputs=result[0].detach, **parts))
             return result
 
         return attend
@@ -104,14 +108,104 @@ def _reporting(get_interface: Any) -> Any:
     return reporting_interface
 
 
-def _pattern(function: Any, returned: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-    """The pattern that the function returned, or, where it returned none, that of the eager function."""
-    if isinstance(returned, Tensor) and returned.ndim == 4:
-        return returned.detach()
-    if not is_transformers_own(function):
-        came = f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch tokens"
-        raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
-    return _eager_pattern(module, *args, **kwargs)
+class InterfaceCall:
+    """A call of an attention function of the interface: what it returned, the module it is of, and its arguments."""
+
+    def __init__(
+        self, function: Any, result: tuple[Tensor, Any], module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self.function, self.module, self.args, self.named = function, module, args, named
+        self.output = result[0]
+        returned = result[1] if len(result) > 1 else None
+        self.returned = returned.detach() if isinstance(returned, Tensor) and returned.ndim == 4 else None
+
+    def pattern(self) -> Tensor:
+        """The pattern that the function returned, or, where it returned none, that of the eager function."""
+        if self.returned is not None:
+            return self.returned
+        if not is_transformers_own(self.function):
+            name = getattr(self.function, "__name__", self.function)
+            came = f"{name} of {type(self.module).__name__} does neither: watch tokens"
+            raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
+        return _eager_pattern(self.module, *self.args, **self.named)
+
+    def scores(self) -> Scores | None:
+        """How the function made its scores, as its arguments say; None where these, or it, are not transformers'. What
+        functions of single models do beside is not known here: without `products` to check it by, None as well."""
+        known = self.file.startswith("transformers.integrations") or self.products is not None
+        if not is_transformers_own(self.function) or not known or len(self.args) != 4:
+            return None
+        query, key, _, mask = self.args
+        if query.ndim != 4 or key.ndim != 4:
+            return None
+        query, key = (x.detach().to(self.output.dtype) for x in (query, key))
+        options: dict[str, Any] = {"scale": self.named.get("scaling"), "softcap": self.named.get("softcap")}
+        if "sdpa" not in self.file:  # sdpa takes both and passes over them
+            options |= {"sinks": self._detached("s_aux"), "sequence": self._sequences(query)}
+        bias = self._detached("position_bias")
+        modifications = [] if bias is None else [lambda s, start: s + bias[:, :, start : start + s.shape[2]].to(s)]
+        if isinstance(mask, Tensor) and mask.ndim == 4:
+            options["mask"] = mask.detach()[..., : key.shape[2]]
+        elif hasattr(mask, "mask_mod"):
+            modifications.append(partial(only_seen, mask.mask_mod))
+        elif self.returned is None:  # a kernel without a matrix mask
+            options["causal"] = is_causal(self.module, self.named) and query.shape[2] > 1
+            if (window := self.named.get("sliding_window")) is not None:
+                options["window"] = (window - 1, window - 1)
+            if isinstance(mask, Tensor):
+                options["mask"] = mask.detach().bool()[:, None, None, : key.shape[2]]
+        return Scores(query=query, key=key, modified=_one_after_another(modifications), **options)
+
+    @property
+    def file(self) -> str:
+        """The Python module that the function is written in."""
+        return str(getattr(getattr(self.function, "func", self.function), "__module__", ""))
+
+    @property
+    def dropout(self) -> float:
+        """The rate of dropout between pattern and values."""
+        return float(self.named.get("dropout") or 0.0)
+
+    @property
+    def products(self) -> Products | None:
+        """What rows of a pattern give beside what the function gave; None where dropout hides it."""
+        if self.returned is not None:
+            return self._returned_rows
+        return None if self.dropout or len(self.args) < 3 else values_product(self.args[2], self.output)
+
+    def _returned_rows(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of a pattern beside those that the function returned, where dropout left them."""
+        assert self.returned is not None
+        returned = self.returned[:, :, rows]
+        if self.dropout and self.module.training:
+            P, returned = P.masked_fill(returned == 0, 0.0), returned * (1 - self.dropout)
+        return P.transpose(1, 2), returned.transpose(1, 2)
+
+    def _detached(self, name: str) -> Tensor | None:
+        """The tensor of an argument by its name, without gradients; None without it."""
+        value = self.named.get(name)
+        return value.detach() if isinstance(value, Tensor) else None
+
+    def _sequences(self, query: Tensor) -> Tensor | None:
+        """The number of the sequence that each token of a packed batch belongs to, where its ends are given."""
+        ends = self._detached("cu_seq_lens_q")
+        if ends is None or len(query) != 1 or int(ends[-1]) != query.shape[2] or self.returned is not None:
+            return None
+        lengths = ends.to(query.device, torch.long).diff()
+        return torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)[None]
+
+
+def _one_after_another(modifications: list[Callable[[Tensor, int], Tensor]]) -> Callable[[Tensor, int], Tensor] | None:
+    """What does to scores of some rows what each of these does; None if there are none."""
+    if not modifications:
+        return None
+    return lambda scores, start: reduce(lambda s, modified: modified(s, start), modifications, scores)
+
+
+def is_causal(module: nn.Module, named: dict[str, Any]) -> bool:
+    """True if a kernel without a matrix mask is causal: as its argument says, else as its module."""
+    causal = named.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if causal is None else causal)
 
 
 def _eager_pattern(
@@ -119,9 +213,7 @@ def _eager_pattern(
 ) -> Tensor:
     """The pattern of a call computed once more, without gradients and dropout, by the model's eager function."""
     sizes = (query.shape[0], query.shape[2], key.shape[2])
-    causal = kwargs.get("is_causal")  # of a kernel without a matrix mask: as its argument says, else as its module
-    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    mask = additive_mask(attention_mask, sizes, query, causal, kwargs.get("sliding_window"))
+    mask = additive_mask(attention_mask, sizes, query, is_causal(module, kwargs), kwargs.get("sliding_window"))
     # Many models take softmax in float32 when they run eagerly; a kernel in float64 did not.
     wide = lifted() if query.dtype == torch.float64 else nullcontext()
     with torch.no_grad(), without_dropout(module), wide:
