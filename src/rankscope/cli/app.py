@@ -34,6 +34,7 @@ from rankscope.cli.paths import paths
 from rankscope.cli.remedies import remedies
 from rankscope.cli.reproduce import reproduce
 from rankscope.cli.show import Interruption, complain
+from rankscope.cli.spikes import spikes
 from rankscope.cli.study import study
 from rankscope.cli.sweep import sweep
 from rankscope.errors import RankscopeError
@@ -140,8 +141,8 @@ app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 for command in (
-    demo, measure, compare, paths, bounds, forecast, sweep, checkpoints, follow, explore, reproduce, study, remedies,
-    report, masks, metrics, models,
+    demo, measure, compare, paths, bounds, forecast, sweep, checkpoints, follow, spikes, explore, reproduce, study,
+    remedies, report, masks, metrics, models,
 ):  # fmt: skip
     app.command(help=_unwrapped(command.__doc__))(flattened(command))
 

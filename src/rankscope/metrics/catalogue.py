@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from rankscope.errors import MetricError, one_of
-from rankscope.metrics import attention, cosine, residuals, routing, spectrum
+from rankscope.metrics import attention, cosine, outliers, residuals, routing, spectrum
 from rankscope.metrics.metric import Metric, tex_of
 
-_FAMILIES = (residuals.METRICS, spectrum.METRICS, cosine.METRICS, attention.METRICS, routing.METRICS)
+_FAMILIES = (
+    residuals.METRICS, spectrum.METRICS, cosine.METRICS, outliers.METRICS, attention.METRICS, routing.METRICS,
+)  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for family in _FAMILIES for metric in family}
 
 

@@ -31,7 +31,8 @@ from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.schedule import Schedule
-from rankscope.live.monitor.weight_gradients import WeightGradients
+from rankscope.live.monitor.weight_gradients import WeightGradients, parameter_groups
+from rankscope.live.monitor.weight_spectra import WeightSpectra
 from rankscope.live.notes import describe_model
 from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
@@ -64,6 +65,7 @@ class Monitor:
         run: The run folder.
         writers: Functions that receive every `Measurement` as well; `rankscope.live.writers` has some.
         optimizer: The optimiser, to measure gradients and updates of weights.
+        spectra: Whether to measure the spectral norm and the stable rank of each block's weights as well.
         loss: A function of what the model returns for the probe, to measure gradients at each layer's tokens;
             not needed if the model returns a loss of its own, as it does for a probe with labels.
         paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
@@ -100,6 +102,7 @@ class Monitor:
         run: str | Path = "runs/training",
         writers: Sequence[Writer] = (),
         optimizer: Any = None,
+        spectra: bool = False,
         loss: LossFunction | None = None,
         paths_every: int | None = None,
         alarms: Sequence[AlarmSource] | None = None,
@@ -129,7 +132,12 @@ class Monitor:
             self.rules = RuleSet([*self.rules.rules, self.forecast])
         names = [metric.name for metric in self.plan.metrics]
         options = {"metrics": names, "every": every, "paths_every": paths_every, "alarms": self.rules.names}
-        options |= {"probe": probe is not None, "optimizer": optimizer is not None, "loss": loss is not None}
+        options |= {
+            "probe": probe is not None,
+            "optimizer": optimizer is not None,
+            "loss": loss is not None,
+            "spectra": spectra,
+        }
         distributed.require_agreement("metrics and steps", options)
         self.probe = None if probe is None else Probe.of(probe, loss)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
@@ -139,6 +147,7 @@ class Monitor:
         if probe is None and is_compiled(submodules(model)):
             torch.compiler.reset()  # graphs of earlier calls have no hooks
         self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
+        self.spectra = WeightSpectra(parameter_groups(self.plan.blocks)[0]) if spectra else None
         self.inline = inline_measurement(self.model, self.plan) if probe is None else None
         self._recorders = [part for part in (self.inline, self.gradients) if part is not None]
         self._notes = self._initial_notes(names)
@@ -348,6 +357,8 @@ class Monitor:
             values.update(self.inline.values())
         if self.gradients is not None:
             values.update(self.gradients.values(rate="lr" not in self._scalars))
+        if self.spectra is not None:
+            values.update(self.spectra.values())
         certificates = None
         if self.paths is not None and self.schedule.crossed(self.paths.every):
             shares, certificates = self.paths.measure(self.steps)
@@ -434,6 +445,7 @@ class Monitor:
         inline_gradients = self.inline is not None and self.inline.has_gradients
         if inline_gradients or (self.probe is not None and self.probe.has_loss):
             measured.append(GRADIENT_METRIC)
+        measured += [] if self.spectra is None else self.spectra.names
         measured += [] if self.gradients is None else [f"grad_{group}" for _, group in self.gradients.groups]
         return self.rules.notes(measured)
 

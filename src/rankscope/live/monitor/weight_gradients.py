@@ -228,12 +228,12 @@ class WeightGradients:
         made = "update" in self._squares and not self._skipped and failure is None
         for (layer, group), parts in self.groups.items():
             norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
-            values.add(layer, f"grad_{group}", _counted_once(norm["gradient"] / self._scale) if made else NO_VALUE)
-            values.add(layer, f"update_{group}", _counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE)
+            values.add(layer, f"grad_{group}", counted_once(norm["gradient"] / self._scale) if made else NO_VALUE)
+            values.add(layer, f"update_{group}", counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE)
         if rate:
             last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
             if last is not None:
-                values.add(None, "lr", _counted_once(torch.as_tensor(last, dtype=torch.float64)))
+                values.add(None, "lr", counted_once(torch.as_tensor(last, dtype=torch.float64)))
         self.record(False)
         return values
 
@@ -325,6 +325,6 @@ def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tenso
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()
 
 
-def _counted_once(value: Tensor) -> Tensor:
+def counted_once(value: Tensor) -> Tensor:
     """A value that all ranks have, as a sample of the rank that writes only."""
     return value[None] if distributed.is_writer() else NO_VALUE

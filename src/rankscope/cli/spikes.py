@@ -1,0 +1,84 @@
+"""`rankscope spikes`: the loss spikes of a training, and which signals moved before them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rankscope.cli import options as opt
+from rankscope.cli.show import console, machine, say, say_where, titled
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankscope.runs.spikes import SpikeReport
+
+SHOWN = 12  # Signals that are shown before each spike
+
+
+def spikes(
+    sources: Annotated[list[Path], opt.argument("RUN", "Run folders, TensorBoard's folders, or tables by step.")],
+    loss: Annotated[
+        str | None, opt.option(opt.RESULT, "NAME", "What the loss is called there.", show_default="the usual names")
+    ] = None,
+    window: Annotated[
+        int | None, opt.option(opt.RESULT, "N", "Values of the rolling mean.", min=20, show_default="1000, or a tenth")
+    ] = None,
+    deviations: Annotated[float, opt.option(opt.RESULT, "X", "Standard deviations that make a spike.")] = 7.0,
+    results: opt.ResultOptions = opt.ResultOptions(),
+) -> None:
+    """Find the loss spikes of a training, and say which signals left their usual range before each.
+
+    RUN is what a [bold]Monitor[/bold] wrote, a folder of TensorBoard, or a table by step (CSV, Parquet, JSON lines),
+    as W&B exports it. How often a signal does the same when nothing follows is its chance.
+    """
+    from rankscope.runs.signals import read_signals, split_loss
+    from rankscope.runs.spikes import order_of_events
+
+    opt.require_positive(deviations=deviations)
+    of_loss, signals = split_loss(read_signals(sources), loss)
+    found = order_of_events(of_loss, signals, window=window, deviations=deviations)
+    if results.output is not None:
+        _write(results.output, found)
+    if results.as_json:
+        told = {"score": found.score, "spikes": [spike._asdict() for spike in found.spikes]}
+        return machine({**told, "events": found.events.to_dicts(), "sentences": found.sentences})
+    say(*found.sentences)
+    for number, spike in enumerate(found.spikes):
+        table = _table(found, number)
+        if table.row_count:
+            say("")
+            console().print(f"Before step {spike.first}", style="bold")
+            console().print(table)
+    if results.output is not None:
+        say_where("Spikes and events", results.output)
+
+
+def _table(found: "SpikeReport", number: int) -> "Table":
+    """Signals that left their band before a spike, the earliest first."""
+    import polars as pl
+
+    events = found.events.filter(pl.col("spike") == number)
+    caption = f"{events.height - SHOWN} more: --json has all" if events.height > SHOWN else ""
+    words, numbers = ["signal", "layer", ""], ["step", "lead", "distance", "chance", "adjusted"]
+    table = titled("what left its band, the earliest first", caption, words, numbers)
+    for row in events.head(SHOWN).iter_rows(named=True):
+        place = "" if row["layer"] is None else str(row["layer"]) + ("" if row["head"] is None else f".{row['head']}")
+        way = "up" if row["direction"] > 0 else "down"
+        table.add_row(
+            row["signal"], place, way, str(row["step"]), str(row["lead"]), f"{row['distance']:.1f}",
+            f"{row['chance']:.2g}", f"{row['adjusted']:.2g}",
+        )  # fmt: skip
+    return table
+
+
+def _write(folder: Path, found: "SpikeReport") -> None:
+    """Put the spikes and the events into a folder, as CSV."""
+    import polars as pl
+
+    from rankscope.files import atomic, writable_folder
+
+    writable_folder(folder)
+    schema = {"first": pl.Int64, "last": pl.Int64, "peak": pl.Float64, "deviations": pl.Float64}
+    tables = {"spikes": pl.DataFrame([spike._asdict() for spike in found.spikes], schema=schema)}
+    for name, table in {**tables, "events": found.events}.items():
+        with atomic(folder / f"{name}.csv") as path:
+            table.write_csv(path)

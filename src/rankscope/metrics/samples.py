@@ -1,0 +1,166 @@
+"""Collapse across samples: numbers of a set of embeddings, as those who train without labels watch them.
+
+Z is `[*batch, sample, width]`: a row for each sample (its pooled tokens, its class token), or for each token of many
+samples. Where tokens of one sample become the same, `residuals.py` tells; here all samples may become the same
+(complete collapse), or fill a few directions only (dimensional collapse).
+
+| function     | whose               | where all samples are the same | where all directions are alike      |
+|--------------|---------------------|--------------------------------|-------------------------------------|
+| `rankme`     | Garrido et al. 2023 | 1                              | the width, or the number of samples |
+| `alpha_req`  | Agrawal et al. 2022 | none (NaN)                     | 0                                   |
+| `lidar`      | Thilak et al. 2023  | none (NaN)                     | the width, or the samples minus one |
+| `uniformity` | Wang & Isola 2020   | 0                              | about `-2 t`                        |
+| `alignment`  | Wang & Isola 2020   | 0                              | grows as views of a sample differ   |
+
+Formulas are the authors', with their constants as defaults. Everything is computed in float64, but embeddings that come
+in float32 differ by rounding where they should be the same: `rankme_floor` says what `rankme` gives then.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.errors import MetricError, TokensError
+from rankscope.metrics.metric import ROUNDING
+from rankscope.metrics.tokens import unit_of
+from rankscope.shapes import Float
+
+Embeddings = Float[Tensor, "*batch sample width"]
+Views = Float[Tensor, "*batch sample view width"]
+Numbers = Float[Tensor, "*batch"]
+
+
+def rankme(Z: Embeddings, eps: float = 1e-7) -> Numbers:
+    """RankMe, the effective rank of embeddings: `exp(-sum_k p_k log p_k)`, `p_k = s_k / sum_j s_j + eps`, s_k the
+    singular values of Z. Z is not centred, as in the paper: equal samples have rank 1, not 0.
+
+    Args:
+        Z: Embeddings.
+        eps: What is added to every share; with it the value may pass the width by a little.
+
+    >>> round(float(rankme(torch.eye(8))), 3)
+    8.0
+    """
+    s = torch.linalg.svdvals(_wide(Z))
+    p = s / s.sum(-1, keepdim=True) + eps
+    return (-(p * p.log()).sum(-1)).exp()
+
+
+def rankme_floor(samples: int, width: int, dtype: torch.dtype = torch.float32, eps: float = 1e-7) -> float:
+    """The value of `rankme` up to which embeddings of a dtype may be all the same: one singular value, and rounding.
+
+    Rounding adds a matrix whose Frobenius norm is at most `ROUNDING` times the dtype's eps of that of Z, which is s_1
+    where samples are the same. The entropy is largest where all its singular values are as large as each other.
+
+    Args:
+        samples: Rows of Z.
+        width: Columns of Z.
+        dtype: The dtype that embeddings were computed in.
+        eps: As in `rankme`.
+    """
+    count = min(samples, width)
+    noise = ROUNDING * unit_of(dtype) / math.sqrt(count)
+    shares = [1.0, *[noise] * (count - 1)]
+    p = [share / sum(shares) + eps for share in shares]
+    return math.exp(-sum(share * math.log(share) for share in p))
+
+
+def alpha_req(Z: Embeddings, first: int = 11, last: int = 50) -> Numbers:
+    """The exponent alpha of the eigenvalues of the covariance of embeddings, `lambda_k ~ k^-alpha`; near 1 is good.
+
+    A line is fitted to `log lambda_k` over `log k`, with weights `1 / k`, as Stringer et al. (2019) do. NaN where an
+    eigenvalue of the range is zero.
+
+    Args:
+        Z: Embeddings; their mean is taken out.
+        first: The first eigenvalue of the fit, counted from 1: the largest ones follow no power law.
+        last: The last eigenvalue of the fit; one that Z does not have is left out.
+
+    Raises:
+        MetricError: Fewer than two eigenvalues are left to fit.
+    """
+    X = _wide(Z)
+    X = X - X.mean(-2, keepdim=True)
+    last = min(last, X.shape[-1], X.shape[-2] - 1)
+    if first < 1 or last <= first:
+        came = f"of {X.shape[-2]} samples of width {X.shape[-1]} those from {first} to {last} came"
+        raise MetricError(f"alpha-ReQ must have two eigenvalues to fit; {came}: give more samples", subject="first")
+    values = torch.linalg.svdvals(X).square()[..., first - 1 : last]
+    rank = torch.arange(first, last + 1, dtype=X.dtype, device=X.device)
+    x, y, w = rank.log(), values.log(), 1 / rank
+    x_mean, y_mean = (x * w).sum() / w.sum(), (y * w).sum(-1, keepdim=True) / w.sum()
+    slope = (w * (x - x_mean) * (y - y_mean)).sum(-1) / (w * (x - x_mean).square()).sum()
+    return torch.where(values.amin(-1) > 0, -slope, torch.nan)
+
+
+def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8) -> Numbers:
+    """LiDAR: the effective rank of what tells samples apart, as against views of the same sample.
+
+    With m_i the mean of the views of sample i, m that of all, and
+
+        B = mean_i (m_i - m)(m_i - m)^T,   W = mean_i mean_v (z_iv - m_i)(z_iv - m_i)^T + delta I,
+
+    it is `exp(-sum_k p_k log p_k)`, `p_k = l_k / sum_j l_j + eps`, l_k the eigenvalues of `W^-1/2 B W^-1/2`. NaN where
+    no two samples differ.
+
+    Args:
+        views: Embeddings of several views (augmentations, crops) of every sample.
+        delta: What is added to W, so that it has an inverse.
+        eps: What is added to every share.
+    """
+    X = _wide(views)
+    centre = X.mean(-2)
+    between = centre - centre.mean(-2, keepdim=True)
+    within = (X - centre[..., None, :]).flatten(-3, -2)
+    B = between.mT @ between / between.shape[-2]
+    W = within.mT @ within / within.shape[-2]
+    W = W + delta * torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+    root = torch.linalg.cholesky(W)
+    half = torch.linalg.solve_triangular(root, B, upper=False)
+    values = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, half.mT, upper=False)).clamp(min=0.0)
+    p = values / values.sum(-1, keepdim=True) + eps
+    return (-(p * p.log()).sum(-1)).exp()
+
+
+def uniformity(Z: Embeddings, t: float = 2.0) -> Numbers:
+    """`log mean_{i<j} exp(-t |z_i - z_j|^2)` of embeddings of length one: 0 where all are the same, lower where not.
+
+    Args:
+        Z: Embeddings; each is divided by its length.
+        t: The sharpness of the kernel.
+    """
+    X = F.normalize(_wide(Z), dim=-1)
+    pairs = torch.triu_indices(X.shape[-2], X.shape[-2], offset=1, device=X.device)
+    square = (X[..., pairs[0], :] - X[..., pairs[1], :]).square().sum(-1) if X.shape[-2] <= 256 else _squares(X, pairs)
+    return (-t * square).logsumexp(-1) - math.log(max(1, pairs.shape[1]))
+
+
+def _squares(X: Embeddings, pairs: Tensor) -> Tensor:
+    """Squared distances of pairs of points of length one, from their products: of many points, fewer numbers."""
+    products = X @ X.mT
+    return (2 - 2 * products[..., pairs[0], pairs[1]]).clamp(min=0.0)
+
+
+def alignment(Z: Embeddings, other: Embeddings, power: float = 2.0) -> Numbers:
+    """`mean_i |z_i - z'_i|^power` of two views of every sample, embeddings of length one: 0 where they agree.
+
+    Args:
+        Z: Embeddings of one view.
+        other: Embeddings of another view of the same samples.
+        power: The power of the distance.
+    """
+    if Z.shape != other.shape:
+        sentence = f"two views must have the same shape; got {tuple(Z.shape)} and {tuple(other.shape)}"
+        raise TokensError(sentence, subject="other")
+    X, Y = F.normalize(_wide(Z), dim=-1), F.normalize(_wide(other), dim=-1)
+    return (X - Y).norm(dim=-1).pow(power).mean(-1)
+
+
+def _wide(Z: Tensor) -> Tensor:
+    """Embeddings in float64."""
+    if Z.ndim < 2 or not Z.is_floating_point() or 0 in Z.shape[-2:]:
+        came = f"{Z.dtype} of shape {tuple(Z.shape)}"
+        raise TokensError(f"embeddings must be floating, [sample, width]; got {came}", subject="Z")
+    return Z.to(torch.float64)

@@ -1,0 +1,291 @@
+"""Loss spikes of a training, and which signals left their usual range before each.
+
+**Spikes.** A value of the loss is a spike if it lies at least 7 standard deviations above the mean of the values before
+it that were none: the last 1,000, or a tenth of the run if that is less, since a falling loss has a wide spread over a
+long window. Spikes with no more than `GAP` values between them are one. OLMo 2's spike score is the share of values
+that lie so far from the mean of all 1,000 values before them, above or below.
+
+**Order of events.** A signal (the gradients of a layer's queries and keys, its largest logit, ...) has a band before
+every spike: the median of `REFERENCE` values that end `HORIZON` values before the spike, plus and minus `WIDTH` times
+their spread (the median distance from the median, scaled to be the standard deviation of a normal variable). Signals
+that are positive are compared by their logs. The signal has **left its band** where its values lie outside, on one
+side, from some step until the spike, but for a share `RETURNS` of them; by so many steps it **leads**.
+
+**Confidence.** A signal that often leaves its band says nothing when it does so before a spike. The same question is
+therefore asked at every step of the quiet part of the run: with a lead as long or longer at k of n quiet steps, the
+chance of such a lead without any spike is `(k + 1) / (n + 1)`. Many signals are looked at at once: `adjusted` is that
+chance corrected for their number (Benjamini & Hochberg 1995: among signals with an adjusted chance below c, a share of
+at most c is there by accident). Quiet steps close to each other are not independent, and a lead is no proof of a cause.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from rankscope.errors import FileError
+
+DEVIATIONS, WINDOW = 7.0, 1000  # OLMo 2's: how far a spike is away, and over how many values the mean goes
+SHORT = 50  # The least window
+LEAST = 20  # Values that there must be before one can be a spike, or a band
+GAP = 10  # Values between two spikes that count as one
+REFERENCE, HORIZON = 100, 50  # Values that a band is made of, and the longest lead in values
+WIDTH = 5.0  # Half the width of a band, in spreads
+RETURNS = 0.25  # The share of values that may lie inside the band after it was left
+NORMAL = 1.4826  # The standard deviation of a normal variable over its median distance from the median
+ROUGH = 1e-6  # The least spread of a signal, as a share of its median: one that was constant has none of its own
+SURE = 0.05  # The adjusted chance up to which a lead is spoken of
+EVENTS: dict[str, Any] = {
+    "spike": pl.Int64, "signal": pl.String, "layer": pl.Int64, "head": pl.Int64, "step": pl.Int64, "lead": pl.Int64,
+    "direction": pl.Int64, "distance": pl.Float64, "chance": pl.Float64, "adjusted": pl.Float64,
+}  # fmt: skip
+
+
+class Signal(NamedTuple):
+    """One number of a training over its steps."""
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
+    layer: int | None = None
+    head: int | None = None
+
+
+class Spike(NamedTuple):
+    """A loss spike: the steps where it begins and ends, its highest value, and by how many standard deviations that
+    is above the mean before it."""
+
+    first: int
+    last: int
+    peak: float
+    deviations: float
+
+
+@dataclass(frozen=True)
+class SpikeReport:
+    """The spikes of a run, and what came before each.
+
+    Args:
+        score: OLMo 2's spike score of the loss, in percent.
+        spikes: Every spike, in order.
+        events: Signals that had left their band when a spike began, the earliest of each spike first: spike (its
+            number, from 0) · signal · layer · head · step (the first outside the band) · lead (in steps) · direction (1
+            upwards, -1 downwards) · distance (from the median, in spreads, at the farthest) · chance · adjusted.
+        signals: How many signals were looked at.
+    """
+
+    score: float
+    spikes: list[Spike]
+    events: pl.DataFrame
+    signals: int
+
+    @property
+    def sentences(self) -> list[str]:
+        """What happened, spike by spike."""
+        if not self.spikes:
+            return [f"The loss has no spike; its spike score is {self.score:.2g}%."]
+        count = "1 spike" if len(self.spikes) == 1 else f"{len(self.spikes)} spikes"
+        said = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
+        for number, spike in enumerate(self.spikes):
+            came = self.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
+            height = f"rises to {spike.peak:.3g}" if math.isfinite(spike.peak) else "is no number"
+            before = f"before it none of {self.signals} signals left its band for sure"
+            if came.height:
+                before = f"before it {'; then '.join(map(_words, came.head(3).iter_rows(named=True)))}"
+                before += f"; {came.height} of {self.signals} signals did so" if came.height > 3 else ""
+            said.append(f"At step {spike.first} the loss {height}; {before}.")
+        return said
+
+    def __repr__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def deviations_from_mean(values: Any, window: int = WINDOW, outlier: float = math.inf) -> np.ndarray:
+    """By how many standard deviations each value is above the mean of those before it; 0 where they are too few.
+
+    Args:
+        values: Numbers in the order of their steps; one that is not finite is infinitely far above.
+        window: How many values the mean goes over.
+        outlier: Values that are at least so many standard deviations away do not count for later means.
+
+    >>> float(deviations_from_mean([1.0, 1.2] * 20 + [3.1])[-1].round())
+    20.0
+    """
+    numbers = np.asarray(values, dtype=float)
+    finite = numbers[np.isfinite(numbers)]
+    origin = finite[0] if len(finite) else 0.0  # sums of squares of what is left lose no digits to a large mean
+    found, kept, total, square = np.zeros(len(numbers)), deque[float](), 0.0, 0.0
+    for k, number in enumerate(numbers):
+        value = number - origin
+        if not math.isfinite(value):
+            found[k] = math.inf
+            continue
+        if len(kept) >= LEAST:
+            mean = total / len(kept)
+            sd = math.sqrt(max(0.0, square / len(kept) - mean**2))
+            away = value - mean
+            found[k] = away / sd if sd > 0 else math.copysign(math.inf, away) if away else 0.0
+        if abs(found[k]) < outlier:
+            kept.append(value)
+            total, square = total + value, square + value**2
+            if len(kept) > window:
+                old = kept.popleft()
+                total, square = total - old, square - old**2
+    return found
+
+
+def spike_score(values: Any, window: int = WINDOW, deviations: float = DEVIATIONS) -> float:
+    """OLMo 2's spike score: the percentage of values at least so many standard deviations from their rolling mean.
+
+    Args:
+        values: Numbers in the order of their steps.
+        window: How many values before each one the mean goes over.
+        deviations: From how many standard deviations on a value counts.
+    """
+    away = np.abs(deviations_from_mean(values, window)) >= deviations
+    return 100.0 * float(away.mean()) if len(away) else 0.0
+
+
+def find_spikes(loss: Signal, window: int | None = None, deviations: float = DEVIATIONS) -> list[Spike]:
+    """The spikes of a loss, in order.
+
+    Args:
+        loss: The loss by step.
+        window: How many values the mean goes over; if left out, 1,000 or a tenth of all, whichever is less.
+        deviations: From how many standard deviations above the mean on a value is a spike.
+    """
+    window = min(WINDOW, max(SHORT, len(loss.values) // 10)) if window is None else window
+    above = deviations_from_mean(loss.values, window, deviations)
+    spikes: list[list[int]] = []
+    for k in np.flatnonzero(above >= deviations).tolist():
+        if spikes and k - spikes[-1][-1] <= GAP + 1:
+            spikes[-1].append(k)
+        else:
+            spikes.append([k])
+    return [
+        Spike(
+            int(loss.steps[places[0]]), int(loss.steps[places[-1]]),
+            float(np.nan_to_num(loss.values[places], nan=np.inf).max()), float(above[places].max()),
+        )
+        for places in spikes
+    ]  # fmt: skip
+
+
+def order_of_events(
+    loss: Signal, signals: Sequence[Signal], *, window: int | None = None, deviations: float = DEVIATIONS
+) -> SpikeReport:
+    """Find the spikes of a loss, and which signals left their band before each, in the order in which they did.
+
+    Args:
+        loss: The loss by step.
+        signals: Other numbers of the run; each has steps of its own.
+        window: How many values of the loss its mean goes over; if left out, as in `find_spikes`.
+        deviations: From how many standard deviations above the mean on a loss is a spike.
+
+    >>> steps = np.arange(400)
+    >>> noise = np.random.default_rng(0).normal(size=(2, 400))
+    >>> loss = Signal("loss", steps, 2 + 0.1 * noise[0] + 5 * (steps == 300))
+    >>> logit = Signal("largest_logit", steps, 10 + noise[1] + 20 * ((steps >= 280) & (steps < 310)))
+    >>> order_of_events(loss, [logit]).events.select("spike", "signal", "step", "lead").rows()
+    [(0, 'largest_logit', 280, 20)]
+    """
+    spikes = find_spikes(loss, window, deviations)
+    rows: list[dict[str, Any]] = []
+    for chosen in _by_steps(signals):
+        steps, logs = chosen[0].steps, _comparable(chosen)
+        quiet = _quiet(steps, spikes)
+        leads = np.array([_leads(logs, k)[0] for k in quiet]).reshape(len(quiet), len(chosen))
+        for number, spike in enumerate(spikes):
+            at = int(np.searchsorted(steps, spike.first))  # values at this step and later do not come before
+            if at < LEAST + 1:
+                continue
+            lead, direction, distance = _leads(logs, at)
+            for k, signal in enumerate(chosen):
+                if lead[k]:
+                    step = int(steps[at - lead[k]])
+                    chance = (float((leads[:, k] >= lead[k]).sum()) + 1) / (len(quiet) + 1)
+                    rows.append({
+                        "spike": number, "signal": signal.name, "layer": signal.layer, "head": signal.head,
+                        "step": step, "lead": spike.first - step, "direction": int(direction[k]),
+                        "distance": float(distance[k]), "chance": chance,
+                    })  # fmt: skip
+    table = pl.DataFrame(rows, schema={name: kind for name, kind in EVENTS.items() if name != "adjusted"})
+    adjusted = np.ones(table.height)
+    for number in range(len(spikes)):
+        mine = (table["spike"] == number).to_numpy()
+        adjusted[mine] = _adjusted(table["chance"].to_numpy()[mine], len(signals))
+    table = table.with_columns(adjusted=pl.Series(adjusted, dtype=pl.Float64))
+    table = table.sort("spike", "step", "adjusted", "signal", maintain_order=True)
+    return SpikeReport(spike_score(loss.values, window or WINDOW, deviations), spikes, table, len(signals))
+
+
+def _by_steps(signals: Iterable[Signal]) -> list[list[Signal]]:
+    """Signals with the same steps together."""
+    found: dict[bytes, list[Signal]] = {}
+    for signal in signals:
+        if len(signal.steps) != len(signal.values):
+            raise FileError(f"{signal.name} must have a value at each of its steps", subject=signal.name)
+        found.setdefault(np.asarray(signal.steps, dtype=np.int64).tobytes(), []).append(signal)
+    return list(found.values())
+
+
+def _comparable(signals: Sequence[Signal]) -> np.ndarray:
+    """Values as they are compared, `[signal, step]`: logs where all that is finite is positive."""
+    values = np.array([signal.values for signal in signals], dtype=float)
+    finite = np.isfinite(values)
+    positive = np.where(finite, values, 1.0).min(1, initial=np.inf) > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(positive[:, None], np.log(np.abs(values)), values)
+
+
+def _leads(values: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(For how many values before place `at` each signal has been outside its band, on which side, how far at most)."""
+    begin = max(LEAST, at - HORIZON)
+    reference = values[:, max(0, begin - REFERENCE) : begin]
+    reference = np.where(np.isfinite(reference), reference, np.nan)
+    known = np.isfinite(reference).sum(1) >= LEAST // 2
+    reference = np.where(known[:, None], reference, 0.0)
+    middle = np.nanmedian(reference, 1)
+    spread = NORMAL * np.nanmedian(np.abs(reference - middle[:, None]), 1)
+    spread = np.maximum(spread, ROUGH * np.maximum(np.abs(middle), 1.0))
+    away = (values[:, begin:at] - middle[:, None]) / spread[:, None]
+    away = np.where(np.isfinite(values[:, begin:at]), away, np.inf)
+    best, side = np.zeros(len(values), dtype=int), np.zeros(len(values), dtype=int)
+    length = np.arange(1, away.shape[1] + 1)
+    for direction in (1, -1):
+        outside = (direction * away >= WIDTH)[:, ::-1]  # the last value first
+        lasts = outside & (outside.cumsum(1) >= (1 - RETURNS) * length) & outside[:, :1] & known[:, None]
+        lead = np.where(lasts, length, 0).max(1, initial=0)
+        best, side = np.where(lead > best, lead, best), np.where(lead > best, direction, side)
+    since = np.where(np.arange(away.shape[1]) >= away.shape[1] - best[:, None], side[:, None] * away, 0.0)
+    return best, side, since.max(1, initial=0.0)
+
+
+def _quiet(steps: np.ndarray, spikes: Sequence[Spike]) -> list[int]:
+    """Places with a band that no spike is near: neither soon after them, nor among the values that are compared."""
+    near = np.zeros(len(steps), dtype=bool)
+    for spike in spikes:
+        first, last = np.searchsorted(steps, [spike.first, spike.last])
+        near[max(0, first - HORIZON) : last + HORIZON + REFERENCE + 1] = True
+    return [k for k in range(LEAST + 1, len(steps)) if not near[k]]
+
+
+def _adjusted(chances: np.ndarray, count: int) -> np.ndarray:
+    """Chances corrected for so many signals, of which these are the smallest (Benjamini & Hochberg)."""
+    order = np.argsort(chances)
+    scaled = chances[order] * count / np.arange(1, len(chances) + 1)
+    found = np.empty(len(chances))
+    found[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return found
+
+
+def _words(row: dict[str, Any]) -> str:
+    """One signal that left its band, in words."""
+    of = "" if row["layer"] is None else f" of layer {row['layer']}"
+    of += "" if row["head"] is None else f", head {row['head']},"
+    way = "rose" if row["direction"] > 0 else "fell"
+    return f"{row['signal']}{of} {way} {row['lead']} steps earlier (chance {row['adjusted']:.2g})"
