@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from rankscope import Monitor
 from rankscope.errors import FileError
 from rankscope.runs import spikes as module
 from rankscope.runs.signals import read_signals, split_loss
@@ -151,6 +154,18 @@ def test_files_of_tensorboard_are_read(tmp_path: Path) -> None:
             writer.add_scalar("h.2/entropy", 0.5, step)
     loss, (entropy,) = split_loss(read_signals([tmp_path]))
     assert loss.values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0] and entropy.name == "h.2/entropy"
+
+
+def test_a_run_of_a_monitor_is_read_with_the_largest_loss_between_measurements(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with Monitor(model, "relative_mu", every=5, probe=torch.randn(2, 5, 8), run=tmp_path, alarms=()) as monitor:
+        for step in range(1, 21):
+            monitor.step(loss=9.0 if step == 7 else math.nan if step == 18 else 1.0)
+    loss, others = split_loss(read_signals([tmp_path]))
+    assert loss.steps.tolist() == [5, 10, 15, 20] and loss.values[:3].tolist() == [1.0, 9.0, 1.0]
+    assert math.isnan(loss.values[3])
+    assert {(signal.name, signal.layer) for signal in others} >= {("relative_mu", 0), ("relative_mu", 2)}
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:

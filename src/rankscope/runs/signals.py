@@ -18,7 +18,8 @@ import polars as pl
 from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.runs.spikes import Signal
-from rankscope.runs.training import read_training
+from rankscope.runs.store import read
+from rankscope.runs.training import TRAINING_TABLE, read_training
 
 STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step")
 LOSS = ("loss", "train/loss", "train_loss", "training_loss", "training loss", "train/ce_loss", "loss/train", "lm loss")
@@ -80,10 +81,13 @@ def _read(source: Path) -> list[Signal]:
 
 
 def _run(folder: Path) -> list[Signal]:
-    """What a monitor wrote: numbers of single steps where there are some, else those of its measurements."""
-    run = read_training(folder)
-    rows = run.table.select("step", "layer", "head", "metric", "value")
-    return _long(rows)
+    """What a monitor wrote. Of the loss, the largest since the last measurement counts, so that no spike is averaged
+    away, and of largest logits the largest of all samples; a number that was not finite in some sample is none."""
+    read_training(folder)  # says what is wrong with a folder that holds no run
+    rows = read(folder).table(TRAINING_TABLE)
+    largest = pl.col("metric").str.to_lowercase().is_in([*LOSS, "largest_logit"])
+    value = pl.when(pl.col("broken") > 0).then(None).when(largest).then("most").otherwise("value")
+    return _long(rows.select("step", "layer", "head", "metric", value.alias("value")))
 
 
 def _tensorboard(folder: Path) -> list[Signal]:
