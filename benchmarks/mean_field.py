@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankscope.forecasts.designs import Design, drawn
+from rankscope.forecasts.designs import Design, draw_design
 from rankscope.forecasts.giorlandino2026 import equiangular_tokens
 from rankscope.forecasts.mean_field import Moments, mean_field
 from rankscope.nets import Transformer
@@ -37,7 +37,7 @@ def design_of(number: int, width: int) -> tuple[Design, float]:
     """The design of a number at a width, with 1 to 12 layers, and the cosine of the tokens that it reads."""
     draw = random.Random(f"mean field {number}")
     layers, cosine = draw.randint(1, 12), draw.uniform(0.1, 0.9)
-    return replace(drawn(number), layers=layers, width=width, heads=width // HEAD_WIDTH), cosine
+    return replace(draw_design(number), layers=layers, width=width, heads=width // HEAD_WIDTH), cosine
 
 
 def network(design: Design, seed: int) -> Transformer:

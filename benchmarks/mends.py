@@ -25,7 +25,7 @@ from rankscope.errors import FileError, RankscopeError
 from rankscope.files import atomic
 from rankscope.forecasts.calibration import EVALUATION, LEARNT, lines_of
 from rankscope.forecasts.changes import changes
-from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.forecast import forecast_of
 from rankscope.forecasts.plan import Plan
 from rankscope.lab import Initialisation
@@ -38,7 +38,7 @@ KINDS = ("norm", "skips", "gains", "temperature", "initialisation", "remedies")
 
 def best_changes(number: int, kinds: Sequence[str] = KINDS) -> list[dict[str, Any]]:
     """The best change of each kind of a design, with its forecast and all that is needed to train it."""
-    plan, best = drawn(number).plan(), []
+    plan, best = draw_design(number).plan(), []
     for kind in kinds:
         found = []
         for change, make in changes(plan, (kind,)):
@@ -64,7 +64,7 @@ def written(plan: Plan) -> dict[str, Any]:
 
 def plan_of(line: dict[str, Any]) -> Plan:
     """The plan of a changed design from what was written of it."""
-    original, start = drawn(line["number"]).plan(), dict(line["initialisation"])
+    original, start = draw_design(line["number"]).plan(), dict(line["initialisation"])
     start["gains"] = tuple((name, gain) for name, gain in start["gains"])
     return replace(
         original, arch=Architecture.from_dict(line["arch"]), initialisation=Initialisation(**start),

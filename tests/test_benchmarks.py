@@ -13,7 +13,7 @@ from benchmarks import __main__ as printed
 from benchmarks import alarms, mean_field, mends, opening, peers, rates, recipes, timing
 
 from rankscope.forecasts.changes import changes
-from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.designs import draw_design
 from rankscope.live.monitor import default_rules
 
 ALONE = {"alarms", "device", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
@@ -97,7 +97,7 @@ def test_errors_of_mean_field_theory_are_a_table() -> None:
 
 @pytest.mark.parametrize("number", [3, 11, 100_004])
 def test_changed_designs_are_trained_as_they_were_forecast(number: int) -> None:
-    for _, make in changes(drawn(number).plan(), mends.KINDS):
+    for _, make in changes(draw_design(number).plan(), mends.KINDS):
         plan = make()
         again = mends.plan_of(json.loads(json.dumps({"number": number, **mends.written(plan)})))
         assert replace(again, task=plan.task) == replace(plan, remedies=list(plan.remedies))

@@ -28,7 +28,7 @@ def nodes() -> Iterator[Any]:
 
     # Ray keeps the arguments of a driver that was killed (2.60): in the 150 MiB that it gives nodes of a test, the next
     # driver's would wait for room for ever.
-    room = {"num_cpus": 1, "object_store_memory": 2**30}
+    room: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 2**30}
     cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
     cluster.add_node(**room)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

@@ -5,18 +5,18 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.forecasts.calibration import trainings
-from rankscope.forecasts.designs import Design, drawn
+from rankscope.forecasts.designs import Design, draw_design
 from rankscope.lab.training import with_gains
 from rankscope.nets import Architecture, Transformer
 
 
 def test_designs_of_the_table_are_those_that_were_trained() -> None:
     rows = trainings().sample(25, seed=1)
-    assert [drawn(number).key for number in rows["number"]] == rows["key"].to_list()
+    assert [draw_design(number).key for number in rows["number"]] == rows["key"].to_list()
 
 
 def test_the_space_is_wide() -> None:
-    designs = [drawn(number) for number in range(60)]
+    designs = [draw_design(number) for number in range(60)]
     assert {design.task for design in designs} == {"next-character", "induction"}
     assert {design.fields["norm_place"] for design in designs} == {"pre", "post"}
     assert min(design.layers for design in designs) <= 4

@@ -7,7 +7,7 @@ import polars as pl
 import torch
 from scipy.stats import multivariate_normal, spearmanr
 
-from rankscope.forecasts.fitting import _negative_log_likelihood, cross_validated, fitted
+from rankscope.forecasts.fitting import _negative_log_likelihood, cross_validate, fit_predictor
 from tests.forecasts.test_predictor import tables
 
 
@@ -27,14 +27,14 @@ def test_the_likelihood_is_that_of_a_normal_distribution() -> None:
 
 def test_what_outcomes_hang_on_gets_the_weight() -> None:
     points, results = tables(80)
-    found = fitted(points, results, price=2.0)
+    found = fit_predictor(points, results, price=2.0)
     weights = dict(zip(found.names, found.weights, strict=True))
     assert min(weights["a"], weights["b"]) > 3 * weights.get("c", 0.0)
 
 
 def test_cross_validation_predicts_every_design_once() -> None:
     points, results = tables(60)
-    said = cross_validated(points, results, folds=3, price=2.0, steps=60)
+    said = cross_validate(points, results, folds=3, price=2.0, steps=60)
     assert said["number"].to_list() == list(range(60))
     assert spearmanr(said["predicted_place"], said["place"])[0] > 0.8
     assert ((said["probability"] > 0.5) == said["learns"]).to_numpy().mean() > 0.8
@@ -42,6 +42,6 @@ def test_cross_validation_predicts_every_design_once() -> None:
 
 def test_the_order_of_designs_does_not_matter() -> None:
     points, results = tables(30)
-    one, other = (fitted(points, results[order], steps=20) for order in (slice(None), list(range(29, -1, -1))))
+    one, other = (fit_predictor(points, results[order], steps=20) for order in (slice(None), list(range(29, -1, -1))))
     assert one.to_dict()["weights"].keys() == other.to_dict()["weights"].keys()
-    np.testing.assert_allclose(one.predicted(points)[1], other.predicted(points.select(pl.all()))[1], atol=1e-3)
+    np.testing.assert_allclose(one.predict_all(points)[1], other.predict_all(points.select(pl.all()))[1], atol=1e-3)

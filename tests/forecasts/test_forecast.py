@@ -46,7 +46,7 @@ def test_columns_are_numbers(found: Forecast) -> None:
 def test_phases_are_of_tokens_with_their_positions() -> None:
     """A table of positions is part of what the first layer reads."""
     arch = SMALL.replace(positions="absolute", length=12, layers=1)
-    plan = forecast(arch, **OPTIONS).plan
+    plan = forecast(arch, **OPTIONS).design
     model = plan.model()
     batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
     net = model.network().to(torch.float64)
@@ -61,7 +61,7 @@ def test_phases_are_of_tokens_with_their_positions() -> None:
 
 def test_a_given_network_keeps_its_weights_and_gets_a_longer_table() -> None:
     net = Transformer.random(SMALL.replace(positions="absolute", length=4), seed=3, init="xavier")
-    made = forecast(net, **OPTIONS).plan.model().network()
+    made = forecast(net, **OPTIONS).design.model().network()
     assert made.arch.length == 12
     torch.testing.assert_close(
         made.state()["layers.0.attention.query.weight"], net.state()["layers.0.attention.query.weight"].float()
@@ -70,7 +70,7 @@ def test_a_given_network_keeps_its_weights_and_gets_a_longer_table() -> None:
 
 def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:
     assert tuple(found.table.columns) == COLUMNS and found.table.height == COLLAPSING.layers + 1
-    plan = found.plan
+    plan = found.design
     model = plan.model()
     batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
     net, X = model.network().to(torch.float64), model.tokens(batch.inputs).double().detach()
@@ -82,7 +82,7 @@ def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:
 
 def test_gradients_by_layer_are_those_of_autograd() -> None:
     """Where nothing underflows: of the loss of the task at the weights of values and queries."""
-    plan = forecast(SMALL, **OPTIONS).plan
+    plan = forecast(SMALL, **OPTIONS).design
     model = plan.model().double()
     batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
     plan.task.loss(model(batch.inputs), batch).backward()
@@ -105,9 +105,9 @@ def test_the_same_network_by_any_way_in() -> None:
     torch.manual_seed(0)
     model = GPT2Model(config)
     of_config, of_model = forecast(config, **OPTIONS), forecast(model, **OPTIONS)
-    assert of_config.plan.arch == of_model.plan.arch and of_config.plan.arch.layers == 2
+    assert of_config.design.arch == of_model.design.arch and of_config.design.arch.layers == 2
     assert any("weights are those given" in note for note in of_model.notes)
-    assert of_config.plan.arch.positions == "absolute" and not any("given" in note for note in of_config.notes)
+    assert of_config.design.arch.positions == "absolute" and not any("given" in note for note in of_config.notes)
     assert of_config.probability == pytest.approx(of_model.probability, abs=1e-6)  # the same seed, the same weights
     net = Transformer.random(SMALL, seed=0, init="xavier")
     assert forecast(net, **OPTIONS).readings["residual_last"] == pytest.approx(
@@ -189,7 +189,7 @@ def test_mends_are_forecast_and_the_best_comes_first(found: Forecast) -> None:
     assert chances[0] > found.probability and "probability" in repr(mends[0])
     least = found.least_skip()
     if least is not None:
-        assert least.forecast.probability >= 0.7 and least.forecast.plan.arch.attention_skip <= 1.0
+        assert least.forecast.probability >= 0.7 and least.forecast.design.arch.attention_skip <= 1.0
 
 
 def test_what_a_task_needs_of_a_network() -> None:
@@ -223,6 +223,6 @@ def test_everything_goes_into_json(found: Forecast) -> None:
 def test_deepest_is_deeper_with_skips() -> None:
     """By forecasts of depths: with skips and norms before branches deeper than without either."""
     apart = forecast(SMALL.replace(width=64, heads=4), tokens=24)
-    alike = replace(apart, plan=replace(apart.plan, arch=COLLAPSING.replace(width=64, heads=4)))
+    alike = replace(apart, plan=replace(apart.design, arch=COLLAPSING.replace(width=64, heads=4)))
     assert apart.deepest(most=16) > alike.deepest(most=16)
     assert isinstance(apart.table, pl.DataFrame)

@@ -33,17 +33,17 @@ def test_values_go_from_the_first_to_the_last(name: str) -> None:
 
 def test_changes_are_made(found: Forecast) -> None:
     for name, axis in AXES.items():
-        changed = axis.change(found.plan, axis.values(4)[1])
-        assert changed != found.plan, name
+        changed = axis.change(found.design, axis.values(4)[1])
+        assert changed != found.design, name
         changed.model()
-    assert AXES["depth"].change(found.plan, 5.0).arch.layers == 5
+    assert AXES["depth"].change(found.design, 5.0).arch.layers == 5
 
 
 @pytest.mark.slow  # worker processes
 def test_a_cell_is_the_forecast_of_its_design(found: Forecast) -> None:
     table = forecast_map(found, "skip", "query_gain", size=2, workers=1)
     assert table.height == 4 and table["probability"].is_between(0, 1).all()
-    plan = AXES["query_gain"].change(AXES["skip"].change(found.plan, 0.0), 4.0)
+    plan = AXES["query_gain"].change(AXES["skip"].change(found.design, 0.0), 4.0)
     row = table.filter((pl.col("x") == 0.0) & (pl.col("y") == 4.0)).row(0, named=True)
     assert row["probability"] == pytest.approx(forecast_of(plan, layers=False).probability, abs=1e-9)
 

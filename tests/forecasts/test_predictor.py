@@ -48,7 +48,7 @@ def scaled(found: Predictor) -> Any:
 def test_it_predicts_what_another_gaussian_process_predicts() -> None:
     found, (other, _) = predictor(), tables(7, seed=1)
     X, new = scaled(found), found.entries(other) * found.weights
-    averages, places, spreads = found.predicted(other)
+    averages, places, spreads = found.predict_all(other)
     place, deviation = reference(PLACE, X, found.targets["place"]).predict(new, return_std=True)
     np.testing.assert_allclose(places, (place / SPREAD + 0.5).clip(0, 1), atol=1e-9)
     np.testing.assert_allclose(spreads, np.sqrt(deviation**2 + PLACE.noise) / SPREAD, atol=1e-9)

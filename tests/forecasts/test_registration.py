@@ -10,17 +10,17 @@ import pytest
 
 from rankscope.errors import FileError, LabError
 from rankscope.forecasts.calibration import outcomes
-from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.registration import (
-    calibrated,
     confusion,
     digest,
     growth_exponents,
     mistakes,
     register,
+    reliability,
     results,
-    scored,
+    score,
 )
 from rankscope.lab import Initialisation
 from rankscope.lab.tasks import Copying
@@ -56,10 +56,10 @@ def registered(probabilities: list[float]) -> dict[str, Any]:
 def test_what_is_right_is_scored_so() -> None:
     said = registered([0.9, 0.8, 0.2, 0.1])
     table = results(said, [*trainings(range(4), [2.0, 2.2, 3.0, math.nan]), *trainings(range(4), [2.0] * 4, seed=1)])
-    scores = scored(table).filter(pl.col("by") == "forecast").row(0, named=True)
+    scores = score(table).filter(pl.col("by") == "forecast").row(0, named=True)
     assert scores["spearman"] == pytest.approx(1.0) and scores["right"] == 1.0 and scores["designs"] == 4
     assert table["learns"].to_list() == [True, True, False, False] and table["loss"][3] == 10.0
-    blind = scored(table).filter(pl.col("by") == "depth")
+    blind = score(table).filter(pl.col("by") == "depth")
     assert math.isnan(blind["spearman"][0]) and blind["right"][0] == 0.5  # the same depth says nothing
 
 
@@ -67,7 +67,7 @@ def test_probabilities_are_compared_with_shares() -> None:
     draw = np.random.default_rng(0)
     p = draw.random(4000)
     losses = np.where(draw.random(4000) < p, 2.0, 3.0).tolist()
-    table = calibrated(results(registered(p.round(6).tolist()), trainings(range(4000), losses)))
+    table = reliability(results(registered(p.round(6).tolist()), trainings(range(4000), losses)))
     assert table.height == 5 and table["designs"].sum() == 4000
     np.testing.assert_allclose(table["learnt"], table["probability"], atol=0.06)
 
@@ -87,7 +87,7 @@ def test_another_design_of_the_same_number_does_not_count() -> None:
 
 @pytest.mark.slow  # reads designs of up to 48 layers
 def test_designs_are_registered_once(tmp_path: Path) -> None:
-    numbers = [number for number in range(100_000, 100_100) if drawn(number).layers <= 4][:2]
+    numbers = [number for number in range(100_000, 100_100) if draw_design(number).layers <= 4][:2]
     said = register(numbers, tmp_path / "said.json", workers=1)
     assert [line["number"] for line in said["forecasts"]] == numbers and digest(said["forecasts"]) == said["digest"]
     assert all(0 <= line["probability"] <= 1 for line in said["forecasts"])

@@ -20,7 +20,7 @@ from transformers.models.llama import modeling_llama as llama
 import rankscope
 from rankscope.errors import MetricError, WatchError
 from rankscope.lab.module import Trainable
-from rankscope.live import AttentionCall, Monitor, Scores
+from rankscope.live import AttentionCall, AttentionScores, Monitor
 from rankscope.live.attention import row_statistics as statistics
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
@@ -400,12 +400,12 @@ class Reporting(nn.Module):
         return x + self.line(x)
 
 
-def wrong() -> Scores:
-    return Scores(query=torch.randn(1, 2, 5, 4), key=torch.randn(1, 2, 5, 4))
+def wrong() -> AttentionScores:
+    return AttentionScores(query=torch.randn(1, 2, 5, 4), key=torch.randn(1, 2, 5, 4))
 
 
-def right() -> Scores:
-    return Scores(query=torch.zeros(1, 2, 5, 4), key=torch.randn(1, 2, 5, 4))
+def right() -> AttentionScores:
+    return AttentionScores(query=torch.zeros(1, 2, 5, 4), key=torch.randn(1, 2, 5, 4))
 
 
 def test_scores_that_do_not_give_the_output_are_not_believed() -> None:

@@ -126,8 +126,7 @@ def wide_table() -> pl.DataFrame:
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 def test_tables_of_other_tools_are_read(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"history.{kind}"
-    write = {"csv": wide_table().write_csv, "parquet": wide_table().write_parquet, "jsonl": wide_table().write_ndjson}
-    write[kind](path)
+    getattr(wide_table(), {"jsonl": "write_ndjson"}.get(kind, f"write_{kind}"))(path)
     loss, others = split_loss(read_signals([path]))
     assert loss.name == "train/loss" and [signal.name for signal in others] == ["attention/layer_3/largest_logit"]
     assert order_of_events(loss, others).events["lead"].to_list() == [40]

@@ -97,7 +97,7 @@ class ForecastPanel:
             with self._computing(check):
                 found = forecast_now()
                 if done > 1:  # weights drawn anew, nothing else changed, were tried with the first kind
-                    found = replace(found, plan=replace(found.plan, net=None))
+                    found = replace(found, plan=replace(found.design, net=None))
                 mends += found.mends((part,), most=MOST_MENDS)
             mends.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
             rows = [
@@ -143,7 +143,7 @@ def _answer(forecast_now: Callable[[], Forecast], controls: Controls, own: int) 
     return {
         "probability": found.probability, "chance": chance_words(found.probability),
         "place": place_of_100(found.place), "spread": round(100 * found.prediction.place_spread),
-        "sentences": sentences, "mends": size(found.plan.arch) <= MENDED,
+        "sentences": sentences, "mends": size(found.design.arch) <= MENDED,
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 from rankscope.files import atomic
 from rankscope.forecasts import calibration
-from rankscope.forecasts.fitting import cross_validated, fitted
+from rankscope.forecasts.fitting import cross_validate, fit_predictor
 from rankscope.forecasts.predictor import POINTS, WEIGHTS
 
 PACKAGE = Path(__file__).parent.parent
@@ -49,14 +49,14 @@ def main() -> None:
         calibration.training_table(line for line in lines if "loss" in line).write_csv(PACKAGE / calibration.TABLE)
         calibration.point_table(line for line in lines if "point" in line).write_csv(PACKAGE / POINTS)
     elif asked.command == "validate":
-        table = cross_validated(pl.read_csv(PACKAGE / POINTS), calibration.outcomes(), workers=asked.workers)
+        table = cross_validate(pl.read_csv(PACKAGE / POINTS), calibration.outcomes(), workers=asked.workers)
         for (task,), mine in table.sort("task").group_by("task", maintain_order=True):
             rank = float(spearmanr(mine["predicted_place"], mine["place"])[0])
             right = ((mine["probability"] > 0.5) == mine["learns"]).to_numpy().mean()
             said = f"{mine.height} designs in ten folds, Spearman {rank:.3f}, learns or not {right:.1%} right"
             sys.stdout.write(f"{task}: {said}\n")
     else:
-        predictor = fitted(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
+        predictor = fit_predictor(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
         with atomic(PACKAGE / WEIGHTS) as path:
             path.write_text(json.dumps(predictor.to_dict(), indent=1) + "\n", encoding="utf-8")
 

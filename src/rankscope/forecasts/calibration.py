@@ -19,7 +19,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.forecasts.designs import STEPS, drawn
+from rankscope.forecasts.designs import STEPS, draw_design
 from rankscope.forecasts.plan import point_of
 from rankscope.lab.trial import free_memory
 from rankscope.workers import run_pieces
@@ -37,7 +37,7 @@ COLUMNS = ("number", "seed", "key", "task", "layers", "lr", "blind", "loss_start
 
 def trainings() -> pl.DataFrame:
     """The table of designs that were trained: number · seed · key · task · layers · lr · blind · loss_start ·
-    loss_early · loss · accuracy · diverged. A design is `designs.drawn(number)`; its key says that it is the same.
+    loss_early · loss · accuracy · diverged. A design is `designs.draw_design(number)`, if its key still is.
 
     >>> trainings().columns[:3]
     ['number', 'seed', 'key']
@@ -63,7 +63,7 @@ def outcomes() -> pl.DataFrame:
     )
 
 
-def trained(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> dict[str, Any]:
+def train_design(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> dict[str, Any]:
     """What became of a design.
 
     Args:
@@ -72,7 +72,7 @@ def trained(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> 
         steps: Steps of the training.
     """
     number, seed = piece
-    design, start = replace(drawn(number), steps=steps), time.perf_counter()
+    design, start = replace(draw_design(number), steps=steps), time.perf_counter()
     training = design.training(seed, device)
     first, early = training.evaluate(EVALUATION)[0].loss, math.nan
     for step in training:
@@ -91,9 +91,9 @@ def trained(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> 
     return outcome
 
 
-def read(number: int) -> dict[str, Any]:
+def read_design(number: int) -> dict[str, Any]:
     """What is read off a design before its first step, and the numbers of its architecture (`described`)."""
-    design, start = drawn(number), time.perf_counter()
+    design, start = draw_design(number), time.perf_counter()
     plan = design.plan()
     point = point_of(plan.model(), plan.task, plan.recipe)
     return {"number": number, "key": design.key, "point": point, "seconds": round(time.perf_counter() - start, 1)}
@@ -120,8 +120,8 @@ def train_designs(
         deadline: Seconds since 1970 after which none is begun.
         say: Called with a sentence for each.
     """
-    done = {(line["number"], line["seed"]) for line in lines_of(output) if line["key"] == drawn(line["number"]).key}
-    work = partial(trained, device=device, steps=steps)
+    done = {(line["number"], line["seed"]) for line in lines_of(output) if _is_current(line)}
+    work = partial(train_design, device=device, steps=steps)
     _write(work, [piece for piece in pieces if piece not in done], output, workers, deadline, say)
 
 
@@ -142,8 +142,8 @@ def read_designs(
         deadline: Seconds since 1970 after which none is begun.
         say: Called with a sentence for each.
     """
-    done = {line["number"] for line in lines_of(output) if line["key"] == drawn(line["number"]).key}
-    _write(read, [number for number in numbers if number not in done], output, workers, deadline, say)
+    done = {line["number"] for line in lines_of(output) if _is_current(line)}
+    _write(read_design, [number for number in numbers if number not in done], output, workers, deadline, say)
 
 
 def lines_of(*outputs: Path) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def training_table(lines: Iterable[dict[str, Any]]) -> pl.DataFrame:
          "diverged": int(line["diverged"])}
         for line in lines
     ]  # fmt: skip
-    rows = [row for row in rows if row["key"] == drawn(row["number"]).key]
+    rows = [row for row in rows if _is_current(row)]
     table = pl.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], infer_schema_length=None)
     rounded = [pl.col(name).round(5) for name in ("blind", "loss_start", "loss_early", "loss", "accuracy")]
     return (
@@ -186,6 +186,11 @@ def training_table(lines: Iterable[dict[str, Any]]) -> pl.DataFrame:
 
 def point_table(lines: Iterable[dict[str, Any]]) -> pl.DataFrame:
     """number · one column for each reading and number of the architecture, from lines of `read_designs`."""
-    rows = [{"number": line["number"], **line["point"]} for line in lines if line["key"] == drawn(line["number"]).key]
+    rows = [{"number": line["number"], **line["point"]} for line in lines if _is_current(line)]
     table = pl.DataFrame(rows, infer_schema_length=None).unique("number", keep="last", maintain_order=True)
     return table.with_columns(pl.exclude("number").round(DIGITS)).sort("number")
+
+
+def _is_current(line: dict[str, Any]) -> bool:
+    """Whether the design of a line is drawn today as it was when the line was written."""
+    return bool(line["key"] == draw_design(line["number"]).key)

@@ -110,7 +110,7 @@ class Design:
         return self.plan(seed).training(device, dtype)
 
 
-def drawn(seed: int) -> Design:
+def draw_design(seed: int) -> Design:
     """The design of a seed, from the space of the module's table."""
     for attempt in range(100):
         design = _drawn(random.Random(f"{seed}, attempt {attempt}"))

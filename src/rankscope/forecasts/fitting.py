@@ -22,7 +22,7 @@ LEAST = 0.01  # Weights below this share of the largest one are zero
 NUGGET = 1e-6  # The least variance that similarity does not explain
 
 
-def fitted(
+def fit_predictor(
     points: pl.DataFrame, results: pl.DataFrame, *, price: float = 5.0, steps: int = 150, lr: float = 0.08
 ) -> Predictor:
     """The predictor of these trained designs.
@@ -72,19 +72,19 @@ def _negative_log_likelihood(X: Tensor, Y: Tensor, logs: Tensor, others: Tensor)
     return total
 
 
-def cross_validated(
+def cross_validate(
     points: pl.DataFrame, results: pl.DataFrame, *, folds: int = 10, seed: int = 0, workers: int = 0, **options: Any
 ) -> pl.DataFrame:
     """What every design is predicted by a predictor that is fitted without its fold: number · task · loss · learns ·
     place · predicted_place · probability.
 
     Args:
-        points: As of `fitted`.
-        results: As of `fitted`.
+        points: As of `fit_predictor`.
+        results: As of `fit_predictor`.
         folds: Into how many parts designs are put.
         seed: What the parts are drawn from.
         workers: Processes; 0 works in this one.
-        options: Those of `fitted`.
+        options: Those of `fit_predictor`.
     """
     together = results.join(points.select("number"), on="number", how="inner", maintain_order="left")
     fold = np.random.default_rng(seed).permutation(len(together)) % folds
@@ -102,8 +102,8 @@ def _predicted_fold(
 ) -> pl.DataFrame:
     """The designs of fold k, predicted by all others."""
     held = results.filter(fold == k)
-    predictor = fitted(points, results.filter(fold != k), **options)
-    averages, places, _ = predictor.predicted(
+    predictor = fit_predictor(points, results.filter(fold != k), **options)
+    averages, places, _ = predictor.predict_all(
         held.select("number").join(points, on="number", how="left", maintain_order="left")
     )
     columns = {"predicted_place": places, "probability": predictor.probabilities(averages)}

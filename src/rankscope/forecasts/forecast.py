@@ -103,7 +103,9 @@ class Forecast:
     @cached_property
     def learnt_below(self) -> float:
         """The final loss below which the network has learnt something of its inputs: that of guessing labels by their
-        frequencies, less `LEARNT` nats. NaN for a task of which no design was trained."""
+        frequencies, less `LEARNT` nats. NaN for a task of which no design was trained, and for a module's own loss."""
+        if isinstance(self.plan, LivePlan):
+            return math.nan
         task = self.plan.task
         return task.blind - LEARNT[task.name] if task.name in LEARNT else math.nan
 

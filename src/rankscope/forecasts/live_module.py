@@ -90,7 +90,7 @@ class LivePlan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The network, for JSON."""
+        """Name and sizes of the network, for JSON."""
         return {"module": self.name, "layers": self.layers, "width": self.width, "heads": self.heads}
 
 
@@ -230,7 +230,7 @@ class ModuleReader:
             self.note(f"the loss alone was given {', '.join(names)}: the module's forward does not take it")
 
     def note(self, sentence: str) -> None:
-        """Add a sentence, once."""
+        """Add a sentence to the notes, unless it is there."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 

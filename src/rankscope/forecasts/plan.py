@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rankscope.errors import ArchitectureError, RankscopeError
-from rankscope.forecasts.readings import described, readings
+from rankscope.forecasts.readings import architecture_numbers, readings
 from rankscope.lab import Initialisation, Model, Recipe, Training
 from rankscope.lab.tasks import Task
 from rankscope.nets import Architecture, Transformer
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Layers of the network."""
+        """How many layers the network has."""
         return self.arch.layers
 
     @property
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The network, for JSON."""
+        """The network as its fields, for JSON."""
         return self.arch.to_dict()
 
     def training(
@@ -158,7 +158,7 @@ def point_of(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
         recipe: How.
         seed: What batches and the drift are drawn from.
     """
-    return described(model.net.arch, recipe.lr) | readings(model, task, recipe, seed)
+    return architecture_numbers(model.net.arch, recipe.lr) | readings(model, task, recipe, seed)
 
 
 def goes_onto(arch: Architecture, remedy: str | Remedy) -> bool:

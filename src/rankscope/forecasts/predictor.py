@@ -265,7 +265,7 @@ class Predictor:
         a, b = self._logistic
         return a * averages + b
 
-    def predicted(self, table: pl.DataFrame) -> tuple[Any, Any, Any]:
+    def predict_all(self, table: pl.DataFrame) -> tuple[Any, Any, Any]:
         """(averages of +1 and -1, places, their standard deviations) of networks, a row of entries each."""
         x = self.entries(table)
         k = self.kernel(x, self.points)
@@ -291,7 +291,7 @@ class Predictor:
     def _predict(self, point: Mapping[str, float]) -> Prediction:
         """What is expected of a network of which every entry is known."""
         table = pl.DataFrame([{name: point[name] for name in self.names}])
-        averages, places, spreads = self.predicted(table)
+        averages, places, spreads = self.predict_all(table)
         similar = self.similarity(self.entries(table), self.points)[0]
         nearest = np.argsort(-similar)[:NEAREST]
         named = self.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))

@@ -116,14 +116,14 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
         model.train(was_training)
 
 
-def described(arch: Architecture, lr: float) -> dict[str, float]:
+def architecture_numbers(arch: Architecture, lr: float) -> dict[str, float]:
     """Numbers of a network and its training that are no readings, as the predictor takes them.
 
     Args:
         arch: The network.
         lr: The largest learning rate.
 
-    >>> described(Architecture(layers=8, width=64, heads=4, norm_place="post"), 1e-3)["depth"]
+    >>> architecture_numbers(Architecture(layers=8, width=64, heads=4, norm_place="post"), 1e-3)["depth"]
     3.0
     """
     skips = (arch.attention_skip, arch.mlp_skip if arch.mlp != "none" else arch.attention_skip)

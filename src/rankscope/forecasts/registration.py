@@ -1,7 +1,7 @@
 """The registered test: forecasts that are written down before any of their designs is trained, and scored after.
 
 `register` draws designs that no predictor was fitted to, forecasts each, and writes all of it with the time and with a
-digest of designs and forecasts. `scored` takes what the trainings gave (`calibration.train_designs`) and says how often
+digest of designs and forecasts. `score` takes what the trainings gave (`calibration.train_designs`) and says how often
 the forecasts were right, beside simple readings of the same networks:
 
 | rival | what it is | higher loss where it is |
@@ -33,8 +33,8 @@ from scipy.stats import spearmanr
 
 from rankscope.errors import FileError, LabError
 from rankscope.files import atomic
-from rankscope.forecasts.calibration import LEARNT, read
-from rankscope.forecasts.designs import drawn
+from rankscope.forecasts.calibration import LEARNT, read_design
+from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.predictor import Predictor
 from rankscope.workers import run_pieces
@@ -86,7 +86,7 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
 
 def _read(number: int) -> dict[str, Any]:
     """What is read off a design before its first step, for its forecast and for the rivals."""
-    return read(number) | {"growth": growth_exponents(drawn(number).plan())}
+    return read_design(number) | {"growth": growth_exponents(draw_design(number).plan())}
 
 
 def growth_exponents(plan: Plan) -> dict[str, float]:
@@ -158,8 +158,8 @@ def results(registered: dict[str, Any], trainings: Iterable[dict[str, Any]]) -> 
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def scored(table: pl.DataFrame) -> pl.DataFrame:
-    """Of each task, how well the forecasts and their rivals rank final losses, and tell what learns from what does not.
+def score(table: pl.DataFrame) -> pl.DataFrame:
+    """Say of each task how well forecasts and their rivals rank final losses, and tell what learns from what does not.
 
     Args:
         table: What `results` returns.
@@ -183,7 +183,7 @@ def scored(table: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
-def calibrated(table: pl.DataFrame, bins: int = BINS) -> pl.DataFrame:
+def reliability(table: pl.DataFrame, bins: int = BINS) -> pl.DataFrame:
     """How often what was forecast came true: probability (the mean of its bin) · designs · learnt (their share).
 
     Args:

@@ -125,5 +125,5 @@ def _blame(task: str, readings: dict[str, float]) -> list[str]:
 
 def _log_odds(predictor: Predictor, point: dict[str, float]) -> float:
     """The log of the odds that a network learns."""
-    averages, *_ = predictor.predicted(pl.DataFrame([{name: point[name] for name in predictor.names}]))
+    averages, *_ = predictor.predict_all(pl.DataFrame([{name: point[name] for name in predictor.names}]))
     return float(predictor.log_odds(averages)[0])

@@ -2,8 +2,17 @@
 
 from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver
 from rankscope.live.attention.row_statistics import row_statistics
-from rankscope.live.attention.scores import Scores
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.monitor import Monitor
 from rankscope.live.watch import Watch, watch
 
-__all__ = ["OBSERVERS", "AttentionCall", "AttentionObserver", "Monitor", "Scores", "Watch", "row_statistics", "watch"]
+__all__ = [
+    "OBSERVERS",
+    "AttentionCall",
+    "AttentionObserver",
+    "Monitor",
+    "AttentionScores",
+    "Watch",
+    "row_statistics",
+    "watch",
+]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import WatchError
-from rankscope.live import Scores, row_statistics
+from rankscope.live import AttentionScores, row_statistics
 from rankscope.live.attention import row_statistics as module
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.metrics import RowStatistics
@@ -133,14 +133,14 @@ def test_every_number_is_that_of_the_softmax(given: dict[str, Any], several: int
     first = torch.randint(0, keys, (batch, queries), generator=torch.Generator().manual_seed(seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "HELD", several)
-        found = row_statistics(Scores(**given), first)
+        found = row_statistics(AttentionScores(**given), first)
     close(found, truth(s, sinks, first), rounding(given), keys)
 
 
 @given(given=options())
 def test_entropy_and_effective_keys_stay_between_their_bounds(given: dict[str, Any]) -> None:
     """0 <= H <= log of the keys seen, 1 <= effective keys <= that number, and `H >= log effective keys` (Jensen)."""
-    found = row_statistics(Scores(**given))
+    found = row_statistics(AttentionScores(**given))
     s, sinks = eager(given)
     seen = (s > -math.inf).sum(-1) + (sinks is not None)
     blind = (s == -math.inf).all(-1)
@@ -164,7 +164,7 @@ def test_a_function_of_scores_gets_the_rows_it_is_asked_for() -> None:
     first = torch.zeros(1, 7, dtype=torch.long)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "HELD", 30)
-        found = row_statistics(Scores(**given))
+        found = row_statistics(AttentionScores(**given))
     close(found, truth(*eager(given), first), rounding(given) + 10 * EPS, 7)
 
 
@@ -173,9 +173,9 @@ def test_packed_sequences_are_as_each_alone() -> None:
     q, k = torch.randn(9, 4, 8), torch.randn(9, 2, 8)
     ends = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
     for causal in (False, True):
-        together = row_statistics(Scores.packed(q, k, ends, causal=causal))
+        together = row_statistics(AttentionScores.packed(q, k, ends, causal=causal))
         parts = [
-            row_statistics(Scores(query=a.transpose(0, 1)[None], key=b.transpose(0, 1)[None], causal=causal))
+            row_statistics(AttentionScores(query=a.transpose(0, 1)[None], key=b.transpose(0, 1)[None], causal=causal))
             for a, b in zip(q.split(lengths), k.split(lengths), strict=True)
         ]
         for name in vars(together):
@@ -199,7 +199,12 @@ def test_keys_that_are_taken_away_are_not_seen(given: dict[str, Any], seed: int)
     keys = torch.rand(len(s), s.shape[-1], generator=torch.Generator().manual_seed(seed)) > 0.3
     s = s.masked_fill(~keys[:, None, None], -math.inf)
     first = torch.zeros(s.shape[0], s.shape[2], dtype=torch.long)
-    close(row_statistics(Scores(**given).of_keys(keys), first), truth(s, sinks, first), rounding(given), s.shape[-1])
+    close(
+        row_statistics(AttentionScores(**given).of_keys(keys), first),
+        truth(s, sinks, first),
+        rounding(given),
+        s.shape[-1],
+    )
 
 
 class LargestTensor(TorchDispatchMode):
@@ -218,7 +223,7 @@ def test_the_pattern_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD", 1 << 14)
     q, k = torch.randn(1, 4, 600, 8), torch.randn(1, 2, 600, 8)
     with LargestTensor() as largest:
-        row_statistics(Scores(query=q, key=k, causal=True, window=(50, None)))
+        row_statistics(AttentionScores(query=q, key=k, causal=True, window=(50, None)))
     assert largest.entries <= max(1 << 14, q.numel())
     with LargestTensor() as largest:
         k.repeat_interleave(2, 1) @ q.mT
@@ -233,10 +238,10 @@ def test_the_pattern_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_queries_and_keys_must_fit(query: tuple[int, ...], key: tuple[int, ...], subject: str) -> None:
     with raises(WatchError, subject=subject):
-        row_statistics(Scores(query=torch.zeros(query), key=torch.zeros(key)))
+        row_statistics(AttentionScores(query=torch.zeros(query), key=torch.zeros(key)))
 
 
 @pytest.mark.parametrize("ends", [[0, 3], [1, 5], [0, 4, 3, 5], [5]])
 def test_packed_sequences_must_be_those_of_the_tokens(ends: list[int]) -> None:
     with raises(WatchError, subject="cu_seqlens"):
-        Scores.packed(torch.zeros(5, 2, 4), torch.zeros(5, 2, 4), torch.tensor(ends))
+        AttentionScores.packed(torch.zeros(5, 2, 4), torch.zeros(5, 2, 4), torch.tensor(ends))

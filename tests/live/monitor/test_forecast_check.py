@@ -63,7 +63,7 @@ def trained(plan: Plan, run: Path, expected: Any, steps: int = STEPS, every: int
 def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no alarm
-        monitor = trained(learns.plan, tmp_path, learns)
+        monitor = trained(learns.design, tmp_path, learns)
     check = monitor.forecast
     assert check is not None and (check.agrees, check.learnt, check.holds) == (True, True, True)
     run = read_training(tmp_path)
@@ -78,7 +78,7 @@ def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> 
     assert [*written["log10_difference"].values()] == pytest.approx(differences)
     assert f"{max(map(abs, differences)):.2g} in log10 at most" in run.forecast[1]
     steps, losses = run.scalar("loss")
-    blind = learns.plan.task.blind
+    blind = learns.design.task.blind
     assert steps[-1] == STEPS and losses[-1] < blind - LEARNT["next-character"]
     assert run.forecast[0] == learns.verdict[0]
     assert run.forecast[2].startswith("In the end the forecast holds: it learns, and a probability of")
@@ -87,7 +87,7 @@ def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> 
 
 
 def test_a_network_that_does_not_learn_as_forecast(collapses: Forecast, tmp_path: Path) -> None:
-    monitor = trained(collapses.plan, tmp_path, collapses)
+    monitor = trained(collapses.design, tmp_path, collapses)
     check = monitor.forecast
     assert collapses.probability < 0.3
     assert check is not None and (check.agrees, check.learnt, check.holds) == (True, False, True)
@@ -97,7 +97,7 @@ def test_a_network_that_does_not_learn_as_forecast(collapses: Forecast, tmp_path
 
 def test_a_forecast_of_another_network_is_told_apart(collapses: Forecast, learns: Forecast, tmp_path: Path) -> None:
     """Of the same depth and another skip; and of another depth."""
-    whole = learns.plan.changed(layers=16)
+    whole = learns.design.changed(layers=16)
     with pytest.warns(TrainingWarning, match="was not of this network") as warned:
         monitor = trained(whole, tmp_path / "a", collapses, steps=0)
     check = monitor.forecast
@@ -113,7 +113,7 @@ def test_a_loss_that_does_not_fall_as_forecast_is_an_alarm_from_half_of_the_step
     learns: Forecast, tmp_path: Path
 ) -> None:
     """The weights of the network are frozen, so that it cannot learn."""
-    still = replace(learns.plan, recipe=replace(learns.plan.recipe, lr=0.0))
+    still = replace(learns.design, recipe=replace(learns.design.recipe, lr=0.0))
     with pytest.warns(TrainingWarning, match="So far the forecast does not hold: it does not learn") as warned:
         trained(still, tmp_path, learns, steps=STEPS - 40)
     assert len(warned) == 1
@@ -124,17 +124,17 @@ def test_a_loss_that_does_not_fall_as_forecast_is_an_alarm_from_half_of_the_step
 
 
 def test_before_half_of_the_steps_nothing_is_decided(learns: Forecast, tmp_path: Path) -> None:
-    check = trained(learns.plan, tmp_path, learns, steps=40).forecast
+    check = trained(learns.design, tmp_path, learns, steps=40).forecast
     assert check is not None and check.agrees is True and check.learnt is None and check.holds is None
     assert "Half of the steps are to be made first" in read_training(tmp_path).forecast[2]
 
 
 def test_a_run_that_was_continued_says_the_same(learns: Forecast, tmp_path: Path) -> None:
     """From the table alone, and from a checkpoint's state."""
-    whole = trained(learns.plan, tmp_path / "whole", learns)
+    whole = trained(learns.design, tmp_path / "whole", learns)
     said = read_training(tmp_path / "whole").forecast
-    first = trained(learns.plan, tmp_path / "run", learns, steps=80)
-    model, probe = learns.plan.model(), {"inputs": learns.plan.task.held_out(8).inputs}
+    first = trained(learns.design, tmp_path / "run", learns, steps=80)
+    model, probe = learns.design.model(), {"inputs": learns.design.task.held_out(8).inputs}
     options: dict[str, Any] = {"every": 40, "probe": probe, "blocks": "net.layers", "alarms": (), "padding": "none"}
     opened = Monitor(model, run=tmp_path / "run", forecast=learns, **options)
     opened.close()  # nothing was said of where it continues

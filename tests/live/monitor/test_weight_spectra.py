@@ -1,6 +1,7 @@
 """Spectral norms and stable ranks of weights, against singular values."""
 
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def test_norms_come_from_below_to_within_a_part_in_a_thousand(shape: tuple[int, 
 
 def test_the_matrices_of_fused_weights_are_those_of_queries_and_keys() -> None:
     torch.manual_seed(0)
-    block = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=24, n_head=3, vocab_size=16, n_positions=8)).transformer.h[0]
+    config = GPT2Config(n_layer=1, n_embd=24, n_head=3, vocab_size=16, n_positions=8)
+    block: Any = GPT2LMHeadModel(config).transformer.h[0]
     groups, _ = parameter_groups([block])
     fused = block.attn.c_attn.weight.detach()  # [input, queries then keys then values]
     (query_key,) = groups[1, "query_key"]
@@ -66,6 +68,6 @@ def test_a_monitor_writes_them_and_training_is_the_same_to_the_last_bit() -> Non
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, vocab_size=16, n_positions=8))
     for weight, value in zip(model.parameters(), weights, strict=True):
         weight.data.copy_(value)
-    mlp = model.transformer.h[1].mlp
+    mlp: Any = model.transformer.h[1].mlp
     exact = max(float(torch.linalg.matrix_norm(part.weight.detach(), 2)) for part in (mlp.c_fc, mlp.c_proj))
     assert table["value"].item() == pytest.approx(exact, rel=1e-3)

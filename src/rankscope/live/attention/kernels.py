@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rankscope.live.attention.head_outputs import by_head, check_pattern, values_product
 from rankscope.live.attention.observer import Products
 from rankscope.live.attention.row_statistics import HELD
-from rankscope.live.attention.scores import Scores
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import submodules
 
@@ -79,7 +79,7 @@ class ScaledDotProduct:
         hidden = hidden.flatten(1, -2).all(1) if hidden.ndim > 2 else hidden
         return hidden.expand(self.sizes[0], self.sizes[2])
 
-    def scores(self) -> Scores:
+    def scores(self) -> AttentionScores:
         """How the kernel made its scores."""
         query, key = self._taken(self.query), self._taken(self.key)
         samples = self.output.shape[:-2]
@@ -90,7 +90,7 @@ class ScaledDotProduct:
         if variant is not None:  # a causal bias of torch.nn.attention.bias, which need not be made
             mask, causal = None, True
             offset = key.shape[-2] - query.shape[-2] if "LOWER_RIGHT" in str(variant) else 0
-        return Scores(
+        return AttentionScores(
             query=by_head(query), key=by_head(key), scale=self.scale, causal=causal, offset=offset,
             mask=None if mask is None else self._mask_by_head(mask.detach()), modified=self._rows_modified(),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
-from rankscope.live.attention.scores import Scores
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.isolation import isolated, without_dropout
 from rankscope.live.modules import hooked, submodules
 from rankscope.live.padding import arguments_of
@@ -79,7 +79,7 @@ class ProjectedHeads:
     def __init__(self, module: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Tensor) -> None:
         self.module, self.arguments, self.output = module, arguments, output.detach()
 
-    def scores(self) -> Scores | None:
+    def scores(self) -> AttentionScores | None:
         """How the module makes its scores; None if it has keys of its own."""
         module, kwargs = self.module, self.arguments
         if module.bias_k is not None or module.add_zero_attn:
@@ -90,14 +90,14 @@ class ProjectedHeads:
             mask = mask.detach() if mask.is_floating_point() else ~mask.detach()  # torch's is True at what is hidden
             mask = mask.reshape(query.shape[0], -1, *mask.shape[-2:]) if mask.ndim == 3 else mask
         if padding is None:
-            return Scores(query=query, key=key, mask=mask)
+            return AttentionScores(query=query, key=key, mask=mask)
         padding = padding.detach()[:, None, None]
 
         def padded(scores: Tensor, start: int) -> Tensor:
             added = padding.is_floating_point()
             return scores + padding.to(scores) if added else scores.masked_fill(padding, -torch.inf)
 
-        return Scores(query=query, key=key, mask=mask, modified=padded)
+        return AttentionScores(query=query, key=key, mask=mask, modified=padded)
 
     def products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         """What rows of a pattern give, through the output projection, beside what the module gave."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import WatchError
-from rankscope.live.attention.scores import AnyScores, Scores
+from rankscope.live.attention.scores import AnyScores, AttentionScores
 from rankscope.metrics.row_statistics import RowStatistics
 from rankscope.shapes import Float, Int
 
@@ -29,13 +29,13 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     Raises:
         WatchError: Queries and keys do not fit together.
 
-    >>> from rankscope.live import Scores
-    >>> even = Scores(query=torch.zeros(1, 1, 2, 4), key=torch.ones(1, 1, 8, 4))
+    >>> from rankscope.live import AttentionScores
+    >>> even = AttentionScores(query=torch.zeros(1, 1, 2, 4), key=torch.ones(1, 1, 8, 4))
     >>> found = row_statistics(even)
     >>> found.effective_keys.flatten().tolist(), found.first.flatten().tolist()
     ([8.0, 8.0], [0.125, 0.125])
     """
-    if isinstance(scores, Scores):
+    if isinstance(scores, AttentionScores):
         _check(scores)
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
@@ -71,7 +71,7 @@ def pattern_rows(scores: AnyScores, start: int, stop: int) -> Float[Tensor, "bat
     return (s - log_sum).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
 
 
-def _check(scores: Scores) -> None:
+def _check(scores: AttentionScores) -> None:
     """Refuse queries and keys that do not fit together."""
     query, key = scores.query, scores.key
     came = f"queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype} came"
@@ -84,7 +84,7 @@ def _check(scores: Scores) -> None:
 
 def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
     """The numbers by the kernel for GPUs; None where it does not apply."""
-    if not isinstance(scores, Scores) or not scores.query.is_cuda or find_spec("triton") is None:
+    if not isinstance(scores, AttentionScores) or not scores.query.is_cuda or find_spec("triton") is None:
         return None
     from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
 

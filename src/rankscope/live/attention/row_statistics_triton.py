@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rankscope.live.attention.scores import Scores
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.metrics.row_statistics import RowStatistics
 
 WIDEST = 256  # The widest heads that fit into the registers of a block
 QUERIES, KEYS = 64, 64  # Queries of a block, and keys that it reads at once
 
 
-def is_fused(scores: Scores) -> bool:
+def is_fused(scores: AttentionScores) -> bool:
     """Whether the kernel makes these scores: on a GPU, without a function of the user's own, of heads not too wide."""
     fits = scores.query.shape[-1] <= WIDEST and scores.query.dtype != torch.float64
     return scores.query.is_cuda and scores.modified is None and fits
@@ -116,7 +116,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     tl.store(SQUARE + at, tl.where(blind, nan, squared / (total * total)), mask=is_row)
 
 
-def fused_row_statistics(scores: Scores, first: Tensor) -> RowStatistics:
+def fused_row_statistics(scores: AttentionScores, first: Tensor) -> RowStatistics:
     """The numbers of every row of attention, by the kernel.
 
     Args:

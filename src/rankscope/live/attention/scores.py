@@ -1,7 +1,7 @@
 """How a kernel makes its scores, so that they can be made again, some rows at a time.
 
-The observers of this folder fill a `Scores` in from the arguments of the call that they saw, or hand on the scores that
-a module made itself as `WrittenScores`. `row_statistics.py` reads both.
+The observers of this folder fill `AttentionScores` in from the arguments of the call that they saw, or hand on scores
+that a module made itself as `WrittenScores`. `row_statistics.py` reads both.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rankscope.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class AttentionScores:
     """Scores of queries and keys, as a kernel makes them: `modified(softcap(scale * q_i k_j)) + mask`.
 
     Args:
@@ -46,7 +46,7 @@ class Scores:
     sequence: Int[Tensor, "batch token"] | None = None
 
     @classmethod
-    def packed(cls, query: Tensor, key: Tensor, cu_seqlens: Tensor, **options: Any) -> "Scores":
+    def packed(cls, query: Tensor, key: Tensor, cu_seqlens: Tensor, **options: Any) -> "AttentionScores":
         """Scores of sequences that are packed one after another, as kernels of variable lengths take them: one sample,
         in which tokens see their own sequence.
 
@@ -54,13 +54,13 @@ class Scores:
             query: Queries `[token, head, d]` of all tokens.
             key: Keys `[token, group, d]` of all tokens.
             cu_seqlens: Where sequences begin and end: 0, the length of the first, of the first two, ...; of all.
-            options: Other arguments of `Scores`, such as `causal=True`.
+            options: Other arguments of `AttentionScores`, such as `causal=True`.
 
         Raises:
             WatchError: The sequences are not those of the tokens.
 
         >>> q = torch.zeros(5, 2, 4)
-        >>> Scores.packed(q, q, torch.tensor([0, 2, 5])).seen(0, 5)[0, 0].sum(-1).tolist()
+        >>> AttentionScores.packed(q, q, torch.tensor([0, 2, 5])).seen(0, 5)[0, 0].sum(-1).tolist()
         [2, 2, 3, 3, 3]
         """
         ends = cu_seqlens.to(query.device, torch.long)
@@ -98,7 +98,7 @@ class Scores:
         """The factor of the products of queries and keys."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else float(self.scale)
 
-    def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "Scores":
+    def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "AttentionScores":
         """These scores where queries see no other keys than these."""
         hidden, modified = ~keys[:, None, None], self.modified
         if self.mask is None:
@@ -165,7 +165,7 @@ class WrittenScores:
 
     @property
     def device(self) -> torch.device:
-        """Where the scores are."""
+        """The device that the scores are on."""
         return self.scores.device
 
     @property
@@ -183,7 +183,7 @@ class WrittenScores:
         return replace(self, keys=keys)
 
 
-AnyScores = Scores | WrittenScores
+AnyScores = AttentionScores | WrittenScores
 
 
 def _some_rows(mask: Tensor, start: int, stop: int) -> Tensor:

@@ -21,7 +21,7 @@ from rankscope.errors import WatchError
 from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention.kernels import only_seen
 from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
-from rankscope.live.attention.scores import Scores
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
@@ -129,7 +129,7 @@ class InterfaceCall:
             raise WatchError(f"attention must return its pattern, or be transformers'; {came}", subject="attention")
         return _eager_pattern(self.module, *self.args, **self.named)
 
-    def scores(self) -> Scores | None:
+    def scores(self) -> AttentionScores | None:
         """How the function made its scores, as its arguments say; None where these, or it, are not transformers'. What
         functions of single models do beside is not known here: without `products` to check it by, None as well."""
         known = self.file.startswith("transformers.integrations") or self.products is not None
@@ -154,7 +154,7 @@ class InterfaceCall:
                 options["window"] = (window - 1, window - 1)
             if isinstance(mask, Tensor):
                 options["mask"] = mask.detach().bool()[:, None, None, : key.shape[2]]
-        return Scores(query=query, key=key, modified=_one_after_another(modifications), **options)
+        return AttentionScores(query=query, key=key, modified=_one_after_another(modifications), **options)
 
     @property
     def file(self) -> str:

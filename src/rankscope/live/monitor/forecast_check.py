@@ -150,7 +150,7 @@ class ForecastCheck:
         return deepcopy(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Go on from what `state_dict` gave."""
         self._memory = deepcopy(dict(state))
 
     def _compared(self, rows: MeasurementRows, step: int) -> dict[str, Any]:
