@@ -10,13 +10,13 @@ from pathlib import Path
 import benchmarks
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import alarms, mean_field, mends, opening, peers, rates, recipes, timing
+from benchmarks import alarms, instabilities, mean_field, mends, opening, peers, rates, recipes, timing
 
 from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
 from rankscope.live.monitor import default_rules
 
-ALONE = {"alarms", "device", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
+ALONE = {"alarms", "device", "instabilities", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {
     "certifying",
@@ -117,3 +117,13 @@ def test_what_became_of_changes_is_counted_by_kind() -> None:
         "| skips | 1 | 1 | 0.4 | 0% |",
         "| the best of a design | 2 | 1 | 1.7 | 50% |",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [way for way in instabilities.WAYS if way != "quiet"])
+def test_a_training_is_disturbed_after_the_calm_and_not_before(tmp_path: Path, way: str) -> None:
+    losses = {}
+    for each in ("quiet", way):
+        instabilities.train((each, 0), tmp_path, steps=8, calm=5)
+        losses[each] = json.loads((tmp_path / f"{each}-0" / "outcome.json").read_text())["losses"]
+    assert losses[way][:5] == losses["quiet"][:5] and losses[way][5:] != losses["quiet"][5:]

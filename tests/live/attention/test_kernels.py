@@ -1,5 +1,6 @@
 """Kernels of torch: their pattern, computed a second time, and flex attention as its users call it."""
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,7 @@ def test_compiled_by_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch compiles flex attention on CPUs of x86_64 alone")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("padded", [False, True])
 @torch.no_grad()
