@@ -7,6 +7,7 @@ import sys
 CASES = """
 import torch, rankscope
 from rankscope.metrics import Metric, residual
+from rankscope.metrics.samples import alignment, rankme
 from rankscope.errors import RankscopeError
 from rankscope.live.monitor.alarm_rules import Collapse
 
@@ -38,6 +39,11 @@ cases = [
     ("ArchitectureError", "heads", lambda: net.variant(heads=1)),
     ("ArchitectureError", "attention_skip", lambda: net.variant(skip="a")),
     ("MaskError", "mask", lambda: net.variant(mask=3)),
+    ("ArchitectureError", "mlp", lambda: net.variant(mlp=None)),
+    ("ArchitectureError", "norm", lambda: net.variant(norm=2)),
+    ("TokensError", "Z", lambda: rankme(torch.ones(3))),
+    ("TokensError", "Z", lambda: rankme(torch.ones(2, 3, dtype=torch.int64))),
+    ("TokensError", "other", lambda: alignment(torch.ones(4, 2), torch.ones(3, 2))),
     ("TokensError", "padding", lambda: rankscope.measure(net, torch.ones(1, 2, 4), [[True, False]])),
     ("TokensError", "texts", lambda: rankscope.fresh("bert-tiny").encode([b"a whale"])),
     ("TokensError", "texts", lambda: rankscope.fresh("bert-tiny").encode(None)),

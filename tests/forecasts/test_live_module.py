@@ -162,6 +162,7 @@ def test_forecasts_order_a_healthy_and_a_collapsing_module(healthy: Forecast, co
     assert "Tokens become the same" in repr(collapsing) and "Tokens stay apart" in repr(healthy)
 
 
+@pytest.mark.slow
 def test_the_forecast_says_what_it_stands_on() -> None:
     """Of a loss that is no mean cross-entropy, whose gradients are not known."""
     found = forecast(own_gpt(), inputs=batches(), loss=lambda z, batch: 2 * cross_entropy(z, batch))

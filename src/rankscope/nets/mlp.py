@@ -135,7 +135,7 @@ def chosen_experts(
     logits: Float[Tensor, "*batch expert"],
     experts: Experts,
     correction: Tensor | None = None,
-    log: Float[Tensor, "*batch 1"] | None = None,
+    log: Float[Tensor, "*#batch 1"] | None = None,
 ) -> Bool[Tensor, "*batch expert"]:
     """True at the experts that each token goes through.
 

@@ -12,7 +12,7 @@ that are positive are compared by their logs. The signal has **left its band** w
 side, from some step until the spike, but for a share `RETURNS` of them; by so many steps it **leads**.
 
 **Confidence.** A signal that often leaves its band says nothing when it does so before a spike. The same question is
-therefore asked at every step of the quiet part of the run: with a lead as long or longer at k of n quiet steps, the
+therefore asked all over the quiet part of the run: with a lead as long or longer at k of n quiet steps, the
 chance of such a lead without any spike is `(k + 1) / (n + 1)`. Many signals are looked at at once: `adjusted` is that
 chance corrected for their number (Benjamini & Hochberg 1995: among signals with an adjusted chance below c, a share of
 at most c is there by accident). Quiet steps close to each other are not independent, and a lead is no proof of a cause.
@@ -38,6 +38,7 @@ WIDTH = 5.0  # Half the width of a band, in spreads
 RETURNS = 0.25  # The share of values that may lie inside the band after it was left
 NORMAL = 1.4826  # The standard deviation of a normal variable over its median distance from the median
 ROUGH = 1e-6  # The least spread of a signal, as a share of its median: one that was constant has none of its own
+QUIET = 2000  # Quiet steps that are looked at, evenly spread, at most
 SURE = 0.05  # The adjusted chance up to which a lead is spoken of
 EVENTS: dict[str, Any] = {
     "spike": pl.Int64, "signal": pl.String, "layer": pl.Int64, "head": pl.Int64, "step": pl.Int64, "lead": pl.Int64,
@@ -246,11 +247,12 @@ def _leads(values: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     """(For how many values before place `at` each signal has been outside its band, on which side, how far at most)."""
     begin = max(LEAST, at - HORIZON)
     reference = values[:, max(0, begin - REFERENCE) : begin]
-    reference = np.where(np.isfinite(reference), reference, np.nan)
-    known = np.isfinite(reference).sum(1) >= LEAST // 2
-    reference = np.where(known[:, None], reference, 0.0)
-    middle = np.nanmedian(reference, 1)
-    spread = NORMAL * np.nanmedian(np.abs(reference - middle[:, None]), 1)
+    finite = np.isfinite(reference)
+    known = finite.sum(1) >= LEAST // 2
+    reference = np.where(known[:, None], np.where(finite, reference, np.nan), 0.0)
+    middle_of = np.median if finite.all() else np.nanmedian  # the plain one is ten times as fast
+    middle = middle_of(reference, 1)
+    spread = NORMAL * middle_of(np.abs(reference - middle[:, None]), 1)
     spread = np.maximum(spread, ROUGH * np.maximum(np.abs(middle), 1.0))
     away = (values[:, begin:at] - middle[:, None]) / spread[:, None]
     away = np.where(np.isfinite(values[:, begin:at]), away, np.inf)
@@ -271,7 +273,8 @@ def _quiet(steps: np.ndarray, spikes: Sequence[Spike]) -> list[int]:
     for spike in spikes:
         first, last = np.searchsorted(steps, [spike.first, spike.last])
         near[max(0, first - HORIZON) : last + HORIZON + REFERENCE + 1] = True
-    return [k for k in range(LEAST + 1, len(steps)) if not near[k]]
+    quiet = [k for k in range(LEAST + 1, len(steps)) if not near[k]]
+    return quiet[:: math.ceil(len(quiet) / QUIET) or 1]
 
 
 def _adjusted(chances: np.ndarray, count: int) -> np.ndarray:

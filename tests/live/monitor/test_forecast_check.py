@@ -86,6 +86,7 @@ def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> 
     assert run.forecast[2] in training_sentences(run)
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_learn_as_forecast(collapses: Forecast, tmp_path: Path) -> None:
     monitor = trained(collapses.design, tmp_path, collapses)
     check = monitor.forecast
@@ -129,6 +130,7 @@ def test_before_half_of_the_steps_nothing_is_decided(learns: Forecast, tmp_path:
     assert "Half of the steps are to be made first" in read_training(tmp_path).forecast[2]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_continued_says_the_same(learns: Forecast, tmp_path: Path) -> None:
     """From the table alone, and from a checkpoint's state."""
     whole = trained(learns.design, tmp_path / "whole", learns)
