@@ -1,5 +1,6 @@
 """Forecasts are written down once, with a digest, and scored against what was trained."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError, LabError
+from rankscope.forecasts.__main__ import main
 from rankscope.forecasts.calibration import outcomes
 from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.plan import Plan
@@ -114,3 +116,17 @@ def test_every_design_is_counted_once() -> None:
     assert confusion(table).rows() == [("next-character", "learns", 1, 1), ("next-character", "does not", 1, 2)]
     by_task = mistakes(table, least=1).filter(pl.col("part") == "task").row(0, named=True)
     assert by_task["designs"] == 5 and by_task["wrong"] == pytest.approx(2 / 5)
+
+
+def test_the_command_prints_how_often_forecasts_were_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, came = tmp_path / "said.json", tmp_path / "came.jsonl"
+    said.write_text(json.dumps(registered([0.9, 0.6, 0.2, 0.1])))
+    came.write_text("".join(json.dumps(line) + "\n" for line in trainings(range(4), [2.0, 3.0, 3.0, 3.0])))
+    monkeypatch.setattr("sys.argv", ["forecasts", "score", str(said), str(came)])
+    main()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["task", "by", "designs", "spearman", "right"]
+    right = next(row for row in rows if row[1:2] == ["forecast"])
+    assert right[2] == "4" and right[4] == "0.750"

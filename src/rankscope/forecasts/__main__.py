@@ -1,12 +1,14 @@
-"""`python -m rankscope.forecasts train|read|tables|fit|validate`: the trainings behind the predictor, made again.
+"""`python -m rankscope.forecasts COMMAND`: the trainings behind the predictor, and the registered test, made again.
 
-| command    | what it does                                                                  | goes on with      |
-|------------|-------------------------------------------------------------------------------|-------------------|
-| `train`    | trains designs of the lab (on a GPU: `--device cuda --workers 12`)            | `FILE`            |
-| `read`     | reads the same designs before their first step                                | `FILE`            |
-| `tables`   | writes `data/forecast_trainings.csv` and `data/forecast_readings.csv`         |                   |
-| `fit`      | fits the predictor to both tables, writes `data/forecast_predictor.json`      |                   |
-| `validate` | prints how well designs are predicted by predictors fitted without them       |                   |
+| command              | what it does                                                              | goes on with |
+|----------------------|---------------------------------------------------------------------------|--------------|
+| `train FILE`         | trains designs of the lab (on a GPU: `--device cuda --workers 12`)        | `FILE`       |
+| `read FILE`          | reads the same designs before their first step                            | `FILE`       |
+| `tables FILE...`     | writes `data/forecast_trainings.csv` and `data/forecast_readings.csv`     |              |
+| `fit`                | fits the predictor to both tables, writes `data/forecast_predictor.json`  |              |
+| `validate`           | prints how well designs are predicted by predictors fitted without them   |              |
+| `register FILE`      | forecasts designs that the predictor never saw, and writes that down      |              |
+| `score FILE FILE...` | prints how often forecasts were right: what was registered, then trained  |              |
 """
 
 import argparse
@@ -18,7 +20,7 @@ import polars as pl
 from scipy.stats import spearmanr
 
 from rankscope.files import atomic
-from rankscope.forecasts import calibration
+from rankscope.forecasts import calibration, registration
 from rankscope.forecasts.fitting import cross_validate, fit_predictor
 from rankscope.forecasts.predictor import POINTS, WEIGHTS
 
@@ -28,17 +30,18 @@ PACKAGE = Path(__file__).parent.parent
 def main() -> None:
     """Run one of the commands of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m rankscope.forecasts", description=__doc__)
-    parser.add_argument("command", choices=("train", "read", "tables", "fit", "validate"))
-    parser.add_argument("files", nargs="*", type=Path, help="one FILE; for tables any number of both kinds")
+    parser.add_argument("command", choices=("train", "read", "tables", "fit", "validate", "register", "score"))
+    parser.add_argument("files", nargs="*", type=Path, help="as the table above says")
     parser.add_argument("--first", type=int, default=0, help="the number of the first design")
-    parser.add_argument("--designs", type=int, default=100, help="how many")
+    parser.add_argument("--designs", type=int, default=100, help="how many numbers from the first on")
+    parser.add_argument("--every", type=int, default=1, help="of these numbers, every so many")
     parser.add_argument("--seed", type=int, default=0, help="of the trainings")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     if asked.command not in ("fit", "validate") and not asked.files:
         parser.error(f"{asked.command} must be given a FILE")
-    numbers = range(asked.first, asked.first + asked.designs)
+    numbers = range(asked.first, asked.first + asked.designs, asked.every)
     if asked.command == "train":
         pieces = [(number, asked.seed) for number in numbers]
         calibration.train_designs(pieces, asked.files[0], workers=asked.workers, device=asked.device, say=print)
@@ -48,6 +51,16 @@ def main() -> None:
         lines = calibration.lines_of(*asked.files)
         calibration.training_table(line for line in lines if "loss" in line).write_csv(PACKAGE / calibration.TABLE)
         calibration.point_table(line for line in lines if "point" in line).write_csv(PACKAGE / POINTS)
+    elif asked.command == "register":
+        registered = registration.register(numbers, asked.files[0], asked.workers)
+        sys.stdout.write(f"{registered['time']} {registered['digest']}\n")
+    elif asked.command == "score":
+        registered = json.loads(asked.files[0].read_text(encoding="utf-8"))
+        found = registration.results(registered, calibration.lines_of(*asked.files[1:]))
+        asks = (registration.score, registration.reliability, registration.confusion, registration.mistakes)
+        with pl.Config(tbl_formatting="ASCII_MARKDOWN", tbl_rows=60, tbl_hide_dataframe_shape=True, float_precision=3,
+                       tbl_hide_column_data_types=True, tbl_cols=-1):  # fmt: skip
+            sys.stdout.write("\n\n".join(str(ask(found)) for ask in asks) + "\n")
     elif asked.command == "validate":
         table = cross_validate(pl.read_csv(PACKAGE / POINTS), calibration.outcomes(), workers=asked.workers)
         for (task,), mine in table.sort("task").group_by("task", maintain_order=True):
