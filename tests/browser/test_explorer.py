@@ -98,6 +98,7 @@ def test_every_control_changes_what_it_should(page: "Page", explorer: Served) ->
     assert page.is_checked("#mlp") and page.is_checked("#norm")
 
 
+@pytest.mark.slow  # forecasts beside a browser take half a minute
 def test_the_forecast_comes_after_everything_else_and_goes_with_its_setting(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     until(page, "document.body.dataset.forecast === 'shown'")

@@ -154,7 +154,7 @@ def healthy() -> Forecast:
 
 @pytest.fixture(scope="module")
 def collapsing() -> Forecast:
-    return forecast(own_gpt(layers=20, width=64, skips=False), inputs=batches(), loss=cross_entropy)
+    return forecast(own_gpt(layers=10, width=64, skips=False), inputs=batches(), loss=cross_entropy)
 
 
 def test_forecasts_order_a_healthy_and_a_collapsing_module(healthy: Forecast, collapsing: Forecast) -> None:
