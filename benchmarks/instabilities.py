@@ -208,11 +208,12 @@ def warnings_of(run: Path, drawn: int | None = None) -> tuple[Spike | None, pl.D
     if drawn is not None:
         values = loss.values.copy()
         values[drawn:] = np.nan
-        loss, spike = Signal("loss", loss.steps, values), Spike(drawn + 1, drawn + 1, math.nan, math.inf)
+        loss = Signal("loss", loss.steps, values)
+        spike = first_spike(loss, calm)
     if spike is None:
         return None, pl.DataFrame()
     report = order_of_events(loss, signals)
-    number = next(k for k, found in enumerate(report.spikes) if found.first == spike.first)
+    number = report.spikes.index(spike)
     return spike, report.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
 
 
@@ -225,11 +226,12 @@ def rows(folder: Path) -> Iterator[tuple[str, int, int, int, dict[str, tuple[int
         leads: dict[str, list[int]] = defaultdict(list)
         delays = []
         for k, run in enumerate(runs):
-            drawn = CALM + 200 + 30 * k if way == "quiet" else None
+            loss, _, calm = looked_at(run)
+            drawn = calm + (len(loss.values) - calm) * (k + 1) // (len(runs) + 1) if way == "quiet" else None
             spike, events = warnings_of(run, drawn)
             if spike is None:
                 continue
-            delays.append(spike.first - CALM)
+            delays.append(spike.first - calm)
             for (name,), mine in events.group_by("signal"):
                 leads[str(name)].append(int(mine["lead"].max()))  # type: ignore[arg-type]
         found = {name: (len(each), float(median(each))) for name, each in leads.items()}

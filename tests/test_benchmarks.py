@@ -127,3 +127,5 @@ def test_a_training_is_disturbed_after_the_calm_and_not_before(tmp_path: Path, w
         instabilities.train((each, 0), tmp_path, steps=8, calm=5)
         losses[each] = json.loads((tmp_path / f"{each}-0" / "outcome.json").read_text())["losses"]
     assert losses[way][:5] == losses["quiet"][:5] and losses[way][5:] != losses["quiet"][5:]
+    lines = instabilities.report(tmp_path).splitlines()
+    assert [line.split(":")[0] for line in lines[2:]] == ["| quiet", f"| {way}"]

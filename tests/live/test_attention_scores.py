@@ -356,13 +356,17 @@ def test_they_agree_with_the_patterns_that_the_model_returns(name: str) -> None:
     model = model_of(name).double()
     model.set_attn_implementation("eager")
     ids = torch.randint(1, WORDS, (2, 9), generator=torch.Generator().manual_seed(2))
-    w = seen(model, NAMES, input_ids=ids)
+    agrees_with_patterns(seen(model, NAMES, input_ids=ids), model, ids, 1e-5)
+
+
+def agrees_with_patterns(w: Any, model: Any, ids: Tensor, within: float) -> None:
+    """All but the largest logit is that of the patterns that the model returns."""
     with torch.no_grad():
         attentions = model(input_ids=ids, output_attentions=True).attentions
     for layer, P in enumerate(attentions, start=1):
         numbers = expected(P.double().log())
         numbers.pop("largest_logit")
-        agrees(w, layer, numbers, 1e-5)
+        agrees(w, layer, numbers, within)
 
 
 def test_a_sink_is_no_key_of_rows_that_sum_to_one() -> None:
@@ -430,13 +434,7 @@ def test_a_model_whose_eager_function_does_more_than_its_arguments_say(monkeypat
         return original(*args, scaling=2 * scaling, **named)
 
     monkeypatch.setattr(llama, "eager_attention_forward", doubled)
-    w = seen(model, NAMES[:3], input_ids=ids)
-    with torch.no_grad():
-        attentions = model(input_ids=ids, output_attentions=True).attentions
-    for layer, P in enumerate(attentions, start=1):
-        numbers = expected(P.double().log())
-        numbers.pop("largest_logit")
-        agrees(w, layer, numbers, 1e-4)
+    agrees_with_patterns(seen(model, NAMES[:3], input_ids=ids), model, ids, 1e-4)
     with raises(WatchError, subject="scores"):
         seen(model, NAMES, input_ids=ids)
 

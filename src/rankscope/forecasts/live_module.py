@@ -184,7 +184,7 @@ def read_module(
             later = reader.look()
     if half:
         reader.note("half-precision weights were read in float32")
-    point = start | {f"drift_{name}": value for name, value in later.items()} | reader.described(curves)
+    point = start | {f"drift_{name}": value for name, value in later.items()} | reader.architecture_numbers(curves)
     recipe = Recipe(steps=steps, lr=lr, batch=curves.samples)
     heads = None if curves.entropy is None else curves.entropy.shape[2]
     layers = curves.residual.shape[1] - 1
@@ -350,9 +350,9 @@ class ModuleReader:
         last, attends = curves.residual.shape[1] - 1, self._attending(curves)
         return [0, *(layer - 1 for layer in attends[1:]), last] if attends else list(range(last + 1))
 
-    def described(self, curves: TokenCurves) -> dict[str, float]:
-        """The numbers of `readings.described` that can be known: the rate, whether there are MLPs, and the depth where
-        blocks that do not attend are MLPs."""
+    def architecture_numbers(self, curves: TokenCurves) -> dict[str, float]:
+        """The numbers of `readings.architecture_numbers` that can be known: the rate, whether there are MLPs, and
+        the depth where blocks that do not attend are MLPs."""
         attends, found = self._attending(curves), {"rate": math.log10(self.recipe.lr)}
         if attends and (len(attends) == curves.residual.shape[1] - 1 or self.kinds["mlp"]):
             found["depth"] = math.log2(len(attends))
@@ -422,7 +422,7 @@ class ModuleReader:
         weights, NaN where they are zero, which small ones are rounded to."""
         layers = curves.residual.shape[1]
         columns: dict[str, Any] = {"layer": list(range(layers))}
-        columns["residual"] = curves.residual.masked_fill(curves.marked, math.nan).median(0).values.tolist()
+        columns["residual"] = curves.residual.masked_fill(curves.marked, math.nan).mean(0).tolist()
         if curves.entropy is not None:
             columns["entropy"] = curves.entropy.nanmean((0, 2)).tolist()
         tokens = TokenGradients(self.plan)
