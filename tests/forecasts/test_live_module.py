@@ -363,7 +363,7 @@ def test_the_example_of_the_page_runs() -> None:
     example, *_ = re.findall(r"```python\n(.*?)```", page.partition("## Your own module")[2], re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
-    found = names["found"]
+    found = names["mine"]
     assert isinstance(found, Forecast) and found.table["entropy"][1:].is_finite().all()
     assert {"residual_last", "entropy_mean", "reach_query", "share_current", "depth", "weights_head"} <= set(
         found.readings
