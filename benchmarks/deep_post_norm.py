@@ -68,7 +68,8 @@ def report(outcomes: list[dict[str, Any]]) -> str:
             forecast, lines = forecast_of(plan, layers=False), found[change]
             losses = sorted(line["loss"] for line in lines)
             learnt = f"{sum(line['learns'] for line in lines)} of {len(lines)}"
-            said = f"{forecast.probability:.2f} | {100 * forecast.place:.0f} | {learnt} | {losses[0]:.2f} to {losses[-1]:.2f}"
+            told = f"{forecast.probability:.2f} | {100 * forecast.place:.0f}"
+            said = f"{told} | {learnt} | {losses[0]:.2f} to {losses[-1]:.2f}"
             rows.append(f"| {change} | {said} |")
     return "\n".join(rows)
 

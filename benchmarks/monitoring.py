@@ -1,6 +1,7 @@
-"""What watching a training costs: GPT-2, AdamW, 4 x 128 tokens in float32; on a GPU 16 x 512 in bfloat16.
+"""What watching a training costs: GPT-2, AdamW, 4 x 128 tokens in float32; on a GPU networks of `SIZES` in bfloat16.
 
-    python -m benchmarks.monitoring [cuda]
+    python -m benchmarks.monitoring
+    python -m benchmarks.monitoring cuda gpt2 2048    # of `SIZES`, and tokens of a sample
 
 A step that is measured, the second time, is timed beside a step of the bare loop, taking turns. What is
 added to the steps between is some Python, the same for any width: on the CPU it is timed where it can be
@@ -18,24 +19,36 @@ from typing import Any
 
 import torch
 
+from benchmarks.instabilities import GPT
 from benchmarks.peers import gpt2
 from benchmarks.timing import Row, report_rise, rise_of_memory
 
+SIZES = {"gpt2": (12, 768, 12, 1 << 15), "1b": (24, 1792, 14, 1 << 13)}
+"""Layers, width, heads and tokens of a step of networks on a GPU, which go through torch's flash attention."""
 QUIET = 2
 """Steps that are not measured, before one that is."""
+ATTENTION = ["largest_logit", "entropy", "effective_keys", "first_token_mass"]
+EVERYTHING = ["relative_residual", "relative_mu", "mu", "activation_ratio", "token_norm_ratio", *ATTENTION]
 
 
 class Loop:
     """A training loop as people write it; `after` is what a tool asks for at the end of a step."""
 
-    def __init__(self, small: bool = False, device: str = "cpu", narrow: bool = False) -> None:
+    def __init__(self, small: bool = False, device: str = "cpu", narrow: bool = False, sizes: str = "") -> None:
         torch.manual_seed(0)
-        shape = (1, 8) if small or narrow else (16, 512) if device == "cuda" else (4, 128)
         words = 99 if narrow else 50257
-        size = {"n_embd": 32, "n_head": 2, "vocab_size": words, "n_layer": 2 if small else 12} if narrow else {}
+        shape = (1, 8) if small or narrow else (4, 128)
+        if device == "cuda" and not small:
+            name, tokens = sizes.split()
+            layers, width, heads, together = SIZES[name]
+            shape = (max(1, together // int(tokens)), int(tokens))
+            self.model: torch.nn.Module = GPT(words, shape[1], layers, width, heads).to(device)
+        else:
+            size = {"n_embd": 32, "n_head": 2, "vocab_size": words, "n_layer": 2 if small else 12} if narrow else {}
+            self.model = gpt2(small, "GPT2LMHeadModel", **size).train().to(device)
+        self.argument = "ids" if isinstance(self.model, GPT) else "input_ids"
         self.ids = torch.randint(0, words, shape).to(device)
-        self.model = gpt2(small, "GPT2LMHeadModel", **size).train().to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
         self.cast: AbstractContextManager[Any] = (
             torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
         )
@@ -45,7 +58,9 @@ class Loop:
     def step(self) -> None:
         """Forward, backward, and a step of the optimiser."""
         with self.cast:
-            loss = self.model(input_ids=self.ids, labels=self.ids).loss
+            logits = self.model(self.ids)
+            logits = logits if isinstance(logits, torch.Tensor) else logits.logits
+            loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
         loss.backward()
         self.optimizer.step()
         self.after(loss.detach())
@@ -113,7 +128,7 @@ def wandb_watched(loop: Loop) -> Iterator[None]:
 
 def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]]:
     """(every how many steps it measures, what is put around the loop), by what it is."""
-    probe = {"input_ids": loop.ids}
+    probe = {loop.argument: loop.ids}
     found: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
         "probe every 100": (100, lambda: monitored(loop, probe=probe)),
         "and entropy, gradients, updates": (
@@ -125,7 +140,12 @@ def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManage
                 optimizer=loop.optimizer,
             ),
         ),
+        "everything every 100": (
+            100,
+            lambda: monitored(loop, probe=probe, metrics=EVERYTHING, optimizer=loop.optimizer, spectra=True),
+        ),
         "training batches every 10": (10, lambda: monitored(loop)),
+        "attention statistics every 10": (10, lambda: monitored(loop, metrics=ATTENTION)),
     }
     if find_spec("tensorboard"):
         found["TensorBoard histograms every 100"] = 100, lambda: histograms(loop)
@@ -134,14 +154,15 @@ def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManage
     return found
 
 
-def rows(small: bool = False, device: str = "cpu", rounds: int = 3) -> list[Row]:
+def rows(small: bool = False, device: str = "cpu", rounds: int = 3, sizes: str = "gpt2 2048") -> list[Row]:
     """(what, against what, ratio of the loop's time)."""
-    bare, measured, quiet = _least(Loop(small, device), 1 if small else rounds)
+    loop = Loop(small, device, sizes=sizes)
+    bare, measured, quiet = _least(loop, 1 if small else rounds)
     empty = bare
     if device == "cpu":
         empty, _, quiet = _least(Loop(small, narrow=True), 1 if small else 10 * rounds)
     against, found = f"bare loop, {bare:.3f} s a step", []
-    for name, (every, _) in cases(Loop(small=True)).items():
+    for name, (every, _) in cases(loop).items():
         added = (every - 1) * max(quiet[name] - empty, 0.0) + measured[name] - bare
         found.append((name, against, 1 + added / (every * bare)))
         found.append((f"  a step that is measured ({name})", against, measured[name] / bare))
@@ -166,12 +187,12 @@ def _least(loop: Loop, rounds: int) -> tuple[float, dict[str, float], dict[str, 
     return bare, measured, quiet
 
 
-def memory(device: str = "cpu") -> list[tuple[str, float]]:
+def memory(device: str = "cpu", sizes: str = "gpt2 2048") -> list[tuple[str, float]]:
     """(what, MB above the peak of a bare step)."""
     if device == "cpu":
         names = [*cases(Loop(small=True))]
         return [(name, rise_of_memory("-m", "benchmarks.monitoring", "rise", name)) for name in names]
-    loop, found = Loop(device=device), []
+    loop, found = Loop(device=device, sizes=sizes), []
 
     def peak() -> float:
         torch.cuda.reset_peak_memory_stats()
@@ -202,10 +223,11 @@ def main() -> None:
         loop.step()
         report_rise(loop.step, measured_step)
         return
-    device = "cuda" if sys.argv[1:] == ["cuda"] else "cpu"
-    for what, against, ratio in rows(device=device):
+    device, *words = sys.argv[1:] or ["cpu"]
+    sizes = " ".join(words) or "gpt2 2048"
+    for what, against, ratio in rows(device=device, sizes=sizes):
         print(f"  {what:60} / {against:32} {ratio:6.3f}")
-    for what, rise in memory(device):
+    for what, rise in memory(device, sizes):
         print(f"  {what:60} +{rise:.1f} MB")
 
 

@@ -8,15 +8,43 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
+import polars as pl
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import alarms, instabilities, mean_field, mends, opening, peers, rates, recipes, timing
+from benchmarks import (
+    alarms,
+    deep_post_norm,
+    giorlandino2026,
+    instabilities,
+    mean_field,
+    mends,
+    opening,
+    peers,
+    rates,
+    recipes,
+    timing,
+)
 
+from rankscope.figures.plot import plot
 from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
+from rankscope.forecasts.figures import cosines_chart
 from rankscope.live.monitor import default_rules
 
-ALONE = {"alarms", "device", "instabilities", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
+ALONE = {
+    "alarms",
+    "deep_post_norm",
+    "device",
+    "giorlandino2026",
+    "instabilities",
+    "lab",
+    "mean_field",
+    "mends",
+    "peers",
+    "rates",
+    "recipes",
+    "timing",
+}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {
     "certifying",
@@ -101,6 +129,31 @@ def test_changed_designs_are_trained_as_they_were_forecast(number: int) -> None:
         plan = make()
         again = mends.plan_of(json.loads(json.dumps({"number": number, **mends.written(plan)})))
         assert replace(again, task=plan.task) == replace(plan, remedies=list(plan.remedies))
+
+
+def test_the_worked_example_is_trained_as_it_is_forecast() -> None:
+    plans = deep_post_norm.plans()
+    assert {plan.arch.layers for plan in plans.values()} == {deep_post_norm.LAYERS, *deep_post_norm.SHALLOWER}
+    outcomes = [{"change": "4 layers", "learns": seed > 0, "loss": 2.0 + seed} for seed in range(3)]
+    *_, row = deep_post_norm.report(outcomes).splitlines()
+    assert row.startswith("| 4 layers | ") and row.endswith(" | 2 of 3 | 2.00 to 4.00 |")
+
+
+def test_points_of_a_figure_are_compared_with_networks() -> None:
+    columns = ("beta", "skip", "layer", "closed_form", "mean_field", "measured", "measured_sd")
+    lines = [
+        (0.5, 1.0, 0, 0.1, 0.1, 0.1, 0.01),
+        (0.5, 1.0, 1, 0.5, 0.8, 0.95, 0.02),
+        (2.0, 0.5, 0, 0.1, 0.2, 0.1, 0.01),
+    ]
+    table = pl.DataFrame(lines, schema=columns, orient="row")
+    assert giorlandino2026.differences(table).splitlines()[2:] == [
+        "| 0.5 (published) | 1 | 1 | 0.450 | 0.150 | 0.020 |",
+        "| 2 | 0.5 | more than 0 | 0.000 | 0.100 | 0.010 |",
+    ]
+    first, second = cosines_chart(table).panels
+    assert [len(panel.marks) for panel in (first, second)] == [3, 3]
+    assert plot(cosines_chart(table)).axes
 
 
 def test_what_became_of_changes_is_counted_by_kind() -> None:

@@ -1,0 +1,68 @@
+"""Figure 1 of Giorlandino & Goldt (2026), and points of the plane that they did not publish.
+
+python -m benchmarks.giorlandino2026 run TABLE.csv                   # a minute for each point; goes on where it was
+python -m benchmarks.giorlandino2026 draw TABLE.csv -o FIGURE.png    # and prints the largest differences
+"""
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+import torch
+
+from rankscope.figures.plot import plot
+from rankscope.files import atomic
+from rankscope.forecasts.figures import cosines_chart
+from rankscope.forecasts.giorlandino2026 import figure_1
+
+BETAS, SKIPS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0), (1.0, 0.5)
+PUBLISHED = ((0.5, 1.0), (3.0, 1.0))
+
+
+@torch.no_grad()
+def run(table: Path) -> None:
+    """Compute the points that the table does not have yet."""
+    parts = [pl.read_csv(table)] if table.exists() else []
+    done = {row for part in parts for row in part.select("beta", "skip").unique().iter_rows()}
+    for beta, skip in (*PUBLISHED, *(point for point in product(BETAS, SKIPS) if point not in PUBLISHED)):
+        if (beta, skip) not in done:
+            parts.append(figure_1([beta], [skip], networks=3))
+            with atomic(table) as path:
+                pl.concat(parts).write_csv(path)
+            print(beta, skip, flush=True)
+
+
+def differences(table: pl.DataFrame) -> str:
+    """A table in Markdown: the largest difference of both theories to the mean of three networks, at each point."""
+    rows = ["| beta | weight of skip | layers to a cosine of 0.9 | closed form | our recursion | spread of pairs |"]
+    rows.append("|---|---|---|---|---|---|")
+    for (beta, skip), mine in table.sort("skip", "beta", descending=[True, False]).group_by(
+        "beta", "skip", maintain_order=True
+    ):
+        above = mine.filter(pl.col("measured") > 0.9)["layer"]
+        worst = [(mine[name] - mine["measured"]).abs().max() for name in ("closed_form", "mean_field")]
+        first = above.min() if above.len() else f"more than {mine['layer'].max()}"
+        spread = mine["measured_sd"].max()
+        known = " (published)" if (beta, skip) in PUBLISHED else ""
+        rows.append(f"| {beta:g}{known} | {skip:g} | {first} | {worst[0]:.3f} | {worst[1]:.3f} | {spread:.3f} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Run one of the commands of the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "draw"))
+    parser.add_argument("table", type=Path)
+    parser.add_argument("-o", "--output", type=Path, default=Path("figure_1.png"))
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options.table)
+        return
+    table = pl.read_csv(options.table)
+    plot(cosines_chart(table)).savefig(options.output, dpi=150)
+    print(differences(table))
+
+
+if __name__ == "__main__":
+    main()
