@@ -2,15 +2,19 @@
 
     python -m benchmarks.instabilities train runs/instabilities --workers 2    # goes on where it was
     python -m benchmarks.instabilities report runs/instabilities
+    python -m benchmarks.instabilities rules runs/instabilities                # what alarm rules say of the same runs
 
-A GPT (4 layers of width 64, torch's fused attention) learns the next character under a `Monitor`. After `CALM` steps it
-is disturbed, or not. `report` prints, for each way, how many runs had a spike (`runs/spikes.py`), which signals left
-their band before it and by how many steps, and how often the same signals do so in quiet runs at a step that is drawn.
+A GPT (4 layers of width 64, torch's fused attention) learns the next character for `CALM` steps under a `Monitor`. Then
+it goes on, and is disturbed in one of the `WAYS`, more and more. The loss shows it at its first spike
+(`runs/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps, whichever is
+first. `report` prints which signals had left their band before that, by how many steps, and how often the same signals
+do so in quiet runs at a step that is drawn. `rules` replays the monitor's alarm rules over the same measurements.
 """
 
 import argparse
 import json
 import math
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,25 +30,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import rankscope
 from rankscope.files import atomic
 from rankscope.lab.tasks import NextCharacter
 from rankscope.live import Monitor
-from rankscope.runs.signals import read_signals, split_loss
-from rankscope.runs.spikes import SURE, Signal, Spike, find_spikes, order_of_events
+from rankscope.live.monitor import default_rules
+from rankscope.runs.signals import read_signals
+from rankscope.runs.spikes import SURE, Signal, find_spikes, order_of_events
 from rankscope.workers import run_pieces
 
-STEPS, CALM, EVERY = 1600, 1000, 4
+CALM, DISTURBED, EVERY = 1000, 400, 4
+MEAN, RISEN = 16, 0.15  # Steps that the loss is averaged over, and nats by which it has risen
 METRICS = ("relative_mu", "mu", "entropy", "largest_logit", "activation_ratio", "token_norm_ratio")
 WAYS = {
     "quiet": "nothing is done",
-    "rate": "the learning rate rises by a hundredth at every step, up to 300 times",
-    "query_key": "weights of queries and keys grow by 1% at every step",
-    "embedding": "the embedding shrinks by 5% at every step",
-    "bad_data": "five batches of random characters out of every forty",
-    "low_eps": "Adam's second moments are forgotten every 50 steps, with an eps of 1e-15",
+    "rate": "the learning rate rises by 2% at every step, up to 300 times",
+    "query_key": "weights of queries and keys grow by 2% at every step",
+    "embedding": "the embedding shrinks by 10% at every step",
+    "bad_data": "four steps of twenty have wrong labels, in one more sequence each time",
+    "low_eps": "every 50 steps Adam forgets more of its second moments, with an eps of 1e-15",
     "skips": "the weights of skips fall by 1% at every step",
 }
-RUNS = [(way, seed) for way in WAYS for seed in range(12 if way == "quiet" else 6)]
+SEEDS = {way: 12 if way == "quiet" else 6 for way in WAYS}
+RUNS = [(way, seed) for way, seeds in SEEDS.items() for seed in range(seeds)]
+FIRST_HALF = {way: seeds // 2 for way, seeds in SEEDS.items()}
+"""Alarm rules were set on the seeds below these, and are tested on the others."""
 
 
 class Attention(nn.Module):
@@ -115,39 +125,41 @@ class Disturbance:
         """Change the network or the optimiser before a step, counted from the end of the calm."""
         if self.way == "rate":
             for group in self.optimizer.param_groups:
-                group["lr"] = 1e-3 * min(300.0, 1.01**step)
+                group["lr"] = 1e-3 * min(300.0, 1.02**step)
         elif self.way == "query_key":
             for block in self.model.blocks:
                 for linear in (block.attention.q_proj, block.attention.k_proj):  # type: ignore[union-attr]
-                    linear.weight.mul_(1.01)  # type: ignore[operator,union-attr]
+                    linear.weight.mul_(1.02)  # type: ignore[operator,union-attr]
         elif self.way == "embedding":
-            self.model.embedding.weight.mul_(0.95)
-            self.model.positions.weight.mul_(0.95)
+            self.model.embedding.weight.mul_(0.9)
+            self.model.positions.weight.mul_(0.9)
         elif self.way == "low_eps" and step % 50 == 0:
             for group in self.optimizer.param_groups:
                 group["eps"] = 1e-15
             for state in self.optimizer.state.values():
-                state["exp_avg_sq"].mul_(1e-6)
+                state["exp_avg_sq"].mul_(10 ** (-0.5 * (step // 50 + 1)))
         elif self.way == "skips":
             for block in self.model.blocks:
                 block.skip *= 0.99  # type: ignore[operator,assignment]
 
     def labels(self, step: int, labels: Tensor) -> Tensor:
         """The labels of a step."""
-        if self.way != "bad_data" or step % 40 >= 5:
+        if self.way != "bad_data" or step % 20 >= 4:
             return labels
-        order = torch.randperm(labels.numel(), generator=self.generator)
-        return labels.flatten()[order].reshape(labels.shape)
+        wrong, labels = step // 20 + 1, labels.clone()
+        chosen = labels[:wrong].flatten()
+        labels[:wrong] = chosen[torch.randperm(len(chosen), generator=self.generator)].view_as(labels[:wrong])
+        return labels
 
 
-def train(piece: tuple[str, int], folder: Path, steps: int = STEPS, calm: int = CALM) -> dict[str, Any]:
+def train(piece: tuple[str, int], folder: Path, steps: int = DISTURBED, calm: int = CALM) -> dict[str, Any]:
     """Train one network, and write what its monitor read and the loss of every step.
 
     Args:
-        piece: (the way, the seed).
+        piece: (the way, the seed); of the way "calm" only what comes before the disturbance, from which others go on.
         folder: Where runs are, one folder each.
-        steps: Steps of the training.
-        calm: Steps before it is disturbed.
+        steps: Steps after the calm.
+        calm: Steps before the disturbance.
     """
     way, seed = piece
     task = NextCharacter()
@@ -155,12 +167,21 @@ def train(piece: tuple[str, int], folder: Path, steps: int = STEPS, calm: int = 
     model = GPT(task.interface.classes, task.context)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
     disturbance = Disturbance(way, model, optimizer, torch.Generator().manual_seed(seed))
-    run, losses = folder / f"{way}-{seed}", []
+    home, before = folder / f"{way}-{seed}", folder / f"calm-{seed}"
+    shutil.rmtree(home, ignore_errors=True)
+    losses: list[float] = []
+    if way != "calm":
+        shutil.copytree(before / "run", home / "run")
+        state = torch.load(before / "state.pt", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        losses = state["losses"]
     probe = {"ids": task.held_out(8).inputs}
-    with Monitor(
-        model, METRICS, EVERY, probe, run=run, optimizer=optimizer, spectra=True, alarms=(), padding="none"
-    ) as monitor:
-        for step in range(steps):
+    options: dict[str, Any] = {"optimizer": optimizer, "spectra": True, "alarms": (), "padding": "none"}
+    with Monitor(model, METRICS, EVERY, probe, run=home / "run", **options) as monitor:
+        if way != "calm":
+            monitor.resume(calm)
+        for step in range(calm) if way == "calm" else range(calm, calm + steps):
             batch = task.batch(16, seed, step)
             labels = batch.labels
             if step >= calm:
@@ -177,9 +198,17 @@ def train(piece: tuple[str, int], folder: Path, steps: int = STEPS, calm: int = 
             monitor.step(loss=losses[-1])
             if not math.isfinite(losses[-1]) or (step > calm and np.mean(losses[-50:]) > 2 * losses[0]):
                 break  # it has exploded, and would not come back
-    outcome = {"way": way, "seed": seed, "calm": calm, "losses": losses}
-    with atomic(run / "outcome.json") as path:
-        path.write_text(json.dumps(outcome) + "\n")
+    if way == "calm":
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+        torch.save(state, home / "state.pt")
+    else:
+        table = rankscope.read(home / "run").table("training")  # type: ignore[union-attr]
+        numbers = pl.col("value", "floor").cast(pl.Float32)
+        table = table.select("step", "layer", "head", "metric", numbers, "samples", "broken")
+        table.write_parquet(home / "measurements.parquet", compression="zstd")
+        shutil.rmtree(home / "run")
+    with atomic(home / "outcome.json") as path:
+        path.write_text(json.dumps({"way": way, "seed": seed, "calm": calm, "losses": losses}) + "\n")
     return {"way": way, "seed": seed, "last": losses[-1], "steps": len(losses)}
 
 
@@ -187,52 +216,62 @@ def looked_at(run: Path) -> tuple[Signal, list[Signal], int]:
     """(The loss of every step, the other signals, the steps before the disturbance) of a run."""
     outcome = json.loads((run / "outcome.json").read_text())
     losses = np.array(outcome["losses"])
-    _, signals = split_loss(read_signals([run]))
+    signals = [signal for signal in read_signals([run / "measurements.parquet"]) if signal.name not in ("loss", "lr")]
     return Signal("loss", np.arange(1, len(losses) + 1), losses), signals, int(outcome["calm"])
 
 
-def first_spike(loss: Signal, calm: int) -> Spike | None:
-    """The first spike after the calm, if there is one."""
-    return next((spike for spike in find_spikes(loss) if spike.first > calm), None)
+def first_shown(loss: Signal, calm: int) -> int | None:
+    """The step at which the loss shows that something is wrong: its first spike, or that its mean has risen."""
+    spike = next((spike.first for spike in find_spikes(loss) if spike.first > calm), None)
+    usual = float(np.mean(loss.values[max(0, calm - 200) : calm]))
+    means = np.convolve(np.nan_to_num(loss.values, nan=np.inf), np.full(MEAN, 1 / MEAN), mode="valid")
+    risen = np.flatnonzero(~(means[calm:] < usual + RISEN))
+    shown = [] if spike is None else [spike]
+    return min([*shown, *(calm + MEAN + k for k in risen[:1].tolist())], default=None)
 
 
-def warnings_of(run: Path, drawn: int | None = None) -> tuple[Spike | None, pl.DataFrame]:
-    """(The first spike of a run, the signals that left their band before it).
+def warnings_of(run: Path, shown: int) -> pl.DataFrame:
+    """The signals that had left their band before a step at which the loss shows that something is wrong.
 
     Args:
         run: The folder of the run.
-        drawn: A step that is taken for a spike in a quiet run; the signals before it cry wolf.
+        shown: The step; of a quiet run any, whose signals cry wolf.
     """
-    loss, signals, calm = looked_at(run)
-    spike = first_spike(loss, calm)
-    if drawn is not None:
-        values = loss.values.copy()
-        values[drawn:] = np.nan
-        loss = Signal("loss", loss.steps, values)
-        spike = first_spike(loss, calm)
-    if spike is None:
-        return None, pl.DataFrame()
-    report = order_of_events(loss, signals)
-    number = report.spikes.index(spike)
-    return spike, report.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
+    loss, signals, _ = looked_at(run)
+    values = loss.values.copy()
+    values[shown - 1 :] = np.nan  # a spike for `order_of_events`, wherever the loss shows it
+    report = order_of_events(Signal("loss", loss.steps, values), signals)
+    number = next(k for k, spike in enumerate(report.spikes) if spike.first == shown)
+    return report.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
+
+
+def runs_of(folder: Path, way: str) -> list[tuple[Path, int | None]]:
+    """(A run, the step at which its loss shows it) of every run of a way; of quiet runs the step is drawn."""
+    found: list[tuple[Path, int | None]] = []
+    homes = sorted((path.parent for path in folder.glob(f"{way}-*/outcome.json")), key=lambda path: _seed(path))
+    for k, run in enumerate(homes):
+        loss, _, calm = looked_at(run)
+        drawn = calm + (len(loss.values) - calm) * (k + 1) // (len(homes) + 1)
+        found.append((run, drawn if way == "quiet" else first_shown(loss, calm)))
+    return found
+
+
+def _seed(run: Path) -> int:
+    return int(run.name.rpartition("-")[2])
 
 
 def rows(folder: Path) -> Iterator[tuple[str, int, int, int, dict[str, tuple[int, float]]]]:
-    """(Way, runs, with a spike, steps from the disturbance to the spike, signals by name with runs and median lead)."""
+    """(Way, runs, how many losses show it, after how many steps, signals by name with runs and median lead)."""
     for way in WAYS:
-        runs = sorted(path.parent for path in folder.glob(f"{way}-*/outcome.json"))
-        if not runs:
+        if not (runs := runs_of(folder, way)):
             continue
         leads: dict[str, list[int]] = defaultdict(list)
         delays = []
-        for k, run in enumerate(runs):
-            loss, _, calm = looked_at(run)
-            drawn = calm + (len(loss.values) - calm) * (k + 1) // (len(runs) + 1) if way == "quiet" else None
-            spike, events = warnings_of(run, drawn)
-            if spike is None:
+        for run, shown in runs:
+            if shown is None:
                 continue
-            delays.append(spike.first - calm)
-            for (name,), mine in events.group_by("signal"):
+            delays.append(shown - looked_at(run)[2])
+            for (name,), mine in warnings_of(run, shown).group_by("signal"):
                 leads[str(name)].append(int(mine["lead"].max()))  # type: ignore[arg-type]
         found = {name: (len(each), float(median(each))) for name, each in leads.items()}
         found = dict(sorted(found.items(), key=lambda item: (-item[1][0], -item[1][1])))
@@ -241,7 +280,7 @@ def rows(folder: Path) -> Iterator[tuple[str, int, int, int, dict[str, tuple[int
 
 def report(folder: Path, most: int = 6) -> str:
     """The table in Markdown."""
-    lines = ["| way | runs | with a spike | steps until it | signals before it: runs, median lead in steps |"]
+    lines = ["| way | runs | the loss shows it | after steps | signals before it: runs, median lead in steps |"]
     lines.append("|---|---|---|---|---|")
     for way, runs, spiked, delay, found in rows(folder):
         said = ", ".join(f"{name} {count} ({lead:.0f})" for name, (count, lead) in list(found.items())[:most]) or "none"
@@ -250,18 +289,52 @@ def report(folder: Path, most: int = 6) -> str:
     return "\n".join(lines)
 
 
+def alarms_of(run: Path) -> dict[str, int]:
+    """The first step after the calm at which each alarm rule, replayed over a run's measurements, finds a fault."""
+    calm = looked_at(run)[2]
+    table = pl.read_parquet(run / "measurements.parquet")
+    found: dict[str, int] = {}
+    rules = default_rules()
+    for (step,), part in table.sort("step").group_by("step", maintain_order=True):
+        at = int(step)  # type: ignore[call-overload]
+        for rule in rules:
+            for alarm in rule.on_measurement(part, at):
+                found.setdefault(rule.name if at > calm else f"{rule.name}, in the calm", alarm.step)
+    return found
+
+
+def rules_report(folder: Path) -> str:
+    """A table in Markdown of alarm rules: runs of each way that had one before the loss showed it, on both halves."""
+    names = [rule.name for rule in default_rules()]
+    lines = ["| way | seeds | the loss shows it | " + " | ".join(names) + " |", "|---" * (len(names) + 3) + "|"]
+    for way in WAYS:
+        for half in (True, False):
+            runs = [each for each in runs_of(folder, way) if (_seed(each[0]) < FIRST_HALF[way]) == half]
+            leads: dict[str, list[int]] = defaultdict(list)
+            shown_in = [(run, shown) for run, shown in runs if shown is not None]
+            for run, shown in shown_in:
+                for name, step in alarms_of(run).items():
+                    if way == "quiet" or step < shown:
+                        leads[name.removesuffix(", in the calm")].append(shown - step)
+            cells = [f"{len(leads[name])} ({median(leads[name]):.0f})" if leads[name] else "–" for name in names]
+            seeds = "set on" if half else "tested on"
+            lines.append(f"| {way} | {len(runs)}, {seeds} | {len(shown_in)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands of the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("train", "report"))
+    parser.add_argument("command", choices=("train", "report", "rules"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
     if options.command == "train":
-        left = [(way, seed) for way, seed in RUNS if not (options.folder / f"{way}-{seed}" / "outcome.json").exists()]
-        for result in run_pieces(partial(train, folder=options.folder), left, options.workers):
-            print(result.value or f"{result.piece}: {result.error}", f"{result.seconds:.0f} s", flush=True)
-    print(report(options.folder))
+        for pieces in ([("calm", seed) for seed in range(max(SEEDS.values()))], RUNS):
+            left = [(way, seed) for way, seed in pieces if not (options.folder / f"{way}-{seed}/outcome.json").exists()]
+            for result in run_pieces(partial(train, folder=options.folder), left, options.workers):
+                print(result.value or f"{result.piece}: {result.error}", f"{result.seconds:.0f} s", flush=True)
+    print(rules_report(options.folder) if options.command == "rules" else report(options.folder))
 
 
 if __name__ == "__main__":  # workers find functions by the name of their module, and none in __main__

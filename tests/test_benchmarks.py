@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
+import numpy as np
 import polars as pl
 import pytest
 from benchmarks import __main__ as printed
@@ -30,6 +31,7 @@ from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.figures import cosines_chart
 from rankscope.live.monitor import default_rules
+from rankscope.runs.spikes import Signal
 
 ALONE = {
     "alarms",
@@ -176,9 +178,22 @@ def test_what_became_of_changes_is_counted_by_kind() -> None:
 @pytest.mark.parametrize("way", [way for way in instabilities.WAYS if way != "quiet"])
 def test_a_training_is_disturbed_after_the_calm_and_not_before(tmp_path: Path, way: str) -> None:
     losses = {}
-    for each in ("quiet", way):
-        instabilities.train((each, 0), tmp_path, steps=8, calm=5)
+    for each in ("calm", "quiet", way):
+        instabilities.train((each, 0), tmp_path, steps=8, calm=8)
         losses[each] = json.loads((tmp_path / f"{each}-0" / "outcome.json").read_text())["losses"]
-    assert losses[way][:5] == losses["quiet"][:5] and losses[way][5:] != losses["quiet"][5:]
+    assert losses["calm"] == losses["quiet"][:8] == losses[way][:8] and losses[way][8:] != losses["quiet"][8:]
     lines = instabilities.report(tmp_path).splitlines()
     assert [line.split(":")[0] for line in lines[2:]] == ["| quiet", f"| {way}"]
+    table = instabilities.rules_report(tmp_path).splitlines()
+    assert len(table) == 2 + 2 * len(instabilities.WAYS) and len({line.count("|") for line in table}) == 1
+
+
+def test_the_loss_shows_a_spike_or_a_rise() -> None:
+    values = 2 + 0.01 * np.sin(np.arange(300.0))
+    steps = np.arange(1, 301)
+    spiked, risen = values.copy(), values.copy()
+    spiked[249], risen[200:] = 5.0, risen[200:] + 0.3
+    assert instabilities.first_shown(Signal("loss", steps, values), 200) is None
+    assert instabilities.first_shown(Signal("loss", steps, spiked), 200) == 250
+    shown = instabilities.first_shown(Signal("loss", steps, risen), 200)
+    assert shown is not None and 201 <= shown <= 216  # a step of 30 deviations is a spike too

@@ -110,7 +110,7 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
         batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
         found = _start(model, task, recipe, batches)
         with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
-            later = _look(model, task, recipe, batches)
+            later, _ = _look(model, recipe, batches)
         return found | {f"drift_{name}": value for name, value in later.items()}
     finally:
         model.train(was_training)
@@ -168,21 +168,25 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
 def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
     """What is read at initialisation alone, and what is read again after the drift."""
     weights = trained_weights(model)
-    found = _look(model, task, recipe, batches)
-    loss = task.loss(model(batches[0].inputs, batches[0].padding), batches[0])
-    found |= curvature_readings(loss, list(weights.values()), recipe)
+    found, logits = _look(model, recipe, batches, keep=True)
+    found |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
     return found | weight_readings(weights, _kinds(weights), recipe)
 
 
-def _look(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
-    """Gradients of two batches, shares of the output, residuals and entropy."""
+def _look(
+    model: Model, recipe: Recipe, batches: Sequence[Batch], keep: bool = False
+) -> tuple[dict[str, float], Tensor]:
+    """(Gradients of two batches, shares of the output, residuals and entropy; logits of the first batch, whose graph
+    can still be differentiated if `keep`)."""
     weights = trained_weights(model)
     found, first = _output(model, batches[0])
     gradients = []
-    for logits, batch in ((first, batches[0]), (model(batches[1].inputs, batches[1].padding), batches[1])):
+    for number, batch in enumerate(batches):
+        logits = model(batch.inputs, batch.padding) if number else first
         labelled = batch.labels != UNLABELLED
-        gradients.append(gradient_of(input_loss(logits[labelled], batch.labels[labelled]), weights))
-    return found | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0])
+        loss = input_loss(logits[labelled], batch.labels[labelled])
+        gradients.append(gradient_of(loss, weights, keep=keep and not number))
+    return found | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0]), first
 
 
 def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:

@@ -37,6 +37,25 @@ def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:
     assert table(tmp_path).filter(metric="loss")["value"].to_list() == [4.0]
 
 
+@pytest.mark.parametrize("probe", [None, tokens(99)], ids=["inline", "probe"])
+def test_a_default_device_of_the_loop_makes_no_difference(probe: Tensor | None, tmp_path: Path) -> None:
+    """`torch.set_default_device("cuda")` is common; "meta" stands for a device that no number can be read from."""
+    found = []
+    for name, device in (("plain", "cpu"), ("elsewhere", "meta")):
+        model, batch = encoder(), tokens(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        options: dict[str, Any] = {"probe": probe, "optimizer": optimizer, "spectra": True, "run": tmp_path / name}
+        metrics = ["mu", "relative_residual", "entropy"]
+        with torch.device(device), Monitor(model, metrics, every=1, **options) as monitor:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+                monitor.step(loss=0.5)
+        found.append(table(tmp_path / name))
+    assert found[0].equals(found[1])
+
+
 def test_a_folder_with_a_run_in_it_asks_from_where(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as monitor:
         monitor.step(2)

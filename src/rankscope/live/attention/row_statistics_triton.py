@@ -177,7 +177,7 @@ def _blocks(d: int, dtype: torch.dtype) -> dict[str, int]:
     """Queries of a block, keys that it reads at once, and threads, by the width of heads."""
     if dtype == torch.float32 or d > 128:
         return {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 2}
-    return {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
+    return {"QUERIES": 64, "KEYS": 128, "num_warps": 4, "num_stages": 3}
 
 
 def fused_row_statistics(scores: AttentionScores, first: Tensor) -> RowStatistics:

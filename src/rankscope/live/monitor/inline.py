@@ -88,7 +88,8 @@ class OperatorMeasurement:
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.plan, blocks, self.contained = plan, plan.blocks, False
         self.record(False)
-        self.seen = torch.zeros(1)  # operators write to it, so that the compiler neither removes nor moves them
+        # Operators write to this tensor, so that the compiler neither removes nor moves them.
+        self.seen = torch.zeros(1, device="cpu")
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # as far as the list of blocks says
         _by_id[id(self)] = self
         self._hooks: list[Any] = []

@@ -19,6 +19,7 @@ from rankscope.errors import MonitorError
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
+from rankscope.live.isolation import usual_device
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
@@ -358,7 +359,8 @@ class Monitor:
         if self.gradients is not None:
             values.update(self.gradients.values(rate="lr" not in self._scalars))
         if self.spectra is not None:
-            values.update(self.spectra.values())
+            with usual_device():
+                values.update(self.spectra.values())
         certificates = None
         if self.paths is not None and self.schedule.crossed(self.paths.every):
             shares, certificates = self.paths.measure(self.steps)
@@ -491,4 +493,6 @@ def _check_step(step: Any) -> None:
 
 def _scalar(value: Any) -> Tensor:
     """A number as a tensor, left on its device: copying it would make the device wait at every step."""
-    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(float(value), dtype=torch.float64, device="cpu")

@@ -96,7 +96,7 @@ class ProbePaths:
     @contextmanager
     def _isolated(self) -> Iterator[None]:
         """On the CPU, without the loop's autocast and default device, and without a trace in the training."""
-        with preserved_training_state(self.model), isolated(CPU), CPU:
+        with preserved_training_state(self.model), isolated(CPU):
             yield
 
     def _affordable_samples(self, arch: Architecture, samples: int, tokens: int) -> int:

@@ -20,7 +20,8 @@ from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
-EMPTY = torch.tensor([0, 0, 0, torch.inf, -torch.inf, 0, 0], dtype=torch.float64)  # the sum over no value
+CPU = torch.device("cpu")  # said, because a person may have called `torch.set_default_device` before this import
+EMPTY = torch.tensor([0, 0, 0, torch.inf, -torch.inf, 0, 0], dtype=torch.float64, device=CPU)  # the sum over no value
 Sums = Float[Tensor, "key 7"]
 
 

@@ -182,7 +182,8 @@ def _size(module: nn.Module, *names: str) -> int:
     return 0
 
 
-NO_VALUE = torch.zeros(0, dtype=torch.float64)  # of a step that was not made, and of ranks that do not write
+NO_VALUE = torch.zeros(0, dtype=torch.float64, device="cpu")
+"""Of a step that was not made, and of ranks that do not write."""
 
 
 class WeightGradients:
@@ -233,7 +234,8 @@ class WeightGradients:
         if rate:
             last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
             if last is not None:
-                values.add(None, "lr", counted_once(torch.as_tensor(last, dtype=torch.float64)))
+                rate_now = last if isinstance(last, Tensor) else torch.tensor(last, device="cpu")
+                values.add(None, "lr", counted_once(rate_now.double()))
         self.record(False)
         return values
 
@@ -321,7 +323,7 @@ def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tenso
         if (by_output := squares.get(part.key)) is not None:
             sums.append(part.choose(distributed.full_tensor(by_output)).sum())
     if not sums:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()
 
 
