@@ -12,15 +12,20 @@ Run = Callable[[str, int, int], float | None]
 """The number of a metric, at a layer and a measurement; None where it is no number."""
 HEALTHY = {
     "relative_mu": 0.7, "mu": 30.0, "entropy": 2.5, "first_token_mass": 0.1, "head_mu": 2.0,
-    "grad_query_key": 0.01, "grad_value_output": 0.1, "grad_mlp": 0.2, "grad_tokens": 1.0,
+    "grad_query_key": 0.01, "grad_value_output": 0.1, "grad_mlp": 0.2, "grad_tokens": 1.0, "largest_logit": 5.0,
+    "update_query_key": 2e-3, "update_value_output": 2e-3, "update_mlp": 2e-3, "spectral_norm_query_key": 2.0,
+    "spectral_norm_value_output": 2.0, "spectral_norm_mlp": 3.0, "stable_rank_query_key": 8.0,
+    "stable_rank_value_output": 20.0, "stable_rank_mlp": 20.0,
 }  # fmt: skip
 
 
 def rows(step: int, run: Run, index: int, heads: int = 3) -> pl.DataFrame:
     """A measurement of a made-up run: every metric, at every layer, of every head where it is of heads."""
     found = []
+    rate = run("lr", 0, index)
+    found.append([step, None, None, "lr", rate, 0.0, rate, rate, 0.0, 1, 0])
     for metric in HEALTHY:
-        by_head = metric in ("entropy", "first_token_mass", "head_mu")
+        by_head = metric in ("entropy", "first_token_mass", "head_mu", "largest_logit")
         for layer in range(1, LAYERS + 1):
             for head in range(heads) if by_head else [None]:
                 name = f"{metric}/{head}" if metric == "head_mu" else metric
@@ -40,7 +45,7 @@ def heard(rules: Sequence[AlarmRule], run: Run, measurements: int = 13, every: i
 
 
 def healthy(name: str, layer: int, index: int) -> float:
-    return HEALTHY[name.split("/")[0]]
+    return 1e-3 if name == "lr" else HEALTHY[name.split("/")[0]]
 
 
 def otherwise(changes: Mapping[str, Callable[[int, int], float | None]]) -> Run:

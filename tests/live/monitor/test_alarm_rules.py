@@ -14,7 +14,10 @@ from rankscope.live.monitor.alarm_rules import (
     DeadHead,
     EntropyCollapse,
     GradientSize,
+    LogitGrowth,
+    StableRank,
     TokenSize,
+    UpdateSize,
 )
 from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
 
@@ -61,6 +64,50 @@ def test_a_fault_is_said_once_where_and_when_it_is(
     assert (f"since step {since}" in alarm.sentence) is (since != step)
     others = [each for each in default_rules() if type(each) is not type(rule)]
     assert not heard(others, otherwise(changes))
+
+
+LATE = 60  # A measurement with a past
+GROWS = lambda at, k: 4.0 if at == 3 and k >= LATE else 1.0  # noqa: E731  a factor that comes late, in one layer
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        (LogitGrowth(), {"largest_logit": lambda at, k: 5.0 * GROWS(at, k)}),
+        # Slow growth is none, until a logit is larger than any healthy one.
+        (LogitGrowth(), {"largest_logit": lambda at, k: 5.0 * 1.02**k if at == 3 and k < LATE else 1e3 + 1
+                         if at == 3 else 5.0}),
+        (UpdateSize(), {"update_mlp": lambda at, k: 2e-3 * GROWS(at, k)}),
+        # The learning rate rises as much, and the share becomes large.
+        (UpdateSize(), {"update_query_key": lambda at, k: 0.01 * GROWS(at, k), "lr": lambda at, k: GROWS(3, k)}),
+        (StableRank(), {"spectral_norm_mlp": lambda at, k: 3.0 * GROWS(at, k)}),
+        (StableRank(), {"stable_rank_query_key": lambda at, k: 8.0 / GROWS(at, k)}),
+    ],
+)  # fmt: skip
+def test_what_leaves_its_recent_past_is_said_once(rule: AlarmRule, changes: Any) -> None:
+    (alarm,) = heard([rule], otherwise(changes), LATE + 5)
+    assert (alarm.layer, alarm.since, alarm.step) == (3, 10 * LATE, 10 * LATE + 20)
+    others = [each for each in default_rules() if type(each) is not type(rule)]
+    assert not heard(others, otherwise(changes), LATE + 5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # A warm-up over 50 measurements: updates grow with the learning rate.
+        {name: lambda at, k: 2e-3 * min(1.0, (k + 1) / 50) for name in (*UpdateSize.metrics, "lr")},
+        # A learning rate that falls, and one that is made ten times as large: the share stays small.
+        {"lr": lambda at, k: 1e-3 * 0.95**k, "update_mlp": lambda at, k: 2e-3 * 0.95**k},
+        {"lr": lambda at, k: 1e-3 * (10 if k > 50 else 1), "update_mlp": lambda at, k: 2e-3 * (10 if k > 50 else 1)},
+        # Everything grows by a factor of 3 in a hundred measurements, and stable ranks fall so.
+        {name: lambda at, k: 5.0 * 3 ** (k / 100) for name in ("largest_logit", "spectral_norm_mlp")},
+        {"stable_rank_mlp": lambda at, k: 20.0 / 3 ** (k / 100)},
+        # One measurement, or two, far away.
+        {"largest_logit": lambda at, k: 500.0 if k in (60, 61) else 5.0},
+    ],
+)
+def test_slow_changes_and_known_causes_raise_nothing(changes: Any) -> None:
+    assert not heard(default_rules(), otherwise(changes), 120)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=200, max_size=200), st.integers(1, 3))

@@ -14,6 +14,9 @@ from rankscope.live.monitor.alarms import Action, AlarmRule, Fault, MeasurementR
 
 WAYS = {True: ("up", "blow up"), False: ("down", "vanish")}  # whether a size is too large: the way, and in words
 
+WEIGHTS = {"query_key": "queries and keys", "value_output": "values and outputs", "mlp": "the MLP"}
+"""Kinds of weights, by the ends of names of metrics."""
+
 
 class Collapse(AlarmRule):
     """Tokens become the same: from some layer to the last, `relative_mu` (||res X||_F / ||X||_F) is small.
@@ -233,6 +236,133 @@ class GradientSize(SizeRule):
         return faults | {name: fault for name, fault in changes.items() if name not in faults}
 
 
+class RecentChangeRule(AlarmRule):
+    """The base of rules about positive numbers that leave what they were lately: the median of their logarithms over
+    `REFERENCE` measurements that ended `LAG` measurements ago. Slow changes, as those of a healthy training, pass."""
+
+    REFERENCE, LAG = 40, 5
+
+    def recent_changes(self, metric: str, now: Mapping[int, float]) -> dict[int, tuple[float, float]]:
+        """By layer, (the powers of ten by which a number has changed, what it was lately); none of layers whose past is
+        too short, or whose number is not positive.
+
+        Args:
+            metric: What tells several numbers of one rule apart in its memory.
+            now: The number of each layer.
+        """
+        past = self.memory.setdefault("past", {})
+        found = {}
+        for layer, value in now.items():
+            if not 0 < value < math.inf:
+                continue
+            logs = past.setdefault(f"{metric} {layer}", [])
+            logs.append(math.log10(value))
+            if len(logs) > self.REFERENCE + self.LAG:
+                del logs[0]
+                usual = median(logs[: self.REFERENCE])
+                found[layer] = (logs[-1] - usual, 10**usual)
+        return found
+
+
+class LogitGrowth(RecentChangeRule):
+    """Attention logits grow: the largest of a layer has grown fast, or is larger than any healthy one.
+
+    Args:
+        growth: Powers of ten by which the largest logit has grown over what it was lately.
+        threshold: The size from which on a logit is too large, however slowly it came there.
+    """
+
+    name = "attention logits grow"
+    metrics = ("largest_logit",)
+    advice = "A norm of queries and keys (QK-norm), a cap on logits or a lower learning rate holds them."
+
+    def __init__(self, growth: float = 0.5, threshold: float = 1e3, patience: int = 3, action: Action = "warn") -> None:
+        super().__init__(patience, action)
+        self.growth, self.threshold = growth, threshold
+
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each layer whose largest logit grows."""
+        faults = {}
+        now = {layer: max(heads.values()) for layer, heads in rows.heads("largest_logit").items() if heads}
+        changes = self.recent_changes("logit", now)
+        for layer, size in now.items():
+            change, usual = changes.get(layer, (0.0, size))
+            if change > self.growth or size > self.threshold:
+                sizes = f"the largest is {_short(size)}, and was {_short(usual)} lately"
+                faults[str(layer)] = Fault(layer, None, f"attention logits of layer {layer} grow: {sizes}")
+        return faults
+
+
+class UpdateSize(RecentChangeRule):
+    """Updates of weights grow: one step changes weights by a larger share of their size than lately. A learning rate
+    that rises explains that, as long as the share is small.
+
+    Args:
+        growth: Powers of ten by which the relative size of updates has grown.
+        threshold: The share of the weights' size above which a growing update is too large, whatever the learning rate.
+    """
+
+    name = "updates grow"
+    metrics = ("update_query_key", "update_value_output", "update_mlp")
+    advice = "A lower learning rate, a longer warm-up, a larger eps or a smaller beta_2 of Adam keeps steps small."
+
+    def __init__(
+        self, growth: float = 0.2, threshold: float = 0.03, patience: int = 3, action: Action = "warn"
+    ) -> None:
+        super().__init__(patience, action)
+        self.growth, self.threshold = growth, threshold
+
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each kind of weights and layer whose updates grow."""
+        rate = rows.run_value("lr")
+        by_rate, _ = self.recent_changes("lr", {} if rate is None else {0: rate}).get(0, (0.0, 0.0))
+        faults = {}
+        for metric in self.metrics:
+            now, weights = rows.layers(metric), _weights(metric)
+            for layer, (change, usual) in self.recent_changes(metric, now).items():
+                explained = 0.0 if now[layer] > self.threshold else max(0.0, by_rate)
+                if change - explained > self.growth:
+                    share = f"a step changes them by {_short(now[layer])} of their size, lately by {_short(usual)}"
+                    description = f"updates of {weights} of layer {layer} grow: {share}"
+                    faults[f"{metric} {layer}"] = Fault(layer, None, description, metric)
+        return faults
+
+
+class StableRank(RecentChangeRule):
+    """Weights grow along one direction: their spectral norm ||W||_2 rises fast, or their stable rank,
+    ||W||_F^2 / ||W||_2^2, falls fast.
+
+    Args:
+        growth: Powers of ten by which the spectral norm has risen above what it was lately.
+        fallen: Powers of ten by which the stable rank has fallen below what it was lately.
+    """
+
+    name = "weights grow along one direction"
+    metrics = (
+        "spectral_norm_query_key", "spectral_norm_value_output", "spectral_norm_mlp",
+        "stable_rank_query_key", "stable_rank_value_output", "stable_rank_mlp",
+    )  # fmt: skip
+    advice = "A lower learning rate, weight decay or weights divided by their spectral norm (sigma-reparam) hold it."
+
+    def __init__(self, growth: float = 0.15, fallen: float = 0.25, patience: int = 3, action: Action = "warn") -> None:
+        super().__init__(patience, action)
+        self.growth, self.fallen = growth, fallen
+
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each kind of weights and layer; of both reasons, that of the spectral norm is given."""
+        faults: dict[str, Fault] = {}
+        for metric in self.metrics:
+            now, weights = rows.layers(metric), _weights(metric)
+            norm = metric.startswith("spectral_norm")
+            for layer, (change, usual) in self.recent_changes(metric, now).items():
+                if change > self.growth if norm else change < -self.fallen:
+                    what = "spectral norm" if norm else "stable rank"
+                    numbers = f"their {what} is {_short(now[layer])}, and was {_short(usual)} lately"
+                    description = f"weights of {weights} of layer {layer} grow along one direction: {numbers}"
+                    faults.setdefault(f"{weights} {layer}", Fault(layer, None, description, weights))
+        return faults
+
+
 class DeadHead(AlarmRule):
     """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of
     the layer's other heads; or all heads of a layer do, beside those of the other layers.
@@ -278,7 +408,10 @@ def default_rules(action: Action = "warn") -> list[AlarmRule]:
     >>> [rule.name for rule in default_rules()][:2]
     ['tokens collapse', 'attention entropy collapses']
     """
-    kinds: Sequence[Any] = (Collapse, EntropyCollapse, AttentionSink, TokenSize, GradientSize, DeadHead)
+    kinds: Sequence[Any] = (
+        Collapse, EntropyCollapse, AttentionSink, TokenSize, GradientSize, DeadHead,
+        LogitGrowth, UpdateSize, StableRank,
+    )  # fmt: skip
     return [kind(action=action) for kind in kinds]
 
 
@@ -287,6 +420,11 @@ def _decades_fallen(before: float, now: float) -> float:
     if before <= 0:
         return 0.0
     return math.inf if now <= 0 else math.log10(before / now)
+
+
+def _weights(metric: str) -> str:
+    """The kind of weights that a metric is of, in words."""
+    return next(words for name, words in WEIGHTS.items() if metric.endswith(name))
 
 
 def _short(number: float) -> str:
