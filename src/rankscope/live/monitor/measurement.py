@@ -94,8 +94,10 @@ class RunWriter:
         if self.store.closed:  # another process may be writing
             raise MonitorError(f"{self.store.folder} was closed with its monitor: make a new one", subject="run")
         self.waiting += alarms
+        if not self.waiting:  # as after nearly every step of a training: nothing is read from the disk
+            return
         last = self.alarms.last
-        if self.waiting and (last is None or last < step):
+        if last is None or last < step:
             self.alarms.append(step, alarm_rows(self.waiting))
             self.waiting = []
 
