@@ -1,6 +1,8 @@
 """Row statistics against a softmax written out here in float64, whatever makes the scores."""
 
 import math
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -88,15 +90,15 @@ def close(found: RowStatistics, expected: RowStatistics, off: float, keys: int) 
 
 
 @st.composite
-def options(draw: st.DrawFn) -> dict[str, Any]:
-    """Every kind of scores, mixed at random."""
+def options(draw: st.DrawFn, most: int = 9) -> dict[str, Any]:
+    """Every kind of scores, mixed at random, of up to so many queries and keys."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
     def rand(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     batch, groups, each, d = (draw(st.integers(1, n)) for n in (2, 2, 3, 9))
-    queries, keys = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    queries, keys = draw(st.integers(1, most)), draw(st.integers(1, most))
     if packed := draw(st.booleans()):
         keys = queries
     heads = groups * each
@@ -133,6 +135,26 @@ def test_every_number_is_that_of_the_softmax(given: dict[str, Any], several: int
     first = torch.randint(0, keys, (batch, queries), generator=torch.Generator().manual_seed(seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "HELD", several)
+        found = row_statistics(AttentionScores(**given), first)
+    close(found, truth(s, sinks, first), rounding(given), keys)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: rows that see no key are 0 / 0
+@given(given=options(most=50), seed=st.integers(0, 99))
+def test_the_kernel_for_gpus_gives_the_same(given: dict[str, Any], seed: int) -> None:
+    """By Triton's interpreter, which has no bfloat16, in blocks of 16 queries and 16 keys."""
+    if given["query"].dtype == torch.bfloat16:
+        given = {name: x.float() if getattr(x, "dtype", None) == torch.bfloat16 else x for name, x in given.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
+        fused = import_module("rankscope.live.attention.row_statistics_triton")
+        small = {"QUERIES": 16, "KEYS": 16, "num_warps": 4, "num_stages": 1}
+        patch.setattr(fused, "_blocks", lambda d, dtype: small)
+        patch.setattr(module, "_fused", lambda scores, first: fused.fused_row_statistics(scores, first))
+        s, sinks = eager(given)
+        batch, _, queries, keys = s.shape
+        first = torch.randint(0, keys, (batch, queries), generator=torch.Generator().manual_seed(seed))
         found = row_statistics(AttentionScores(**given), first)
     close(found, truth(s, sinks, first), rounding(given), keys)
 
