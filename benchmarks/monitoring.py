@@ -125,6 +125,7 @@ def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManage
                 optimizer=loop.optimizer,
             ),
         ),
+        "and Jacobians of blocks": (100, lambda: monitored(loop, probe=probe, jacobians=True)),
         "training batches every 10": (10, lambda: monitored(loop)),
     }
     if find_spec("tensorboard"):
