@@ -144,6 +144,7 @@ def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManage
             100,
             lambda: monitored(loop, probe=probe, metrics=EVERYTHING, optimizer=loop.optimizer, spectra=True),
         ),
+        "and Jacobians of blocks": (100, lambda: monitored(loop, probe=probe, jacobians=True)),
         "training batches every 10": (10, lambda: monitored(loop)),
         "attention statistics every 10": (10, lambda: monitored(loop, metrics=ATTENTION)),
     }

@@ -1,5 +1,6 @@
 """Training runs by hand, through the run_writer that a monitor writes: no model, and every number known."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,20 @@ def learned(step: int, layers: int = 3) -> list[dict[str, Any]]:
     """Gradients and path shares of a measurement."""
     rows = [row(step, layer, "grad_mlp", 10.0 ** (-layer - step / 10)) for layer in range(1, layers + 1)]
     return rows + [row(step, None, f"paths_{length}", length / 6) for length in range(4)]
+
+
+def spiking(step: int, spike: int | None = None) -> Measurement:
+    """A measurement of a calm run of `every=10`. At `spike` its loss is tripled, after the largest logits of layers 2
+    and 3 have been ten times as large for 300 steps and the gradients of layer 1 a tenth for 100."""
+    before = 10**9 if spike is None else spike - step
+    calm = [1 + 0.02 * math.sin(index * step) for index in range(1, 7)]  # no number of a calm run repeats
+    rows = [row(step, None, "loss", 2.0 * calm[0] * (3 if before == 0 else 1)), row(step, None, "lr", 1e-3)]
+    rows += [
+        row(step, layer, "largest_logit", 4.0 * calm[layer] * (10 if layer > 1 and -50 < before <= 300 else 1))
+        for layer in (1, 2, 3)
+    ]
+    rows += [
+        row(step, layer, "grad_mlp", calm[layer + 3] * (0.1 if layer == 1 and -50 < before <= 100 else 1))
+        for layer in (1, 2)
+    ]
+    return Measurement(step, pl.DataFrame(rows, schema=TRAINING))

@@ -13,7 +13,7 @@ from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import bind_port, make_server
 from tests.browser.waiting import Watched, until
-from tests.trainings import ALARM, SENTENCE, learned, measurement, opened, written
+from tests.trainings import ALARM, SENTENCE, learned, measurement, opened, spiking, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -69,6 +69,29 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
                 until(page, "document.documentElement.scrollWidth <= innerWidth")
             assert watched.faults == [] and all(each.startswith(url) for each in watched.requests)
         until(page, "document.getElementById('error').textContent.includes('still running')")
+    run_writer.close()
+
+
+def test_a_loss_spike_has_a_card_with_what_came_before(browser: "Browser", tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(0, 2400, 10):
+        run_writer.write(spiking(step, 2400))
+    with Watched(browser) as watched, served(tmp_path) as url:
+        page = watched.page
+        page.goto(url)
+        until(page, "document.body.dataset.measurements === '240'")
+        assert not page.is_visible("#spikes-card")
+        run_writer.write(spiking(2400, 2400))
+        until(page, "!document.getElementById('spikes-card').hidden")
+        assert page.inner_text("#spikes-title") == "1 loss spike"
+        rows = [row.locator("td").all_inner_texts()[:4] for row in page.locator("#spikes tbody tr").all()]
+        assert rows == [
+            ["300 steps", "largest logit", "layers 2–3", "rose"], ["100 steps", "gradient: MLP", "layer 1", "fell"],
+        ]  # fmt: skip
+        for width in (1300, 400):
+            page.set_viewport_size({"width": width, "height": 900})
+            until(page, "document.documentElement.scrollWidth <= innerWidth")
+        assert watched.faults == []
     run_writer.close()
 
 

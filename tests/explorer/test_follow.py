@@ -5,16 +5,16 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from rankscope.explorer.follow import app
-from rankscope.live.monitor.measurement import Alarm
+from rankscope.explorer.follow import SPIKES, KnownEvents, app
+from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.runs.figures import STEPS
-from rankscope.runs.training import title_of
-from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, written
+from rankscope.runs.training import read_training, title_of
+from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written
 
 
-def asked(folder: Path, **query: str) -> Any:
+def asked(folder: Path, what: str = "training", **query: str) -> Any:
     client = TestClient(app([folder], 80), base_url="http://127.0.0.1")
-    answer = client.get("/api/training", params=query)
+    answer = client.get(f"/api/{what}", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -94,6 +94,69 @@ def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> 
     (cells, *_) = found["figures"]["map"]["data"]
     assert found["measurements"] == 4 * STEPS and found["drawn"] == STEPS
     assert len(cells["x"]) <= STEPS + 1 and {0, ALARM.step, 4 * STEPS - 1} <= set(cells["x"])
+
+
+def test_the_order_of_events_before_a_spike(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(0, 2500, 10):
+        run_writer.write(spiking(step, 2400))
+    run_writer.close()
+    found = asked(tmp_path, "spikes")
+    assert found["count"] == 1
+    (spike,) = found["spikes"]
+    assert (spike["step"], spike["more"], spike["none"]) == (2400, 0, "") and spike["loss"].startswith("rises to ")
+    assert [(event["title"], event["place"], event["lead"], event["rose"]) for event in spike["events"]] == [
+        ("largest logit", "layers 2–3", 300, True), ("gradient: MLP", "layer 1", 100, False),
+    ]  # fmt: skip
+    assert all(0 < event["chance"] <= 0.05 for event in spike["events"])
+
+
+def test_without_a_spike_or_a_loss_nothing_is_said_of_spikes(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path / "calm")
+    for step in range(0, 2500, 10):
+        run_writer.write(spiking(step))
+    run_writer.close()
+    opened(tmp_path / "begun").close()
+    for name in ("calm", "begun"):
+        assert asked(tmp_path / name, "spikes") == {"count": 0, "spikes": []}
+
+
+def test_the_latest_spikes_are_shown_and_a_loss_that_is_no_number_is_one(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    spikes = [400 * k for k in range(2, 8)]
+    for step in range(0, 3000, 10):
+        run_writer.write(spiking(step, step if step in spikes else None))
+    broken = spiking(3000).rows.with_columns(broken=1, value=None, most=None)
+    run_writer.write(Measurement(3000, broken))
+    run_writer.close()
+    found = asked(tmp_path, "spikes")
+    assert found["count"] == 7 and [spike["step"] for spike in found["spikes"]] == [3000, *spikes[::-1]][:SPIKES]
+    assert found["spikes"][0]["loss"] == "is no number"
+    assert "signals left its band for sure" in found["spikes"][1]["none"]
+
+
+def test_what_came_before_spikes_is_looked_for_again_when_there_is_another_or_the_run_is_a_tenth_longer(
+    tmp_path: Path,
+) -> None:
+    run_writer, known = opened(tmp_path), KnownEvents()
+
+    def grown(to: int, spike: int) -> Any:
+        """The events of the run when it has come to that step."""
+        for step in range(run_writer.measurements.last + 10 if run_writer.measurements.last else 0, to, 10):
+            run_writer.write(spiking(step, spike))
+        report = known.of(tmp_path, read_training(tmp_path))
+        assert report is not None
+        return report.events
+
+    first = grown(2000, 1500)
+    assert grown(2190, 1500) is first
+    longer = grown(2210, 1500)
+    assert longer is not first and longer["step"].to_list() == first["step"].to_list()
+    assert grown(2300, 2290)["spike"].unique().sort().to_list() == [0, 1]
+    run_writer.cut(1400)
+    report = known.of(tmp_path, read_training(tmp_path))
+    assert report is not None and not report.spikes and not report.events.height
+    run_writer.close()
 
 
 def test_it_answers_its_own_page_alone(tmp_path: Path) -> None:

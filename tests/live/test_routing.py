@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 import transformers as hf
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
+from rankscope.runs.signals import run_events
+from rankscope.runs.training import read_training
 from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny
 from tests.live.gpt import GPT, Block, words
 from tests.raising import raises
@@ -97,6 +100,27 @@ def test_a_monitor_has_the_routing_of_a_training(probed: bool, tmp_path: Path) -
         assert found["layer"].to_list() == [1, 2, 3]
         mean = expected.curve(metric)[:, 1:].mean(0)
         assert found["value"].to_list() == pytest.approx(mean.tolist(), rel=1e-12)
+
+
+def test_routers_that_send_all_tokens_one_way_are_found_before_a_spike(tmp_path: Path) -> None:
+    """The order of events of a run has the load of experts, as of any other metric."""
+    model = built("mixtral")
+    with Monitor(model, METRICS, every=1, probe={"input_ids": IDS}, run=tmp_path / "run", alarms=()) as monitor:
+        for step in range(1, 121):
+            if step == 105:
+                with torch.no_grad():
+                    for block in model.layers:
+                        block.mlp.gate.weight.zero_()  # of equal scores the first two experts are the best
+            monitor.step(loss=2 + 0.01 * math.sin(step) + 3 * (step == 110))
+    training = read_training(tmp_path / "run")
+    report = run_events(training)
+    assert report is not None and [spike.first for spike in report.spikes] == [110]
+    before = training.table.filter(metric="expert_load", step=104)
+    could_rise = before.filter(pl.col("value") < 1)["layer"].to_list()
+    sure = report.sure(0).select("signal", "layer", "lead", "direction").rows()
+    assert sorted(sure) == sorted([
+        *(("expert_entropy", layer, 5, -1) for layer in (1, 2, 3)), *(("expert_load", k, 5, 1) for k in could_rise),
+    ]) and len(could_rise) > 1  # fmt: skip
 
 
 class Gate(nn.Module):

@@ -16,7 +16,7 @@ from rankscope.runs import Manifest, Store
 from rankscope.runs.training import CERTIFICATES
 from tests.raising import raises
 from tests.report.runs import links_within
-from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
+from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, spiking, written
 
 
 def figures(page: str) -> Any:
@@ -76,6 +76,40 @@ def test_a_value_at_its_floor_is_marked(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     (section,) = chapter(run, 1, run.title).sections
     assert section.tables[-1].marked == {(0, 1)}
+
+
+def test_what_came_before_a_loss_spike_is_a_section(tmp_path: Path) -> None:
+    for name, spike in (("spike", 2400), ("calm", None)):
+        run_writer = opened(tmp_path / name)
+        for step in range(0, 2500, 10):
+            run_writer.write(spiking(step, spike))
+        run_writer.close()
+    run = read_run(tmp_path / "spike")
+    made = chapter(run, 1, run.title)
+    assert made.finding.endswith("The loss has 1 spike, at step 2,400.")
+    training, spikes = made.sections
+    assert (training.key, spikes.key) == ("training", "spikes") and spikes.lead.startswith("The loss has 1 spike.")
+    (table,) = spikes.tables
+    assert table.title.startswith("Before step 2,400, where the loss rises to ")
+    assert [row[:4] for row in table.rows] == [
+        ["largest logit", "layers 2–3", "rose", "300"], ["gradient: MLP", "layer 1", "fell", "100"],
+    ]  # fmt: skip
+    assert all(0 < float(row[4]) <= 0.05 for row in table.rows)
+    assert table.note == "3 of 6 signals left their band before it."
+    page = write_report([tmp_path / "spike", tmp_path / "calm"], tmp_path / "page.html").read_text()
+    links_within(page)
+    assert 'id="run1-spikes"' in page and 'id="run2-spikes"' not in page
+    assert "spike" not in chapter(read_run(tmp_path / "calm"), 2, "calm").finding
+
+
+def test_a_spike_that_nothing_came_before_is_a_sentence(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(0, 2500, 10):
+        run_writer.write(spiking(step, step if step in (1200, 2400) else None))
+    run_writer.close()
+    spikes = chapter(run := read_run(tmp_path), 1, run.title).sections[1]
+    assert not spikes.tables and [note.split(",")[0] for note in spikes.notes] == ["Before step 1", "Before step 2"]
+    assert all("none of 6 signals left its band for sure" in note for note in spikes.notes)
 
 
 def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:

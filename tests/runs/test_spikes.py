@@ -79,6 +79,21 @@ def test_signals_are_ordered_by_when_they_left_their_band() -> None:
     assert "largest_logit of layer 3 rose 40 steps earlier" in found.sentences[1]
 
 
+def test_layers_that_leave_their_band_together_are_one_event() -> None:
+    leaves = {(1, 0): 460, (1, 1): 460, (4, 0): 460, (2, 0): 480}
+    signals = [
+        Signal("largest_logit", STEPS, np.exp(0.1 * noise(20 + k) + 3.0 * ((step <= STEPS) & (STEPS < 520))), *place)
+        for k, (place, step) in enumerate(leaves.items())
+    ]
+    signals.append(Signal("lr", STEPS, np.exp(0.1 * noise(30) - 3.0 * ((STEPS >= 490) & (STEPS < 520)))))
+    found = order_of_events(loss_with_spike(), signals)
+    assert [event[:4] for event in found.order(0)] == [
+        ("largest_logit", "3 heads of layers 1, 4", 40, True), ("largest_logit", "layer 2, head 0", 20, True),
+        ("lr", "", 10, False),
+    ]  # fmt: skip
+    assert max(event.chance for event in found.order(0)) == found.sure(0)["adjusted"].max()
+
+
 def test_a_signal_that_leaves_its_band_all_the_time_is_not_believed() -> None:
     restless = noise(7) + 20.0 * ((STEPS // 20) % 2)  # outside for 20 of 40 steps, as it is before the spike
     found = order_of_events(loss_with_spike(at=519), [Signal("restless", STEPS, restless)])

@@ -3,11 +3,15 @@
     GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/training      ?run=INDEX&metric=NAME&mark=MARK: all that is drawn of a run, or only the mark where
                             nothing was written since the answer that had it
+    GET  /api/spikes        ?run=INDEX: the loss spikes of a run, and which signals left their band before each
 
-What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is.
+What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is. What came
+before a spike takes seconds to find in a long run: the page asks for it by itself, and it is looked for again only when
+the run has another spike or is a tenth longer (`KnownEvents`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -22,16 +26,20 @@ from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.runs.signals import run_events, run_loss
+from rankscope.runs.spikes import SpikeReport, find_spikes
 from rankscope.runs.training import TrainingRun, decades, read_training, stamp, title_of
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
+SPIKES, EVENTS = 4, 8  # Spikes that are shown, the latest ones, and signals before each, at most
+LONGER = 1.1  # A run that is so many times as long has more quiet steps: chances are found again
 
 
 def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> Guard:
     """The page of the training runs in these folders, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     pages.add_pages(api, "follow.html")
-    lock = Lock()
+    lock, known = Lock(), KnownEvents()
 
     @lru_cache(maxsize=len(folders))
     def read_at(folder: str | Path, mark: str) -> TrainingRun:
@@ -47,6 +55,13 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
         with lock:
             shown = read_at(folder, now)
         return {"mark": f"{now} {run} {metric}", "runs": list(map(str, folders)), **described(shown, metric)}
+
+    @api.get("/api/spikes")
+    def spikes(run: int = 0) -> dict[str, Any]:
+        folder = folders[max(0, min(run, len(folders) - 1))]
+        with lock:
+            shown = read_at(folder, stamp(folder))
+        return described_spikes(known.of(folder, shown))
 
     @api.exception_handler(RankscopeError)
     async def report_error(_: Request, error: RankscopeError) -> Response:
@@ -86,3 +101,40 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "raised": training.alarms.height,
         "forecast": training.forecast,
     }
+
+
+class KnownEvents:
+    """What came before the spikes of some runs, as it was last found."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # a request waits for what another one is looking for
+        self._found: dict[str | Path, tuple[int, SpikeReport | None]] = {}  # with the number of measurements of the run
+
+    def of(self, folder: str | Path, training: TrainingRun) -> SpikeReport | None:
+        """The spikes of the run in a folder and what came before each; None if it has no loss."""
+        loss, length = run_loss(training), len(training.steps)
+        if loss is None:
+            return None
+        spikes = find_spikes(loss)
+        with self._lock:
+            before, report = self._found.get(folder, (0, None))
+            known = [] if report is None else [spike.first for spike in report.spikes]
+            if known != [spike.first for spike in spikes] or not before <= length < LONGER * before:
+                report = run_events(training)
+                self._found[folder] = length, report
+        return None if report is None else replace(report, spikes=spikes)  # the last one may have come to last longer
+
+
+def described_spikes(report: SpikeReport | None) -> dict[str, Any]:
+    """All that the page says of the loss spikes of a run, the latest first; nothing if there is none."""
+    if report is None:
+        return {"count": 0, "spikes": []}
+    shown = []
+    for number, spike in list(enumerate(report.spikes))[: -SPIKES - 1 : -1]:
+        events = report.order(number)
+        shown.append({
+            "step": spike.first, "loss": spike.description, "none": "" if events else report.none_left,
+            "events": [{**event._asdict(), "title": title_of(event.signal)} for event in events[:EVENTS]],
+            "more": len(events[EVENTS:]),
+        })  # fmt: skip
+    return {"count": len(report.spikes), "spikes": shown}

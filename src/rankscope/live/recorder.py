@@ -83,6 +83,7 @@ class WatchTotals:
         self.other_attention = 0  # not of a block's tokens to themselves
         self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one
         self.float32_inside = False  # a model in float64 computed attention in float32
+        self.valid = torch.zeros(0, 0, dtype=torch.bool)  # [batch, token] of the last call, False at padding
         self.padded_tokens: list[Tensor] = []  # their number, of each call
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
         self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
@@ -125,8 +126,9 @@ class WatchTotals:
         if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
             self._read_ended()
         self.samples += readings.batch.shape[0]
+        self.valid = next(iter(readings.batch.valid.values()))
         if not readings.batch.all_valid:
-            self.padded_tokens.append((~next(iter(readings.batch.valid.values()))).sum())
+            self.padded_tokens.append((~self.valid).sum())
         for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
             for layer, x in kept:
                 self.kept[name][number(layer)].append(x)

@@ -182,6 +182,11 @@ class Watch:
         return [(layer, rows) for layer, _, rows in self._recorder.totals.readings]
 
     @property
+    def valid(self) -> Tensor:
+        """Which tokens of the last call that was measured are no padding, `[batch, token]`; of no call, none are."""
+        return self._recorder.totals.valid
+
+    @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
         return notes(self.plan, self._recorder.totals, [*self._changes])

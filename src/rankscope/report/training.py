@@ -1,4 +1,4 @@
-"""The report's section on a training run: measurements as maps and curves, alarms, certificates.
+"""The report's sections on a training run: measurements as maps and curves, alarms, certificates; loss spikes.
 
 `report/reported_run.py` reads the run; `report/chapter.py` calls `training_sentences`, `report/sections.py`
 calls `training_sections`.
@@ -9,10 +9,13 @@ from math import isfinite
 from rankscope.cards import counted
 from rankscope.report.content import Plot, Section, Table, sentence
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.runs.signals import run_events, run_loss
+from rankscope.runs.spikes import SURE, SpikeReport, find_spikes
 from rankscope.runs.training import TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200  # Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most
+SPIKES, EVENTS = 8, 12  # Spikes that have a table, the latest ones, and rows of each, at most
 
 
 def training_sentences(training: TrainingRun) -> str:
@@ -29,13 +32,17 @@ def training_sentences(training: TrainingRun) -> str:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
         sentences.append(f"The loss went from {first} to {now}.")
+    loss = run_loss(training)
+    if loss is not None and (spikes := find_spikes(loss)):
+        when = f"{'the first ' * (len(spikes) > 1)}at step {spikes[0].first:,}"
+        sentences.append(f"The loss has {counted(len(spikes), 'spike')}, {when}.")
     if training.forecast:
         sentences.append(f"Forecast: {' '.join(training.forecast)}")
     return " ".join(sentences)
 
 
 def training_sections(training: TrainingRun) -> list[Section]:
-    """The section of the page; none if nothing was measured yet."""
+    """The section of what was measured, and that of loss spikes if there are any; none if nothing was measured yet."""
     if not training.steps:
         return []
     count = len(training.steps)
@@ -65,7 +72,31 @@ def training_sections(training: TrainingRun) -> list[Section]:
     notes = []
     if training.broken:
         notes.append(f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed.")
-    return [Section("training", "The training, layer by step", lead, plots, _tables(training), notes)]
+    measured = Section("training", "The training, layer by step", lead, plots, _tables(training), notes)
+    return [measured, *_spikes(run_events(training))]
+
+
+def _spikes(report: SpikeReport | None) -> list[Section]:
+    """The section of loss spikes, a table for each; none without a spike."""
+    if report is None or not report.spikes:
+        return []
+    tables, notes = [], []
+    for number, spike in list(enumerate(report.spikes))[-SPIKES:]:
+        where, events = f"step {spike.first:,}, where the loss {spike.description}", report.order(number)
+        if not events:
+            notes.append(f"Before {where}, {report.none_left}.")
+            continue
+        rows = []
+        for event in events[:EVENTS]:
+            way = "rose" if event.rose else "fell"
+            rows.append([title_of(event.signal), event.place, way, f"{event.lead:,}", f"{event.chance:.2g}"])
+        few = f" The first {EVENTS} of {len(events)}." if len(events) > EVENTS else ""
+        note = f"{report.sure(number).height} of {report.signals} signals left their band before it.{few}"
+        tables.append(Table(f"Before {where}", ["signal", "where", "moved", "steps before", "chance"], rows, note=note))
+    count, shown = len(report.spikes), min(SPIKES, len(report.spikes))
+    few = f" Shown are the last {shown}." if shown < count else ""
+    lead = sentence("spikes", "lead", count=counted(count, "spike"), sure=SURE, few=few)
+    return [Section("spikes", "Loss spikes, and what came before", lead, tables=tables, notes=notes)]
 
 
 def _tables(training: TrainingRun) -> list[Table]:

@@ -17,9 +17,8 @@ import polars as pl
 
 from rankscope.errors import FileError
 from rankscope.extras import need
-from rankscope.runs.spikes import Signal
-from rankscope.runs.store import read
-from rankscope.runs.training import TRAINING_TABLE, read_training
+from rankscope.runs.spikes import Signal, SpikeReport, find_spikes, order_of_events
+from rankscope.runs.training import TrainingRun, read_training
 
 STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step")
 LOSS = ("loss", "train/loss", "train_loss", "training_loss", "training loss", "train/ce_loss", "loss/train", "lm loss")
@@ -47,6 +46,35 @@ def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
     return list(found.values())
 
 
+def run_signals(training: TrainingRun) -> list[Signal]:
+    """The numbers of a training run over its steps, one signal for each metric, layer and head.
+
+    Of the loss, the largest since the last measurement counts, so that no spike is averaged away, and of largest logits
+    the largest of all samples; a number that was not finite in some sample is none.
+    """
+    return _of_run(training.table)
+
+
+def run_loss(training: TrainingRun) -> Signal | None:
+    """The loss of a training run; None if it has none."""
+    rows = training.table.filter(pl.col("layer").is_null())
+    rows = rows.filter(pl.col("metric").str.to_lowercase().is_in(LOSS))
+    return split_loss(_of_run(rows))[0] if rows.height else None
+
+
+def run_events(training: TrainingRun) -> SpikeReport | None:
+    """The loss spikes of a training run and what came before each; None if the run has no loss.
+
+    Of 5,000 measurements, a run without a spike takes some hundredths of a second, one with spikes and 500 signals some
+    seconds.
+    """
+    loss = run_loss(training)
+    if loss is None:
+        return None
+    others = split_loss(run_signals(training))[1] if find_spikes(loss) else []
+    return order_of_events(loss, others)
+
+
 def split_loss(signals: Iterable[Signal], name: str | None = None) -> tuple[Signal, list[Signal]]:
     """The loss among signals, and the others.
 
@@ -72,7 +100,7 @@ def _read(source: Path) -> list[Signal]:
     if source.is_dir():
         if any(source.rglob("events.out.tfevents*")):
             return _tensorboard(source)
-        return _run(source)
+        return run_signals(read_training(source))
     if not source.is_file():
         raise FileError(
             f"a run folder, or a table of numbers by step, must be at {source}; nothing is", subject=str(source)
@@ -80,11 +108,8 @@ def _read(source: Path) -> list[Signal]:
     return _table(_opened(source), source)
 
 
-def _run(folder: Path) -> list[Signal]:
-    """What a monitor wrote. Of the loss, the largest since the last measurement counts, so that no spike is averaged
-    away, and of largest logits the largest of all samples; a number that was not finite in some sample is none."""
-    read_training(folder)  # says what is wrong with a folder that holds no run
-    rows = read(folder).table(TRAINING_TABLE)
+def _of_run(rows: pl.DataFrame) -> list[Signal]:
+    """Signals of rows of the table `training`; `run_signals` says which of their numbers counts."""
     largest = pl.col("metric").str.to_lowercase().is_in([*LOSS, "largest_logit"])
     value = pl.when(pl.col("broken") > 0).then(None).when(largest).then("most").otherwise("value")
     return _long(rows.select("step", "layer", "head", "metric", value.alias("value")))

@@ -65,6 +65,29 @@ class Spike(NamedTuple):
     peak: float
     deviations: float
 
+    @property
+    def description(self) -> str:
+        """What the loss does there, in words."""
+        return f"rises to {self.peak:.3g}" if math.isfinite(self.peak) else "is no number"
+
+
+class Event(NamedTuple):
+    """A signal that left its band before a spike, at one place or at several at once.
+
+    Args:
+        signal: Its name.
+        place: Layers and heads, in words; empty for a number of the whole run.
+        lead: Steps before the spike.
+        rose: True if it rose, False if it fell.
+        chance: The largest adjusted chance of these places.
+    """
+
+    signal: str
+    place: str
+    lead: int
+    rose: bool
+    chance: float
+
 
 @dataclass(frozen=True)
 class SpikeReport:
@@ -92,14 +115,30 @@ class SpikeReport:
         count = "1 spike" if len(self.spikes) == 1 else f"{len(self.spikes)} spikes"
         said = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
         for number, spike in enumerate(self.spikes):
-            came = self.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
-            height = f"rises to {spike.peak:.3g}" if math.isfinite(spike.peak) else "is no number"
-            before = f"before it none of {self.signals} signals left its band for sure"
+            came = self.sure(number)
+            before = f"before it {self.none_left}"
             if came.height:
                 before = f"before it {'; then '.join(map(_words, came.head(3).iter_rows(named=True)))}"
                 before += f"; {came.height} of {self.signals} signals did so" if came.height > 3 else ""
-            said.append(f"At step {spike.first} the loss {height}; {before}.")
+            said.append(f"At step {spike.first} the loss {spike.description}; {before}.")
         return said
+
+    @property
+    def none_left(self) -> str:
+        """That nothing is known to have come before a spike, in words."""
+        return f"none of {self.signals} signals left its band for sure"
+
+    def sure(self, number: int) -> pl.DataFrame:
+        """The events before the spike of this number whose adjusted chance is at most `SURE`, the earliest first."""
+        return self.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
+
+    def order(self, number: int) -> list[Event]:
+        """What `sure` has, for a reader: layers and heads at which a signal moved at the same step are one event."""
+        groups = self.sure(number).group_by("signal", "lead", "direction", maintain_order=True)
+        return [
+            Event(str(signal), places_of(rows), int(lead), int(direction) > 0, float(rows["adjusted"].to_numpy().max()))
+            for (signal, lead, direction), rows in groups
+        ]
 
     def __repr__(self) -> str:
         return "\n".join(self.sentences)
@@ -197,21 +236,21 @@ def order_of_events(
     spikes = find_spikes(loss, window, deviations)
     rows: list[dict[str, Any]] = []
     for chosen in _by_steps(signals):
-        steps, logs = chosen[0].steps, _comparable(chosen)
-        quiet = _quiet(steps, spikes)
-        leads = np.array([_leads(logs, k)[0] for k in quiet]).reshape(len(quiet), len(chosen))
-        for number, spike in enumerate(spikes):
-            at = int(np.searchsorted(steps, spike.first))  # values at this step and later do not come before
-            if at < LEAST + 1:
-                continue
-            lead, direction, distance = _leads(logs, at)
-            for k, signal in enumerate(chosen):
+        steps, values = chosen[0].steps, _comparable(chosen)
+        places = np.searchsorted(steps, [spike.first for spike in spikes]).tolist()  # values there do not come before
+        before = {number: _leads(values, at) for number, at in enumerate(places) if at > LEAST}
+        # The quiet steps are asked about signals that left their band before some spike alone: that takes the time.
+        moved = np.flatnonzero(sum((lead for lead, *_ in before.values()), np.zeros(len(chosen), dtype=int)))
+        quiet = _quiet(steps, spikes) if len(moved) else []
+        at_rest = np.array([_leads(values[moved], k)[0] for k in quiet]).reshape(len(quiet), len(moved))
+        for number, (lead, direction, distance) in before.items():
+            for column, k in enumerate(moved.tolist()):
                 if lead[k]:
-                    step = int(steps[at - lead[k]])
-                    chance = (float((leads[:, k] >= lead[k]).sum()) + 1) / (len(quiet) + 1)
+                    first, step = spikes[number].first, int(steps[places[number] - lead[k]])
+                    chance = (float((at_rest[:, column] >= lead[k]).sum()) + 1) / (len(quiet) + 1)
                     rows.append({
-                        "spike": number, "signal": signal.name, "layer": signal.layer, "head": signal.head,
-                        "step": step, "lead": spike.first - step, "direction": int(direction[k]),
+                        "spike": number, "signal": chosen[k].name, "layer": chosen[k].layer, "head": chosen[k].head,
+                        "step": step, "lead": first - step, "direction": int(direction[k]),
                         "distance": float(distance[k]), "chance": chance,
                     })  # fmt: skip
     table = pl.DataFrame(rows, schema={name: kind for name, kind in EVENTS.items() if name != "adjusted"})
@@ -263,7 +302,8 @@ def _leads(values: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray, np.ndar
         lasts = outside & (outside.cumsum(1) >= (1 - RETURNS) * length) & outside[:, :1] & known[:, None]
         lead = np.where(lasts, length, 0).max(1, initial=0)
         best, side = np.where(lead > best, lead, best), np.where(lead > best, direction, side)
-    since = np.where(np.arange(away.shape[1]) >= away.shape[1] - best[:, None], side[:, None] * away, 0.0)
+    with np.errstate(invalid="ignore"):  # a signal that is not outside has no side: 0 times an infinite value
+        since = np.where(np.arange(away.shape[1]) >= away.shape[1] - best[:, None], side[:, None] * away, 0.0)
     return best, side, since.max(1, initial=0.0)
 
 
@@ -292,3 +332,21 @@ def _words(row: dict[str, Any]) -> str:
     of += "" if row["head"] is None else f", head {row['head']},"
     way = "rose" if row["direction"] > 0 else "fell"
     return f"{row['signal']}{of} {way} {row['lead']} steps earlier (chance {row['adjusted']:.2g})"
+
+
+def places_of(rows: pl.DataFrame) -> str:
+    """The layers and heads of some events, in words.
+
+    >>> places_of(pl.DataFrame({"layer": [2, 3, 4, 7], "head": [None] * 4}))
+    'layers 2–4, 7'
+    >>> places_of(pl.DataFrame({"layer": [2, 2, 3], "head": [0, 5, 1]}))
+    '3 heads of layers 2–3'
+    """
+    layers, heads = sorted(rows["layer"].drop_nulls().unique().to_list()), rows["head"].drop_nulls().to_list()
+    if not layers:
+        return ""
+    begins = [k for k, layer in enumerate(layers) if not k or layer != layers[k - 1] + 1]
+    runs = [layers[begin:end] for begin, end in zip(begins, [*begins[1:], len(layers)], strict=True)]
+    numbers = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    words = f"layer{'s' * (len(layers) > 1)} {numbers}"
+    return words if not heads else f"{words}, head {heads[0]}" if len(heads) == 1 else f"{len(heads)} heads of {words}"

@@ -59,7 +59,7 @@ CERTIFICATES: dict[str, Any] = {
     "why": pl.String,  # the first hypothesis that fails, with its number
 }  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
 READ = {
-    TRAINING_TABLE: (TRAINING, "step layer head metric value floor samples broken"),
+    TRAINING_TABLE: (TRAINING, "step layer head metric value most floor samples broken"),
     ALARMS_TABLE: (ALARMS, "step since rule layer head action sentence"),
     CERTIFICATES_TABLE: (CERTIFICATES, "step theorem kind quantity met_to says_at log10_bound log10_measured why"),
 }  # the schema of each table, and the columns that are read here

@@ -24,7 +24,8 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=number)
     for way in ways:
         try:
-            (paths if way.startswith("paths") else train)(way, rank, number, folder / way)
+            work = paths if way.startswith("paths") else jacobians if way.startswith("jacobians") else train
+            work(way, rank, number, folder / way)
         except RankscopeError as error:
             sys.stdout.write(f"{type(error).__name__} about {error.subject}\n")
     dist.destroy_process_group()
@@ -82,6 +83,18 @@ def paths(way: str, rank: int, number: int, folder: Path) -> None:
 
     ids = batch(99)[rank * 4 // number : (rank + 1) * 4 // number]
     Monitor(DistributedDataParallel(gpt2()), probe={"input_ids": ids}, **options).close()
+
+
+def jacobians(way: str, rank: int, number: int, folder: Path) -> None:
+    """An encoder whose blocks' Jacobians are measured; of weights that are spread over ranks they cannot be."""
+    model: nn.Module = encoder()
+    if way == "jacobians_fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (number,)))
+    else:
+        model = DistributedDataParallel(model)
+    X = tokens(99)[rank * 4 // number : (rank + 1) * 4 // number]
+    with Monitor(model, "mu", every=1, probe=X, run=folder, jacobians=True) as monitor:
+        monitor.step()
 
 
 if __name__ == "__main__":

@@ -37,8 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two printed)."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "1").mkdir()
-    main(0, 1, folder / "1", ["ddp", "inline"])
-    ways = ("ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "alone", "alone from the start")
+    main(0, 1, folder / "1", ["ddp", "inline", "jacobians"])
+    ways = ["ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "jacobians", "jacobians_fsdp", "alone"]
+    ways.append("alone from the start")
     return folder, together(2, folder / "2", *ways)
 
 
@@ -91,6 +92,16 @@ def test_paths_are_of_the_samples_of_all_ranks(tmp_path: Path) -> None:
     assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
     proved = [run.table("training_certificates").select("theorem", "met_to", "says_at") for run in (one, two)]
     assert proved[0].equals(proved[1])
+
+
+def test_jacobians_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> None:
+    one, two = (rankscope.read(runs[0] / each / "jacobians").table("training") for each in ("1", "2"))
+    for name, layers in (("jacobian_norm", 3), ("jacobian_alignment", 2)):
+        mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
+        assert len(mine) == len(ours) == 2 * layers and ours["samples"].unique().to_list() == [4]
+        assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
+    assert all("MonitorError about jacobians\n" in printed for printed in runs[1])
+    assert not (runs[0] / "2" / "jacobians_fsdp").exists()
 
 
 def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:

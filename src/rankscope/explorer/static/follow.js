@@ -14,7 +14,10 @@ async function ask() {
     if (number !== state.asked) return; // another was asked for meanwhile
     if (!answer.ok) throw new Error(found.error);
     fault("");
-    if (found.figures) await show(found);
+    if (found.figures) {
+      askSpikes();
+      await show(found);
+    }
     state.mark = found.mark;
     said();
   } catch (error) {
@@ -22,6 +25,21 @@ async function ask() {
     fault(error instanceof TypeError ? "No answer: is rankscope follow still running?" : error.message);
   }
   state.timer = setTimeout(ask, EVERY);
+}
+
+// What came before spikes takes a while to find in a long run: nothing waits for it, and one question is open at a time.
+let looking = false, again = false;
+async function askSpikes() {
+  again = looking;
+  if (looking) return;
+  looking = true;
+  const run = state.run;
+  try {
+    const answer = await fetch("/api/spikes?" + new URLSearchParams({ run }));
+    if (answer.ok && run === state.run) spikes(await answer.json());
+  } catch { /* the next question of the page says that nobody answers */ }
+  looking = false;
+  if (again || run !== state.run) askSpikes();
 }
 
 function fault(message) {
@@ -105,6 +123,35 @@ function forecast(sentences) {
     const line = document.createElement("p");
     line.textContent = words;
     return line;
+  }));
+}
+
+const made = (tag, text = "", ...parts) => {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  element.append(...parts);
+  return element;
+};
+
+function spikes(found) {
+  $("spikes-card").hidden = found.count === 0;
+  const now = JSON.stringify(found);
+  if ($("spikes").dataset.key === now) return; // what is read aloud is what is new
+  $("spikes").dataset.key = now;
+  $("spikes-title").textContent = several(found.count, "loss spike");
+  const earlier = found.count - found.spikes.length;
+  $("spikes-left").textContent = earlier ? `And ${whole(earlier)} earlier: rankscope spikes has all.` : "";
+  $("spikes").replaceChildren(...found.spikes.map((spike) => {
+    const head = made("p", "", made("b", `step ${whole(spike.step)}`), `the loss ${spike.loss}${spike.none && `; ${spike.none}`}`);
+    if (!spike.events.length) return made("li", "", head);
+    const rows = spike.events.map((event) => {
+      const cells = [several(event.lead, "step"), event.title, event.place, event.rose ? "rose" : "fell", String(Number(event.chance.toPrecision(2)))];
+      return made("tr", "", ...cells.map((text) => made("td", text)));
+    });
+    const titles = ["before it", "signal", "where", "", "chance"].map((text) => made("th", text));
+    const table = made("table", "", made("thead", "", made("tr", "", ...titles)), made("tbody", "", ...rows));
+    const more = spike.more ? [made("p", `${several(spike.more, "more signal")}: rankscope spikes has all.`)] : [];
+    return made("li", "", head, table, ...more);
   }));
 }
 

@@ -9,9 +9,9 @@ What happens when `Monitor.step` is called (`monitor.py`):
    mode and with everything that training uses put back afterwards (`training_state.py`), reads each layer
    with `rankscope.live.watch`, and differentiates the probe's loss. Inline, without a probe, `inline.py` has
    read the training batches of this step as they passed.
-4. `weight_gradients.py` adds gradients and updates of the weights, recorded around `optimizer.step()`, and
-   `weight_spectra.py` the norms and stable ranks of weights; every `paths_every` steps `probe_paths.py` adds
-   path shares and certificates.
+4. `block_jacobians.py` adds norms and alignments of the blocks' Jacobians on the probe, `weight_gradients.py`
+   gradients and updates of the weights, recorded around `optimizer.step()`, and `weight_spectra.py` the norms and
+   stable ranks of weights; every `paths_every` steps `probe_paths.py` adds path shares and certificates.
 5. `running_sums.py` reduces all values to sums, `distributed.py` merges those of all processes.
 6. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
    `forecast_check.py` compares them with what was forecast of the training.

@@ -24,6 +24,7 @@ from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
+from rankscope.live.monitor.block_jacobians import BlockJacobians
 from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.monitor.forecast_check import ForecastCheck, TrainingForecast
 from rankscope.live.monitor.inline import inline_measurement
@@ -67,6 +68,8 @@ class Monitor:
         writers: Functions that receive every `Measurement` as well; `rankscope.live.writers` has some.
         optimizer: The optimiser, to measure gradients and updates of weights.
         spectra: Whether to measure the spectral norm and the stable rank of each block's weights as well.
+        jacobians: Whether to measure the norm of each block's Jacobian on the probe, and its alignment with the next
+            one's, as well; that takes as long as some 18 forward passes of the probe.
         loss: A function of what the model returns for the probe, to measure gradients at each layer's tokens;
             not needed if the model returns a loss of its own, as it does for a probe with labels.
         paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
@@ -104,6 +107,7 @@ class Monitor:
         writers: Sequence[Writer] = (),
         optimizer: Any = None,
         spectra: bool = False,
+        jacobians: bool = False,
         loss: LossFunction | None = None,
         paths_every: int | None = None,
         alarms: Sequence[AlarmSource] | None = None,
@@ -138,10 +142,12 @@ class Monitor:
             "optimizer": optimizer is not None,
             "loss": loss is not None,
             "spectra": spectra,
+            "jacobians": jacobians,
         }
         distributed.require_agreement("metrics and steps", options)
         self.probe = None if probe is None else Probe.of(probe, loss)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
+        self.jacobians = BlockJacobians(model, self.plan, self.probe) if jacobians else None
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
         self._what = f"a network of {len(self.plan.blocks)} layers, measured on "
         self._what += "training batches" if self.probe is None else self.probe.description
@@ -200,7 +206,7 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        parts = [part for part in (self.gradients, self.probe, self.paths) if part is not None]
+        parts = [part for part in (self.gradients, self.probe, self.jacobians, self.paths) if part is not None]
         notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.sentences.values()]
         if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
@@ -294,6 +300,8 @@ class Monitor:
         elif self.probe is not None and not self._failures.measured:
             # What is wrong with the probe is found now, not in mid-training.
             self.probe.measure(self.model, self.plan)
+            if self.jacobians is not None:
+                self.jacobians.measure(self.model)
             self._failures.measured = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
@@ -354,6 +362,8 @@ class Monitor:
         values = MetricValues()
         if self.probe is not None:
             values.update(self.probe.measure(self.model, self.plan))
+        if self.jacobians is not None:
+            values.update(self.jacobians.measure(self.model))
         if self.inline is not None:
             values.update(self.inline.values())
         if self.gradients is not None:
@@ -448,6 +458,7 @@ class Monitor:
         if inline_gradients or (self.probe is not None and self.probe.has_loss):
             measured.append(GRADIENT_METRIC)
         measured += [] if self.spectra is None else self.spectra.names
+        measured += [] if self.jacobians is None else self.jacobians.names
         measured += [] if self.gradients is None else [f"grad_{group}" for _, group in self.gradients.groups]
         return self.rules.notes(measured)
 

@@ -182,14 +182,17 @@ class Probe:
             sentence = f"a probe must be a batch that the model can be called with; called with it, {raised}"
             raise MonitorError(sentence, subject="probe") from error
 
-    def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
+    def call(self, model: nn.Module) -> Any:
+        """What the model returns for the probe, which is moved to its device."""
         device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
         args = [_moved(value, device) for value in self.args]
-        kwargs = {name: _moved(value, device) for name, value in self.kwargs.items()}
+        return model(*args, **{name: _moved(value, device) for name, value in self.kwargs.items()})
+
+    def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
         gradient_values = MetricValues()
         with preserved_training_state(model), torch.set_grad_enabled(gradients is not None):
             with Watch(model, plan) as watch, gradients.attached() if gradients else nullcontext():
-                output = model(*args, **kwargs)
+                output = self.call(model)
             if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradient_values = gradients.values(loss)
         values = values_of(watch)
