@@ -127,7 +127,8 @@ class WatchTotals:
         self.samples += readings.batch.shape[0]
         if not readings.batch.all_valid:
             self.padded_tokens.append((~next(iter(readings.batch.valid.values()))).sum())
-        for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
+        states = readings.states
+        for name, kept in (("states", states.kept), ("attention", attention.kept), ("embeddings", states.means)):
             for layer, x in kept:
                 self.kept[name][number(layer)].append(x)
 

@@ -91,8 +91,8 @@ class Grid(NamedTuple):
 
     @property
     def noise(self) -> np.ndarray:
-        """True where a value lies at or below its floor."""
-        return (self.value <= self.floor) & (self.floor > 0)
+        """True where the size of a value lies at or below its floor."""
+        return (np.abs(self.value) <= self.floor) & (self.floor > 0)
 
     def logs(self, layer: int) -> dict[int, float]:
         """log10 of the value at a layer by step, for positive values above the floor."""

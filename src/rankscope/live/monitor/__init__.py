@@ -7,7 +7,8 @@ What happens when `Monitor.step` is called (`monitor.py`):
    and that is all.
 3. Otherwise the model is measured. With a probe, `probe.py` calls the model with the fixed batch, in eval
    mode and with everything that training uses put back afterwards (`training_state.py`), reads each layer
-   with `rankscope.live.watch`, and differentiates the probe's loss. Inline, without a probe, `inline.py` has
+   with `rankscope.live.watch`, hands embeddings of its samples to `embeddings.py`, and differentiates the
+   probe's loss. Inline, without a probe, `inline.py` has
    read the training batches of this step as they passed.
 4. `weight_gradients.py` adds gradients and updates of the weights, recorded around `optimizer.step()`, and
    `weight_spectra.py` the norms and stable ranks of weights; every `paths_every` steps `probe_paths.py` adds
