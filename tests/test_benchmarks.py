@@ -8,15 +8,29 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
+import polars as pl
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import alarms, instabilities, mean_field, mends, opening, peers, rates, recipes, timing
+from benchmarks import (
+    alarms,
+    encoder_collapse,
+    instabilities,
+    mean_field,
+    mends,
+    opening,
+    peers,
+    rates,
+    recipes,
+    timing,
+)
 
 from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
 from rankscope.live.monitor import default_rules
+from rankscope.runs import read
 
-ALONE = {"alarms", "device", "instabilities", "lab", "mean_field", "mends", "peers", "rates", "recipes", "timing"}
+ALONE = {"alarms", "device", "encoder_collapse", "instabilities", "lab", "mean_field", "mends", "peers", "rates"}
+ALONE |= {"recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {
     "certifying",
@@ -129,3 +143,39 @@ def test_a_training_is_disturbed_after_the_calm_and_not_before(tmp_path: Path, w
     assert losses[way][:5] == losses["quiet"][:5] and losses[way][5:] != losses["quiet"][5:]
     lines = instabilities.report(tmp_path).splitlines()
     assert [line.split(":")[0] for line in lines[2:]] == ["| quiet", f"| {way}"]
+
+
+@pytest.mark.parametrize("way", ["siamese", *(pytest.param(x, marks=pytest.mark.slow) for x in ("variance", "masked"))])
+def test_an_encoder_loses_its_safeguard_after_the_calm_and_not_before(tmp_path: Path, way: str) -> None:
+    for collapses in (False, True):
+        encoder_collapse.train((way, collapses, 0), tmp_path, steps=20, calm=10)
+    for place in encoder_collapse.PLACES:
+        healthy, collapsing = (
+            read(tmp_path / encoder_collapse.name_of(way, collapses, 0) / place).table("training")
+            for collapses in (False, True)
+        )
+        assert {*encoder_collapse.NUMBERS, "loss", "accuracy"} <= {*healthy["metric"]}
+        assert healthy.filter(pl.col("step") <= 10).equals(collapsing.filter(pl.col("step") <= 10))
+        for table in (healthy.filter(step=20), collapsing.filter(step=20)):
+            assert table.filter(pl.col("metric").is_in(list(encoder_collapse.NUMBERS)))["value"].null_count() == 0
+        assert not healthy.filter(step=20).equals(collapsing.filter(step=20))
+    found = {(row.metric, row.place): row for row in encoder_collapse.rows(tmp_path)}
+    assert len(found) == (7 if way == "masked" else 12)
+    lines = encoder_collapse.report(tmp_path).splitlines()
+    assert sum(line.startswith(f"| {way} |") for line in lines) == len(found) + 2
+
+
+def test_a_collapse_is_seen_where_a_number_stays_beyond_all_healthy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    Curve = encoder_collapse.Curve
+    steps = [10, 20, 30, 40]
+    healthy = {(False, 0): Curve(steps, [5, 6, 7, 8]), (False, 1): Curve(steps, [4, 6, 6, 6])}
+    falling = {(True, 0): Curve(steps, [6, 3.5, 3, 2]), (True, 1): Curve(steps, [4.5, 6, 4.5, None])}
+    made = {**healthy, **falling}
+    monkeypatch.setattr(encoder_collapse, "curves_of", lambda folder, way, place, metric: made)
+    row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
+    # Seed 1 is tested below 5, seed 0's least; seed 0 below 4. Once beyond is not enough; no value at all is beyond.
+    assert (row.healthy, row.false_alarms, row.collapsing, row.steps) == (2, 0, 2, [30, 40])
+    made[False, 1] = Curve(steps, [4, 4, 6, 6])
+    row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
+    assert row.false_alarms == 1
+    assert Curve(steps, [1, 2, 3, None]).worst(1) == 3

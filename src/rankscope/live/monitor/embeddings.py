@@ -13,6 +13,7 @@ ranks and computes, of every layer or, of a function, as numbers of the run:
 None of them is a mean over samples, so that parts cannot be merged: all rows must come together.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
@@ -127,6 +128,8 @@ def preserved_when_called(model: nn.Module) -> Iterator[None]:
                 known.update(map(id, submodules(module)))
                 stack.enter_context(preserved_training_state(module))
 
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
         stack.callback(register_module_forward_pre_hook(on_call).remove)
         yield
 
