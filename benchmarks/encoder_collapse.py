@@ -314,13 +314,16 @@ def report(folder: Path) -> str:
     """The tables in Markdown: what became of the trainings, and which number saw it when."""
     names = " | ".join(f"`{name}`" for name in ("accuracy", "loss", *NUMBERS))
     lines = [f"| way | trainings | {names} |", "|---" * (4 + len(NUMBERS)) + "|", *ends(folder), ""]
-    lines += ["| way | number | at | false alarms | seen | after this many steps: median (least to most) |"]
-    lines.append("|---|---|---|---|---|---|")
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows(folder):
         at = "–" if row.metric in ("accuracy", "loss") else row.place
-        when = f"{median(row.steps):.0f} ({row.steps[0]} to {row.steps[-1]})" if row.steps else "–"
-        alarms, seen = f"{row.false_alarms} of {row.healthy}", f"{len(row.steps)} of {row.collapsing}"
-        lines.append(f"| {row.way} | `{row.metric}` | {at} | {alarms} | {seen} | {when} |")
+        when = f" after {median(row.steps):.0f} ({row.steps[0]} to {row.steps[-1]})" if row.steps else ""
+        seen = f"{len(row.steps)} of {row.collapsing}{when}, {row.false_alarms} of {row.healthy} false"
+        cells.setdefault((row.metric, at), {})[row.way] = seen
+    ways = [way for way in WAYS if any(way in by_way for by_way in cells.values())]
+    lines += [f"| number | at | {' | '.join(ways)} |", "|---" * (2 + len(ways)) + "|"]
+    for (metric, at), by_way in cells.items():
+        lines.append(f"| `{metric}` | {at} | {' | '.join(by_way.get(way, '–') for way in ways)} |")
     return "\n".join(lines)
 
 

@@ -74,6 +74,9 @@ NAMES = {
     "update_query_key": "update / weights: queries, keys",
     "update_value_output": "update / weights: values, outputs",
     "update_mlp": "update / weights: MLP",
+    "rankme": "RankMe",
+    "alpha_req": "alpha-ReQ",
+    "lidar": "LiDAR",
 }  # titles of numbers whose names do not say enough
 ATTEMPTS = 5  # how often a run is read again that is being cut back meanwhile
 
