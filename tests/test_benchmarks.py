@@ -16,6 +16,7 @@ from benchmarks import (
     alarms,
     deep_post_norm,
     giorlandino2026,
+    encoder_collapse,
     instabilities,
     mean_field,
     mends,
@@ -31,12 +32,14 @@ from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.figures import cosines_chart
 from rankscope.live.monitor import default_rules
+from rankscope.runs import read
 from rankscope.runs.spikes import Signal
 
 ALONE = {
     "alarms",
     "deep_post_norm",
     "device",
+    "encoder_collapse",
     "giorlandino2026",
     "instabilities",
     "lab",
@@ -197,3 +200,40 @@ def test_the_loss_shows_a_spike_or_a_rise() -> None:
     assert instabilities.first_shown(Signal("loss", steps, spiked), 200) == 250
     shown = instabilities.first_shown(Signal("loss", steps, risen), 200)
     assert shown is not None and 201 <= shown <= 216  # a step of 30 deviations is a spike too
+
+
+@pytest.mark.parametrize("way", ["siamese", *(pytest.param(x, marks=pytest.mark.slow) for x in ("variance", "masked"))])
+def test_an_encoder_loses_its_safeguard_after_the_calm_and_not_before(tmp_path: Path, way: str) -> None:
+    for collapses in (False, True):
+        encoder_collapse.train((way, collapses, 0), tmp_path, steps=20, calm=10)
+    for place in encoder_collapse.PLACES:
+        healthy, collapsing = (
+            read(tmp_path / encoder_collapse.name_of(way, collapses, 0) / place).table("training")
+            for collapses in (False, True)
+        )
+        assert {*encoder_collapse.NUMBERS, "loss", "accuracy"} <= {*healthy["metric"]}
+        assert healthy.filter(pl.col("step") <= 10).equals(collapsing.filter(pl.col("step") <= 10))
+        for table in (healthy.filter(step=20), collapsing.filter(step=20)):
+            assert table.filter(pl.col("metric").is_in(list(encoder_collapse.NUMBERS)))["value"].null_count() == 0
+        assert not healthy.filter(step=20).equals(collapsing.filter(step=20))
+    found = {(row.metric, row.place): row for row in encoder_collapse.rows(tmp_path)}
+    assert len(found) == (7 if way == "masked" else 12)
+    lines = encoder_collapse.report(tmp_path).splitlines()
+    assert sum(line.startswith(f"| {way} |") for line in lines) == 2  # healthy and collapsing
+    assert sum(line.endswith("false |") for line in lines) == len(found)
+
+
+def test_a_collapse_is_seen_where_a_number_stays_beyond_all_healthy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    Curve = encoder_collapse.Curve
+    steps = [10, 20, 30, 40]
+    healthy = {(False, 0): Curve(steps, [5, 6, 7, 8]), (False, 1): Curve(steps, [4, 6, 6, 6])}
+    falling = {(True, 0): Curve(steps, [6, 3.5, 3, 2]), (True, 1): Curve(steps, [4.5, 6, 4.5, None])}
+    made = {**healthy, **falling}
+    monkeypatch.setattr(encoder_collapse, "curves_of", lambda folder, way, place, metric: made)
+    row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
+    # Seed 1 is tested below 5, seed 0's least; seed 0 below 4. Once beyond is not enough; no value at all is beyond.
+    assert (row.healthy, row.false_alarms, row.collapsing, row.steps) == (2, 0, 2, [30, 40])
+    made[False, 1] = Curve(steps, [4, 4, 6, 6])
+    row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
+    assert row.false_alarms == 1
+    assert Curve(steps, [1, 2, 3, None]).worst(1) == 3

@@ -133,6 +133,29 @@ def test_tensors_are_kept_when_asked() -> None:
         _ = seen(model, "mu", X).states
 
 
+def test_embeddings_are_the_means_of_valid_tokens_of_all_calls() -> None:
+    model, (X, padding) = encoder(), padded()
+    filled = X.masked_fill(padding[..., None], torch.nan)  # what stands at padding does not count
+    empty, more = torch.ones(1, 6, dtype=torch.bool), torch.randn(3, 6, X.shape[-1], dtype=torch.float64)
+    with torch.no_grad(), rankscope.watch(model, "mu", keep=["states", "embeddings"], padding="none") as w:
+        model(more)
+    for layer, states in w.states.items():
+        assert torch.allclose(w.embeddings[layer], states[0].mean(1), rtol=1e-12)
+    with torch.no_grad(), rankscope.watch(model, "mu", keep=["states", "embeddings"]) as w:
+        model(more)
+        model(X, src_key_padding_mask=padding)
+        model(X[:1], src_key_padding_mask=empty)  # a sample without a token has no embedding
+    assert list(w.embeddings) == [0, 1, 2, 3]
+    for layer, states in w.states.items():
+        rows = [row.mean(0) for row in states[0]] + [states[1][0].mean(0), states[1][1, :4].mean(0)]
+        assert torch.allclose(w.embeddings[layer], torch.stack(rows), rtol=1e-12, atol=0)
+    with torch.no_grad(), rankscope.watch(model, "mu", keep="embeddings", padding=padding) as w:
+        model(filled)
+    assert torch.allclose(w.embeddings[0], torch.stack([X[0].mean(0), X[1, :4].mean(0)]), rtol=1e-12)
+    with raises(WatchError, subject="keep"):
+        _ = seen(model, "mu", X).embeddings
+
+
 def test_a_profile_can_be_saved_and_joined(tmp_path: Path) -> None:
     model, batch = made("bert")
     w = seen(model, DEFAULT_METRICS, **batch)

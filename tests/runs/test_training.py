@@ -28,6 +28,14 @@ def test_a_grid_has_the_mean_over_heads_and_nan_where_there_is_no_number(tmp_pat
     assert entropy.value.tolist() == [[0.4]] and entropy.heads == 2 and entropy.noise.all() and entropy.logs(1) == {}
 
 
+def test_a_number_below_zero_is_noise_by_its_size(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    values = [row(0, layer, "uniformity", value, floor=1e-6) for layer, value in enumerate((-2.0, -1e-7, 0.5))]
+    writer.write(measurement(0, layers=2, more=values))
+    writer.close()
+    assert read_training(tmp_path).grid("uniformity").noise.tolist() == [[False], [True], [False]]
+
+
 def test_metrics_numbers_and_paths_are_told_apart(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.write(measurement(30, alarms=[ALARM], more=learned(30)))

@@ -13,7 +13,9 @@ ALIKE = -2.0  # log10 of the relative residual below which tokens count as the s
 FALLEN = 3.0  # By how many decades a gradient must have fallen to be spoken of
 BLAMED = 0.5  # The log of the odds that a group of readings must cost to be blamed
 GROUPS: dict[str, tuple[str, ...]] = {
-    "tokens are more alike than in designs that learn": ("residual_", "drift_residual_", "share_batch", "drift_share_batch"),
+    "tokens are more alike than in designs that learn": (
+        "residual_", "drift_residual_", "share_batch", "drift_share_batch",
+    ),
     "the output hangs on a token itself or its position, not on the tokens before it": (
         "share_current", "share_position", "drift_share_current", "drift_share_position",
     ),

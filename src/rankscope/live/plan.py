@@ -20,7 +20,7 @@ from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
-KEPT = ("states", "attention")  # whole tensors that a watch can keep
+KEPT = ("states", "attention", "embeddings")  # tensors that a watch can keep
 
 
 @dataclass

@@ -129,7 +129,8 @@ class WatchTotals:
         self.valid = next(iter(readings.batch.valid.values()))
         if not readings.batch.all_valid:
             self.padded_tokens.append((~self.valid).sum())
-        for name, kept in (("states", readings.states.kept), ("attention", attention.kept)):
+        states = readings.states
+        for name, kept in (("states", states.kept), ("attention", attention.kept), ("embeddings", states.means)):
             for layer, x in kept:
                 self.kept[name][number(layer)].append(x)
 

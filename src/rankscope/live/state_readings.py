@@ -26,6 +26,7 @@ from rankscope.metrics import Metric, Reading
 from rankscope.metrics.residuals import from_norms
 from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
 from rankscope.profiles.readings import Readings, read_tensor
+from rankscope.shapes import Float
 
 TOGETHER = 2**24  # entries of states that wait on an accelerator, which is done with a layer by the next
 ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # from the finest to the coarsest
@@ -147,6 +148,7 @@ class StateReadings:
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
         self.kept: list[tuple[int, Tensor]] = []  # (layer, states on the CPU) where the plan keeps them
+        self.means: list[tuple[int, Tensor]] = []  # (layer, mean token of each sample) where the plan keeps embeddings
         self.numbers: dict[int, int] = {}  # of layers that were given others when the call ended
 
     def number(self, layer: int) -> int:
@@ -165,6 +167,8 @@ class StateReadings:
             raise WatchError(f"every layer must have the first one's tokens {has}: {finer}", subject="blocks")
         if "states" in plan.keep:
             self.kept.append((layer, hidden.to("cpu", copy=True)))
+        if "embeddings" in plan.keep:
+            self.means.append((layer, self._mean_tokens(hidden)))
         on_cpu = hidden.device.type == "cpu"
         if on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE):
             self.flush()
@@ -173,6 +177,17 @@ class StateReadings:
         self.waiting.append((layer, hidden.detach().clone()))
         if self.waiting_entries >= (4 * PIECE if on_cpu else TOGETHER):
             self.flush()
+
+    def _mean_tokens(self, hidden: Tensor) -> Float[Tensor, "sample width"]:
+        """The mean of each sample's valid tokens, float32 or wider; samples without one are left out."""
+        with isolated(hidden.device):
+            wide = torch.promote_types(hidden.dtype, torch.float32)
+            if self.batch.all_valid:
+                return hidden.mean(1, dtype=wide)
+            valid = self.batch.valid_on(hidden.device)
+            count = valid.sum(1)
+            sums = hidden.masked_fill(~valid[..., None], 0.0).sum(1, dtype=wide)
+            return sums[count > 0] / count[count > 0, None]
 
     @property
     def waiting_entries(self) -> int:

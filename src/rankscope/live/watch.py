@@ -68,7 +68,8 @@ def watch(
             with; "none" to count every token.
         attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
         layout: "batch first" or "token first" where blocks do not say.
-        keep: "states", "attention" or both: whole tensors, brought to the CPU.
+        keep: "states", "attention" or both: whole tensors, brought to the CPU; "embeddings": the mean of each sample's
+            tokens, for `rankscope.metrics.samples`.
         variant: The name of the model in the table.
         attention: The ways to see attention, of which the first that applies is used; put one of your own
             before the built-in ones, `[Mine(), *rankscope.live.OBSERVERS]`.
@@ -200,6 +201,17 @@ class Watch:
     def attention(self) -> dict[int, list[Tensor]]:
         """With `keep="attention"`: by layer, the pattern `[batch, head, query, key]` of each call."""
         return self._kept("attention")
+
+    @property
+    def embeddings(self) -> dict[int, Tensor]:
+        """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`, padding left out, of
+        all calls one after another. A sample without tokens has no row."""
+        return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """The coarsest dtype that the model computed in; float64 before it was called."""
+        return self._recorder.totals.arithmetic or torch.float64
 
     def _kept(self, what: str) -> dict[int, list[Tensor]]:
         if what not in self.plan.keep:

@@ -7,13 +7,15 @@ samples. Where tokens of one sample become the same, `residuals.py` tells; here 
 | function     | whose               | where all samples are the same | where all directions are alike      |
 |--------------|---------------------|--------------------------------|-------------------------------------|
 | `rankme`     | Garrido et al. 2023 | 1                              | the width, or the number of samples |
-| `alpha_req`  | Agrawal et al. 2022 | none (NaN)                     | 0                                   |
-| `lidar`      | Thilak et al. 2023  | none (NaN)                     | the width, or the samples minus one |
+| `alpha_req`  | Agrawal et al. 2022 | no value (NaN)                 | 0                                   |
+| `lidar`      | Thilak et al. 2023  | no value (NaN)                 | the width, or the samples minus one |
 | `uniformity` | Wang & Isola 2020   | 0                              | about `-2 t`                        |
 | `alignment`  | Wang & Isola 2020   | 0                              | grows as views of a sample differ   |
 
 Formulas are the authors', with their constants as defaults. Everything is computed in float64, but embeddings that come
-in float32 differ by rounding where they should be the same: `rankme_floor` says what `rankme` gives then.
+in float32 differ by rounding where they should be the same, and rounding fills all directions alike. So `rankme_floor`
+and `distance_floor` say which values are rounding's, and `alpha_req` and `lidar`, which divide what differs by what
+differs, have no value there. `live/monitor/embeddings.py` reads all five during a training.
 """
 
 import math
@@ -34,7 +36,7 @@ Numbers = Float[Tensor, "*batch"]
 
 def rankme(Z: Embeddings, eps: float = 1e-7) -> Numbers:
     """RankMe, the effective rank of embeddings: `exp(-sum_k p_k log p_k)`, `p_k = s_k / sum_j s_j + eps`, s_k the
-    singular values of Z. Z is not centred, as in the paper: equal samples have rank 1, not 0.
+    singular values of Z. Z is not centred, as in the paper: equal samples have rank 1, not 0, also if all are zero.
 
     Args:
         Z: Embeddings.
@@ -44,7 +46,7 @@ def rankme(Z: Embeddings, eps: float = 1e-7) -> Numbers:
     8.0
     """
     s = torch.linalg.svdvals(_wide(Z))
-    p = s / s.sum(-1, keepdim=True) + eps
+    p = s / s.sum(-1, keepdim=True).clamp(min=torch.finfo(s.dtype).tiny) + eps
     return (-(p * p.log()).sum(-1)).exp()
 
 
@@ -67,21 +69,24 @@ def rankme_floor(samples: int, width: int, dtype: torch.dtype = torch.float32, e
     return math.exp(-sum(share * math.log(share) for share in p))
 
 
-def alpha_req(Z: Embeddings, first: int = 11, last: int = 50) -> Numbers:
+def alpha_req(Z: Embeddings, first: int = 11, last: int = 50, dtype: torch.dtype | None = None) -> Numbers:
     """The exponent alpha of the eigenvalues of the covariance of embeddings, `lambda_k ~ k^-alpha`; near 1 is good.
 
     A line is fitted to `log lambda_k` over `log k`, with weights `1 / k`, as Stringer et al. (2019) do. NaN where an
-    eigenvalue of the range is zero.
+    eigenvalue of the range is zero, or as small as rounding makes it: rounding is spread over all directions alike, and
+    would look like a good spectrum.
 
     Args:
         Z: Embeddings; their mean is taken out.
         first: The first eigenvalue of the fit, counted from 1: the largest ones follow no power law.
         last: The last eigenvalue of the fit; one that Z does not have is left out.
+        dtype: The dtype that embeddings were computed in, if it is coarser than their own, as under autocast.
 
     Raises:
         MetricError: Fewer than two eigenvalues are left to fit.
     """
     X = _wide(Z)
+    size = torch.linalg.matrix_norm(X)
     X = X - X.mean(-2, keepdim=True)
     last = min(last, X.shape[-1], X.shape[-2] - 1)
     if first < 1 or last <= first:
@@ -92,10 +97,11 @@ def alpha_req(Z: Embeddings, first: int = 11, last: int = 50) -> Numbers:
     x, y, w = rank.log(), values.log(), 1 / rank
     x_mean, y_mean = (x * w).sum() / w.sum(), (y * w).sum(-1, keepdim=True) / w.sum()
     slope = (w * (x - x_mean) * (y - y_mean)).sum(-1) / (w * (x - x_mean).square()).sum()
-    return torch.where(values.amin(-1) > 0, -slope, torch.nan)
+    rounding = ROUNDING * unit_of(dtype or Z.dtype) * size / math.sqrt(min(X.shape[-2:]))
+    return torch.where(values.amin(-1) > rounding.square(), -slope, torch.nan)
 
 
-def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8) -> Numbers:
+def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8, dtype: torch.dtype | None = None) -> Numbers:
     """LiDAR: the effective rank of what tells samples apart, as against views of the same sample.
 
     With m_i the mean of the views of sample i, m that of all, and
@@ -103,14 +109,18 @@ def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8) -> Numbers:
         B = mean_i (m_i - m)(m_i - m)^T,   W = mean_i mean_v (z_iv - m_i)(z_iv - m_i)^T + delta I,
 
     it is `exp(-sum_k p_k log p_k)`, `p_k = l_k / sum_j l_j + eps`, l_k the eigenvalues of `W^-1/2 B W^-1/2`. NaN where
-    no two samples differ.
+    no two samples differ by more than rounding, which would have a high rank.
 
     Args:
         views: Embeddings of several views (augmentations, crops) of every sample.
         delta: What is added to W, so that it has an inverse.
         eps: What is added to every share.
+        dtype: The dtype that embeddings were computed in, if it is coarser than their own, as under autocast.
     """
     X = _wide(views)
+    if X.ndim < 3:
+        came = f"received {tuple(X.shape)}"
+        raise TokensError(f"views must be [sample, view, width]; {came}: stack the views of a sample", subject="views")
     centre = X.mean(-2)
     between = centre - centre.mean(-2, keepdim=True)
     within = (X - centre[..., None, :]).flatten(-3, -2)
@@ -121,7 +131,8 @@ def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8) -> Numbers:
     half = torch.linalg.solve_triangular(root, B, upper=False)
     values = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, half.mT, upper=False)).clamp(min=0.0)
     p = values / values.sum(-1, keepdim=True) + eps
-    return (-(p * p.log()).sum(-1)).exp()
+    rounding = (ROUNDING * unit_of(dtype or views.dtype)) ** 2 * X.square().sum(-1).mean((-2, -1))
+    return torch.where(between.square().sum(-1).mean(-1) > rounding, (-(p * p.log()).sum(-1)).exp(), torch.nan)
 
 
 def uniformity(Z: Embeddings, t: float = 2.0) -> Numbers:
@@ -158,9 +169,23 @@ def alignment(Z: Embeddings, other: Embeddings, power: float = 2.0) -> Numbers:
     return (X - Y).norm(dim=-1).pow(power).mean(-1)
 
 
+def distance_floor(dtype: torch.dtype = torch.float32) -> float:
+    """The squared distance of two embeddings of length one up to which they may be the same: `(2 ROUNDING eps)^2`.
+
+    It is the floor of `alignment` of power 2, and, times t, of what `uniformity` is away from 0.
+
+    Args:
+        dtype: The dtype that embeddings were computed in.
+    """
+    own = 2 * ROUNDING * unit_of(torch.float64)  # of the products from which distances are computed here
+    return max((2 * ROUNDING * unit_of(dtype)) ** 2, own)
+
+
 def _wide(Z: Tensor) -> Tensor:
-    """Embeddings in float64."""
+    """Embeddings in float64; raises if they have another shape, or entries that are no numbers."""
     if Z.ndim < 2 or not Z.is_floating_point() or 0 in Z.shape[-2:]:
         came = f"{Z.dtype} of shape {tuple(Z.shape)}"
         raise TokensError(f"embeddings must be floating, [sample, width]; got {came}", subject="Z")
+    if not bool(Z.isfinite().all()):
+        raise TokensError("embeddings must be finite; some entries are NaN or infinite", subject="Z")
     return Z.to(torch.float64)

@@ -74,6 +74,9 @@ NAMES = {
     "update_query_key": "update / weights: queries, keys",
     "update_value_output": "update / weights: values, outputs",
     "update_mlp": "update / weights: MLP",
+    "rankme": "RankMe",
+    "alpha_req": "alpha-ReQ",
+    "lidar": "LiDAR",
 }  # titles of numbers whose names do not say enough
 ATTEMPTS = 5  # how often a run is read again that is being cut back meanwhile
 
@@ -91,8 +94,8 @@ class Grid(NamedTuple):
 
     @property
     def noise(self) -> np.ndarray:
-        """True where a value lies at or below its floor."""
-        return (self.value <= self.floor) & (self.floor > 0)
+        """True where the size of a value lies at or below its floor."""
+        return (np.abs(self.value) <= self.floor) & (self.floor > 0)
 
     def logs(self, layer: int) -> dict[int, float]:
         """log10 of the value at a layer by step, for positive values above the floor."""

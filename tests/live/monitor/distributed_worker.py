@@ -32,7 +32,8 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
 
 
 def train(way: str, rank: int, number: int, folder: Path) -> None:
-    """`way`: ddp or fsdp with a probe, inline, ranks that disagree in what they measure or say, or one rank alone."""
+    """`way`: ddp or fsdp with a probe, inline, embeddings of each layer or of the output, ranks that disagree in what
+    they measure or say, or one rank alone."""
 
     def part(whole: Tensor) -> Tensor:
         return whole[rank * len(whole) // number : (rank + 1) * len(whole) // number]
@@ -53,6 +54,13 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
     else:
         given["probe"] = X = part(tokens(99))
         given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
+    if way.startswith("embeddings"):
+        given["probe"] = part(tokens(99, samples=39))  # uneven: ranks have 19 and 20 samples
+        del given["loss"]
+        pairs = way == "embeddings of views" or (way == "embeddings that disagree" and rank)
+        given["embeddings"] = (lambda y: torch.stack([y.mean(1), y[:, 0]], 1)) if pairs else "mean"
+    if way == "embeddings of other widths":
+        given["embeddings"] = lambda y: y.mean(1)[:, : 16 - rank]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     if way.startswith("alone"):
         distributed.PATIENCE = 3.0

@@ -29,6 +29,7 @@ def together(number: int, folder: Path, *ways: str) -> list[str]:
     return [out for out, _ in done]
 
 
+EMBEDDINGS = ("embeddings", "embeddings of views", "embeddings that disagree", "embeddings of other widths")
 pytestmark = pytest.mark.slow  # processes that import torch and meet each other
 
 
@@ -37,9 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two printed)."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "1").mkdir()
-    main(0, 1, folder / "1", ["ddp", "inline", "jacobians"])
-    ways = ["ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "jacobians", "jacobians_fsdp", "alone"]
-    ways.append("alone from the start")
+    main(0, 1, folder / "1", ["ddp", "inline", "jacobians", *EMBEDDINGS[:2]])
+    ways = ["ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "jacobians", "jacobians_fsdp", *EMBEDDINGS]
+    ways += ["alone", "alone from the start"]
     return folder, together(2, folder / "2", *ways)
 
 
@@ -65,6 +66,23 @@ def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tup
         assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two measurements of three layers
         assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
         assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", EMBEDDINGS[:2])
+def test_collapse_across_samples_is_of_the_samples_of_all_ranks(way: str, runs: tuple[Path, list[str]]) -> None:
+    names = ["rankme", "alpha_req", "uniformity", *(["lidar", "alignment"] if way == EMBEDDINGS[1] else [])]
+    keys = ["step", "layer", "metric"]
+    one, two = (rankscope.read(runs[0] / each / way).table("training").sort(keys) for each in ("1", "2"))
+    for name in names:  # no mean over ranks gives these
+        mine, ours = (each.filter(metric=name) for each in (one, two))
+        assert mine.select(keys).equals(ours.select(keys)) and len(mine) == (3 if "lidar" in names else 3 * 4)
+        assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-8)
+        assert ours["floor"].to_list() == mine["floor"].to_list() and ours["samples"].unique().to_list() == [1]
+
+
+def test_ranks_that_disagree_about_embeddings_are_told(runs: tuple[Path, list[str]]) -> None:
+    assert all("MonitorError about embeddings\n" in printed for printed in runs[1])
+    assert all(printed.count("MonitorError about metrics and steps\n") == 2 for printed in runs[1])
 
 
 def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:

@@ -7,7 +7,8 @@ What happens when `Monitor.step` is called (`monitor.py`):
    and that is all.
 3. Otherwise the model is measured. With a probe, `probe.py` calls the model with the fixed batch, in eval
    mode and with everything that training uses put back afterwards (`training_state.py`), reads each layer
-   with `rankscope.live.watch`, and differentiates the probe's loss. Inline, without a probe, `inline.py` has
+   with `rankscope.live.watch`, hands embeddings of its samples to `embeddings.py`, and differentiates the
+   probe's loss. Inline, without a probe, `inline.py` has
    read the training batches of this step as they passed.
 4. `block_jacobians.py` adds norms and alignments of the blocks' Jacobians on the probe, `weight_gradients.py`
    gradients and updates of the weights, recorded around `optimizer.step()`, and `weight_spectra.py` the norms and

@@ -25,6 +25,7 @@ from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.block_jacobians import BlockJacobians
+from rankscope.live.monitor.embeddings import EmbeddingsLike, ProbeEmbeddings
 from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.monitor.forecast_check import ForecastCheck, TrainingForecast
 from rankscope.live.monitor.inline import inline_measurement
@@ -72,6 +73,9 @@ class Monitor:
             one's, as well; that takes as long as some 18 forward passes of the probe.
         loss: A function of what the model returns for the probe, to measure gradients at each layer's tokens;
             not needed if the model returns a loss of its own, as it does for a probe with labels.
+        embeddings: To measure whether the probe's samples become the same (RankMe and its like): "mean" takes the mean
+            of each sample's tokens, at every layer; a function of what the model returns for the probe gives
+            `[sample, width]` or, with several views of each sample, `[sample, view, width]`.
         paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
             `every`; the model must be of a family that `load` knows.
         alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
@@ -109,6 +113,7 @@ class Monitor:
         spectra: bool = False,
         jacobians: bool = False,
         loss: LossFunction | None = None,
+        embeddings: EmbeddingsLike | None = None,
         paths_every: int | None = None,
         alarms: Sequence[AlarmSource] | None = None,
         forecast: TrainingForecast | None = None,
@@ -120,14 +125,14 @@ class Monitor:
         attention: Sequence[AttentionObserver] = OBSERVERS,
         step: int = 0,
     ) -> None:
-        _check_arguments(model, every, probe, run, writers, loss, step)
+        _check_arguments(model, every, probe, run, writers, loss, embeddings, step)
         self._number, self._resumed = next(_monitors), 0
         distributed.require_all_ranks("Monitor(...)", str(self._number))
         self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
         self.plan = make_plan(
             self.model, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask,
-            layout=layout, attention=attention,
+            layout=layout, keep="embeddings" if embeddings == "mean" else (), attention=attention,
         )  # fmt: skip
         if probe is None and is_compiled(submodules(model)):
             self._refuse_compiled()
@@ -141,11 +146,13 @@ class Monitor:
             "probe": probe is not None,
             "optimizer": optimizer is not None,
             "loss": loss is not None,
+            "embeddings": None if embeddings is None else "mean" if embeddings == "mean" else "a function",
             "spectra": spectra,
             "jacobians": jacobians,
         }
         distributed.require_agreement("metrics and steps", options)
-        self.probe = None if probe is None else Probe.of(probe, loss)
+        self.embeddings = None if embeddings is None else ProbeEmbeddings(embeddings)
+        self.probe = None if probe is None else Probe.of(probe, loss, self.embeddings)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.jacobians = BlockJacobians(model, self.plan, self.probe) if jacobians else None
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
@@ -206,7 +213,8 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        parts = [part for part in (self.gradients, self.probe, self.jacobians, self.paths) if part is not None]
+        measured = (self.gradients, self.probe, self.jacobians, self.embeddings, self.paths)
+        parts = [part for part in measured if part is not None]
         notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.sentences.values()]
         if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
@@ -388,6 +396,8 @@ class Monitor:
         reasons = [why for why in distributed.gathered(None if failure is None else first_line(failure)) if why]
         if reasons:  # no rank waits for one that has failed
             raise failure or MonitorError(f"another rank could not measure the model: {reasons[0]}", subject="ranks")
+        if self.embeddings is not None:
+            values.update(self.embeddings.values())
         distributed.require_agreement("numbers in monitor.step", sorted(self._scalars))
         for name, scalars in sorted(self._scalars.items()):
             values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
@@ -473,12 +483,13 @@ class Monitor:
 
 
 def _check_arguments(
-    model: object, every: Any, probe: object, run: object, writers: Any, loss: object, step: Any
+    model: object, every: Any, probe: object, run: object, writers: Any, loss: object, embeddings: object, step: Any
 ) -> None:
     """Raise a sentence about the first argument of `Monitor` that is of a wrong type."""
     received = {name: type(value).__name__ for name, value in locals().items()}
     is_list = isinstance(writers, Sequence) and not isinstance(writers, str)
     wrong = [w for w in writers if not callable(w) or isinstance(w, type)] if is_list else []
+    no_embeddings = "there is no probe: give probe=" if probe is None else f"got {embeddings!r}"
     no_loss = "there is no probe: give probe=" if probe is None else f"got a {received['loss']}"
     for name, fits, sentence in (
         ("model", isinstance(model, nn.Module),
@@ -488,6 +499,8 @@ def _check_arguments(
         ("run", isinstance(run, str | Path), f"run must be the path of a folder; got a {received['run']}"),
         ("loss", loss is None or (probe is not None and callable(loss)),
          f"loss must be a function of what the model returns for the probe; {no_loss}"),
+        ("embeddings", embeddings is None or (probe is not None and (embeddings == "mean" or callable(embeddings))),
+         f"embeddings must be 'mean', or a function of what the model returns for the probe; {no_embeddings}"),
         ("writers", is_list, f"writers must be a list, writers=[...]; received a {received['writers']}"),
         ("writers", not wrong, "a writer must be a function of a Measurement, or one that is made by "
          f"rankscope.live.writers, such as JSONLines(path); got {[*wrong, None][0]!r}"),

@@ -1,8 +1,8 @@
 """`Probe`: a fixed batch with which the model is called again at every measurement of a training.
 
 `Monitor` makes one from its argument `probe` and calls `measure`, which calls the model inside
-`preserved_training_state`, under a `Watch` that reads each layer. If there is a loss, `TokenGradients` also
-measures the gradient at each layer's tokens:
+`preserved_training_state`, under a `Watch` that reads each layer. Embeddings of its samples go to `embeddings.py`. If
+there is a loss, `TokenGradients` also measures the gradient at each layer's tokens:
 
     grad_tokens = B ||dL/dX||_F   of each sample, B the number of samples
 
@@ -27,6 +27,7 @@ from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.modules import hooked
 from rankscope.live.monitor import distributed
+from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
@@ -123,17 +124,18 @@ class Probe:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
+    embeddings: ProbeEmbeddings | None = None  # takes the embeddings of every call
     notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
 
     @classmethod
-    def of(cls, batch: object, loss: LossFunction | None = None) -> "Probe":
+    def of(cls, batch: object, loss: LossFunction | None = None, embeddings: ProbeEmbeddings | None = None) -> "Probe":
         """A probe from a tensor, a dictionary of the model's arguments, or a tuple or list of them."""
         if not isinstance(batch, Tensor | Mapping | tuple | list):
             received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
             raise MonitorError(f"a probe must be a tensor, a dictionary or a tuple; {received}", subject="probe")
         args = [batch] if isinstance(batch, Tensor) else [] if isinstance(batch, Mapping) else batch
         kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        probe = cls(tuple(map(_copied, args)), kwargs, loss)
+        probe = cls(tuple(map(_copied, args)), kwargs, loss, embeddings)
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
             raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
@@ -193,6 +195,8 @@ class Probe:
         with preserved_training_state(model), torch.set_grad_enabled(gradients is not None):
             with Watch(model, plan) as watch, gradients.attached() if gradients else nullcontext():
                 output = self.call(model)
+            if self.embeddings is not None:
+                self.embeddings.take(watch, output)
             if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradient_values = gradients.values(loss)
         values = values_of(watch)

@@ -1,0 +1,157 @@
+"""Collapse across samples of the probe: the numbers of `rankscope.metrics.samples`, measured during a training.
+
+`Monitor(embeddings=...)` makes one `ProbeEmbeddings`. `Probe` calls `take` after each call of the model, inside
+`preserved_training_state`: embeddings are the mean of each sample's tokens at every layer, or what a function makes of
+the model's output. Once all ranks are known to have theirs, `Monitor` calls `values`, which joins the samples of all
+ranks and computes, of every layer or, of a function, as numbers of the run:
+
+| metric                                | of                                                                       |
+|---------------------------------------|--------------------------------------------------------------------------|
+| `rankme`, `alpha_req`, `uniformity`   | a row for each sample; of several views of a sample, the first           |
+| `lidar`, `alignment`                  | all views of each sample, if a function gives `[sample, view, width]`    |
+
+None of them is a mean over samples, so that parts cannot be merged: all rows must come together.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from rankscope.errors import MetricError, MonitorError
+from rankscope.live.isolation import isolated, to_float64_device
+from rankscope.live.modules import submodules
+from rankscope.live.monitor import distributed
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
+from rankscope.live.state_readings import arithmetic_of
+from rankscope.live.watch import Watch
+from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
+from rankscope.sources.checkpoint import first_line
+
+EmbeddingFunction = Callable[[Any], Tensor]  # takes what the model returns; gives `[sample, width]`, or with views
+EmbeddingsLike = Literal["mean"] | EmbeddingFunction
+SHARPNESS = 2.0  # the t of uniformity, that of its authors
+LAST = 50  # the last eigenvalue of alpha-ReQ's fit, that of its authors
+
+
+class ProbeEmbeddings:
+    """Takes embeddings of the probe at every measurement, and computes what tells collapse across samples.
+
+    Args:
+        how: "mean", or a function of what the model returns.
+    """
+
+    def __init__(self, how: EmbeddingsLike) -> None:
+        self.function = None if how == "mean" else how
+        self.notes: list[str] = []  # what the number of samples does not allow
+        self._rows: dict[int | None, Tensor] = {}  # by layer, None for the output of a function: what was taken last
+        self._dtype = torch.float64  # the coarsest that embeddings were computed in
+
+    def take(self, watch: Watch, output: Any) -> None:
+        """Take the embeddings of a call of the model that was just watched and returned `output`.
+
+        Raises:
+            MonitorError: The function fails, or gives something else than embeddings.
+        """
+        if self.function is None:
+            self._rows, self._dtype = dict(watch.embeddings.items()), watch.arithmetic
+            return
+        with torch.no_grad(), preserved_when_called(watch.model):
+            rows = _result(self.function, output)
+        self._rows, self._dtype = {None: rows}, arithmetic_of(watch.plan.blocks, rows)
+
+    def values(self) -> MetricValues:
+        """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all."""
+        taken, self._rows = self._rows, {}
+        if distributed.world_size() > 1:
+            shapes = {layer: tuple(rows.shape[1:]) for layer, rows in taken.items()}
+            distributed.require_agreement("embeddings", shapes)
+            parts = distributed.gathered({layer: rows.cpu() for layer, rows in taken.items()})
+            taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
+        values = MetricValues()
+        for layer, rows in taken.items():
+            with isolated(rows.device):
+                self._add(values, layer, to_float64_device(rows))
+        return values
+
+    def _add(self, values: MetricValues, layer: int | None, rows: Tensor) -> None:
+        """Add the numbers of embeddings `[sample, width]` or `[sample, view, width]`; NaN if an entry is."""
+        views, dtype = rows if rows.ndim == 3 else rows[:, None], self._dtype
+        (samples, count, width), Z = views.shape, views[:, 0]
+        if samples < 2:
+            came = "the probe gave one: give a probe of more"
+            raise MonitorError(f"collapse across samples needs several of them; {came}", subject="probe")
+        if samples < width:
+            self._note(f"rankme is at most {samples}, the number of the probe's samples, and not the width {width}")
+        finite = bool(rows.isfinite().all())
+        near = distance_floor(dtype)
+        last = min(LAST, width - 1)  # tokens after a LayerNorm have no part in one direction
+        numbers: list[tuple[str, Callable[[], Tensor], float]] = [
+            ("rankme", lambda: rankme(Z), rankme_floor(samples, width, dtype)),
+            ("alpha_req", lambda: alpha_req(Z, last=last, dtype=dtype), 0.0),
+            ("uniformity", lambda: uniformity(Z, SHARPNESS), SHARPNESS * near),
+        ]
+        if rows.ndim == 3 and count > 1:
+            numbers += [("lidar", lambda: lidar(views, dtype=dtype), 0.0)]
+            numbers += [("alignment", lambda: _mean_alignment(views), near)]
+        for name, compute, floor in numbers:
+            try:
+                number = compute() if finite else torch.tensor(torch.nan, dtype=torch.float64)
+            except MetricError as error:  # too few eigenvalues for a line
+                self._note(f"{name} is not measured: {first_line(error)}")
+                continue
+            # Where collapse leaves nothing to compute a number from, there is none; that is no overflow.
+            value = NO_VALUE if finite and bool(number.isnan()) else counted_once(number.cpu())
+            values.add(layer, name, value, torch.full_like(value, floor))
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+@contextmanager
+def preserved_when_called(model: nn.Module) -> Iterator[None]:
+    """Inside, a module that is no part of the model, such as a projector, is put into eval mode when it is called
+    first, and afterwards is as it was: batch statistics would otherwise follow the probe."""
+    known = {id(module) for module in submodules(model)}
+    with ExitStack() as stack:
+
+        def on_call(module: nn.Module, _: Any) -> None:
+            if id(module) not in known:
+                known.update(map(id, submodules(module)))
+                stack.enter_context(preserved_training_state(module))
+
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
+        stack.callback(register_module_forward_pre_hook(on_call).remove)
+        yield
+
+
+def _result(function: EmbeddingFunction, output: Any) -> Tensor:
+    """What the function gives for the model's output, detached; raises if that is no set of embeddings."""
+    try:
+        rows = function(output)
+    except (torch.OutOfMemoryError, MonitorError):
+        raise
+    except Exception as error:
+        raised = f"of {type(output).__name__} it raised {type(error).__name__}: {first_line(error)}"
+        sentence = f"embeddings must be a function of what the model returns; {raised}"
+        raise MonitorError(sentence, subject="embeddings") from error
+    if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (2, 3) or not rows.numel():
+        came = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
+        expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
+        raise MonitorError(f"{expected}; got {came}", subject="embeddings")
+    return rows.detach()
+
+
+def _mean_alignment(views: Tensor) -> Tensor:
+    """The mean alignment of all pairs of views of a sample."""
+    pairs = combinations(views.unbind(1), 2)
+    return torch.stack([alignment(one, other) for one, other in pairs]).mean(0)
