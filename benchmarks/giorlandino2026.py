@@ -41,9 +41,9 @@ def differences(table: pl.DataFrame) -> str:
         "beta", "skip", maintain_order=True
     ):
         above = mine.filter(pl.col("measured") > 0.9)["layer"]
-        worst = [(mine[name] - mine["measured"]).abs().max() for name in ("closed_form", "mean_field")]
-        first = above.min() if above.len() else f"more than {mine['layer'].max()}"
-        spread = mine["measured_sd"].max()
+        worst = [max((mine[name] - mine["measured"]).abs()) for name in ("closed_form", "mean_field")]
+        first = str(min(above)) if above.len() else f"more than {max(mine['layer'])}"
+        spread = max(mine["measured_sd"])
         known = " (published)" if (beta, skip) in PUBLISHED else ""
         rows.append(f"| {beta:g}{known} | {skip:g} | {first} | {worst[0]:.3f} | {worst[1]:.3f} | {spread:.3f} |")
     return "\n".join(rows)

@@ -202,7 +202,7 @@ def train(piece: tuple[str, int], folder: Path, steps: int = DISTURBED, calm: in
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
         torch.save(state, home / "state.pt")
     else:
-        table = rankscope.read(home / "run").table("training")  # type: ignore[union-attr]
+        table = rankscope.read(home / "run").table("training")
         numbers = pl.col("value", "floor").cast(pl.Float32)
         table = table.select("step", "layer", "head", "metric", numbers, "samples", "broken")
         table.write_parquet(home / "measurements.parquet", compression="zstd")
@@ -296,7 +296,7 @@ def alarms_of(run: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     rules = default_rules()
     for (step,), part in table.sort("step").group_by("step", maintain_order=True):
-        at = int(step)  # type: ignore[call-overload]
+        at = int(step)
         for rule in rules:
             for alarm in rule.on_measurement(part, at):
                 found.setdefault(rule.name if at > calm else f"{rule.name}, in the calm", alarm.step)

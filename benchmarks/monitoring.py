@@ -61,7 +61,7 @@ class Loop:
             logits = self.model(self.ids)
             logits = logits if isinstance(logits, torch.Tensor) else logits.logits
             loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.after(loss.detach())
         self.optimizer.zero_grad()

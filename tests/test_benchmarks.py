@@ -15,8 +15,8 @@ from benchmarks import __main__ as printed
 from benchmarks import (
     alarms,
     deep_post_norm,
-    giorlandino2026,
     encoder_collapse,
+    giorlandino2026,
     instabilities,
     mean_field,
     mends,

@@ -206,7 +206,7 @@ def fused_row_statistics(scores: AttentionScores, first: Tensor) -> RowStatistic
         "CAPPED": bool(scores.softcap), "SINKS": scores.sinks is not None, "BEFORE": before is not None,
         "AFTER": after is not None, "EXACT": query.dtype == torch.float32, **_blocks(d, query.dtype),
     }  # fmt: skip
-    with torch.cuda.device_of(like):
+    with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
         _kernel[triton.cdiv(queries, options["QUERIES"]), batch * heads](
             query, key, mask, sequence, first, sinks, *found,
             scores.factor, float(scores.softcap or 0.0), scores.offset, before or 0, after or 0, queries, keys, heads,

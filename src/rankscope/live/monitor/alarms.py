@@ -80,7 +80,7 @@ class AlarmRule(ABC):
         if not callable(action) and action not in ("warn", "stop"):
             raise MonitorError(one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action")
         self.patience, self.action = patience, action
-        self.memory: dict[str, dict[str, float]] = {}  # numbers to compare with; part of a checkpoint
+        self.memory: dict[str, dict[str, Any]] = {}  # numbers to compare with, or lists of them; part of a checkpoint
         # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`.
         self._history: dict[str, dict[str, Any]] = {}
 
