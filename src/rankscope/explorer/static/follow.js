@@ -150,7 +150,7 @@ function spikes(found) {
     });
     const titles = ["before it", "signal", "where", "", "chance"].map((text) => made("th", text));
     const table = made("table", "", made("thead", "", made("tr", "", ...titles)), made("tbody", "", ...rows));
-    const more = spike.more ? [made("p", `${several(spike.more, "more signal")}: rankscope spikes has all.`)] : [];
+    const more = spike.more ? [made("p", `And ${whole(spike.more)} more: rankscope spikes has all.`)] : [];
     return made("li", "", head, table, ...more);
   }));
 }
