@@ -234,8 +234,8 @@ class WeightGradients:
         if rate:
             last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
             if last is not None:
-                rate_now = last if isinstance(last, Tensor) else torch.tensor(last, device="cpu")
-                values.add(None, "lr", counted_once(rate_now.double()))
+                as_tensor = last if isinstance(last, Tensor) else torch.tensor(last, dtype=torch.float64, device="cpu")
+                values.add(None, "lr", counted_once(as_tensor.double()))
         self.record(False)
         return values
 
