@@ -6,20 +6,22 @@ themselves and reads its metrics; `read_heads` those of what each head adds, whi
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `check`.
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
-from rankscope.live.attention.head_outputs import OutputProjectionFinder, is_rounding, scores_miss
+from rankscope.live.attention.head_outputs import OutputProjectionFinder, PartOfSum, check_sum, is_rounding, scores_miss
 from rankscope.live.attention.row_statistics import row_statistics, sink_weights
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
-from rankscope.metrics import Metric, RowStatistics
+from rankscope.metrics import Metric, Reading, RowStatistics
 from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.readings import Readings, nan_where_broken, read_tensor, row_sum_defect
 
@@ -27,6 +29,20 @@ FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it c
 COARSEST = 1e-3  # the most that rounding of scores may be off: beyond, differences of them have few digits left
 PADDED = 1e-5  # the largest share of a row that may go to padding
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
+
+
+OF_HEADS = ("attention", "scores", "heads")  # metrics that have a value for each head
+
+
+@dataclass
+class OwnHeads:
+    """What one of the processes that share a model has read of its heads in one call."""
+
+    readings: dict[tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)  # by layer and metric
+    widths: dict[int, int] = field(default_factory=dict)  # of all its heads side by side, by layer
+    parts: dict[int, PartOfSum] = field(default_factory=dict)  # of the output projection's sum, by layer
+    defect: Tensor | None = None  # the largest |row sum - 1|
+    float32_inside: bool = False
 
 
 class AttentionReadings:
@@ -51,6 +67,7 @@ class AttentionReadings:
         self.float32_inside = False  # whether a model in float64 computed its attention in float32
         self.defects: list[Tensor] = []  # the largest |row sum - 1| of each pattern
         self.kept: list[tuple[int, Tensor]] = []  # (layer, pattern on the CPU) where the plan keeps attention
+        self.own = OwnHeads()  # what other processes must know of this one's heads, where several share the model
         self._unit = batch.unit
 
     def read(self, layer: int, attention: AttentionCall) -> None:
@@ -72,8 +89,11 @@ class AttentionReadings:
             else:
                 self.layers.add(layer)
 
-    def read_heads(self, layer: int, contributions: Tensor) -> None:
-        """Measure what each head of a layer adds, `[batch, head, token, width]` in float64."""
+    def read_heads(self, layer: int, contributions: Tensor, part: PartOfSum | None = None) -> None:
+        """Measure what each head of a layer adds, `[batch, head, token, width]` in float64. `part` is this process's
+        part of their sum, where others have further heads."""
+        if part is not None:
+            self.own.parts[layer] = part
         valid = self.batch.valid_for(contributions)
         measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
@@ -86,6 +106,48 @@ class AttentionReadings:
         if hidden.shape == self.batch.shape and bool(hidden.any()):
             came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
             raise WatchError(f"padding must be found in the model's arguments; {came}", subject="padding")
+
+    def of_own_heads(self) -> OwnHeads:
+        """What was read of the heads of this process, on the CPU."""
+        for layer, rows in self.readings:
+            for metric, reading in rows:
+                if metric.of in OF_HEADS:
+                    numbers = (reading.value, reading.log10, reading.floor)
+                    self.own.readings[layer, metric.name] = tuple(x.cpu() for x in numbers)
+        self.own.defect = max((x.cpu() for x in self.defects), default=None)
+        self.own.float32_inside = self.float32_inside
+        return self.own
+
+    def join_heads(self, parts: Sequence[OwnHeads], blocks: Mapping[int, nn.Module]) -> None:
+        """Take the heads of all processes that share the model for those of this one, where each has its own.
+
+        Args:
+            parts: What each process has read, in order.
+            blocks: The block of each layer.
+
+        Raises:
+            WatchError: Processes have not read the same, or what their heads add is not what attention gave.
+        """
+        together = self.plan.tensor_parallel
+        assert together is not None
+        if any(part.readings.keys() != self.own.readings.keys() for part in parts):
+            raise WatchError("processes that share a model must read the same; they have not", subject="ranks")
+        split = {
+            layer
+            for layer in {layer for layer, _ in self.own.readings}
+            if not together.has_all_heads(blocks[layer], [part.widths.get(layer, 0) for part in parts])
+        }
+        for layer, rows in self.readings:
+            for k, (metric, reading) in enumerate(rows):
+                if layer in split and metric.of in OF_HEADS:
+                    columns = zip(*(part.readings[layer, metric.name] for part in parts), strict=True)
+                    joined = (torch.cat(column, 1).to(reading.value.device) for column in columns)
+                    rows[k] = (metric, Reading(*joined))
+        for layer in split & self.own.parts.keys():
+            total, output = (sum(getattr(part.parts[layer], name) for part in parts) for name in ("total", "output"))
+            check_sum(total, output, self.own.parts[layer].dtype, self.own.parts[layer].where)
+        self.defects = [part.defect for part in parts if part.defect is not None]
+        self.float32_inside = any(part.float32_inside for part in parts)
 
     def check(self) -> None:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
@@ -129,6 +191,8 @@ class AttentionReadings:
         self.layers.add(layer)
         if not self.plan.measures(layer):
             return
+        if self.plan.tensor_parallel is not None and attention.head_outputs is not None:
+            self.own.widths[layer] = math.prod(attention.head_outputs().shape[-2:])
         if scores is not None:
             done = self._read_scores(layer, attention, scores)
             rest = [metric for metric in rest if metric not in done]

@@ -14,6 +14,7 @@ report to the recorder (`recorder.py` has the order of events). Leaving the watc
 makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Literal
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
@@ -36,6 +38,7 @@ from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
+_watches = itertools.count()  # of models that several processes share: processes that make the same ones count alike
 _observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
@@ -123,6 +126,11 @@ class Watch:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
         plan, recorder = self.plan, self._recorder
         with ExitStack() as stack:
+            if plan.tensor_parallel is not None:
+                meeting = f"watch/{next(_watches)}"
+                processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
+                shared = f"{plan.tensor_parallel.size} processes share the model"
+                self._changes[f"{shared}: heads and tokens of all of them were measured."] = None
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
                 self._changes["The model is compiled: while watched, its original ran as it was written."] = None

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
 from rankscope.errors import RankscopeError
-from rankscope.live.monitor import distributed
+from rankscope.live import processes
 from tests.live.monitor.small import encoder, loss_of, tokens
 
 METRICS = ["relative_mu", "mu", "entropy"]
@@ -54,7 +54,7 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     if way.startswith("alone"):
-        distributed.PATIENCE = 3.0
+        processes.PATIENCE = 3.0
     if way == "alone from the start" and rank:
         return
     monitor = Monitor(model, optimizer=optimizer, **given)

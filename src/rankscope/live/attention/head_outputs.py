@@ -13,7 +13,7 @@ head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from rankscope.live.attention.row_statistics import pattern_rows
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import hooked, parts_in, submodules
+from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
@@ -40,10 +41,11 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def weight_of(projection: nn.Module) -> Float[Tensor, "in out"]:
-    """The matrix W of a linear layer that computes `x W`; a Conv1D of transformers stores it so."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach() if type(projection).__name__ == "Conv1D" else weight.detach().mT
+    """The matrix W of a linear layer that computes `x W`, as far as this process has it; a Conv1D of transformers
+    stores it so."""
+    assert isinstance(projection.weight, Tensor)
+    weight = local_part(projection.weight.detach())
+    return weight if type(projection).__name__ == "Conv1D" else weight.mT
 
 
 def contributions_of(
@@ -56,8 +58,13 @@ def contributions_of(
 
 def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tensor, where: str) -> None:
     """Refuse contributions whose sum, with the bias, is not the output of the projection `where`."""
-    total = contributions.sum(1) if bias is None else contributions.sum(1) + bias.detach().to(torch.float64)
-    if miss := _miss(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, 1e-300):
+    total = contributions.sum(1) if bias is None else contributions.sum(1) + local_part(bias.detach()).to(torch.float64)
+    check_sum(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, where)
+
+
+def check_sum(total: Tensor, output: Tensor, dtype: torch.dtype, where: str) -> None:
+    """Refuse a sum of what heads add that is not the output of the projection `where`, which was given in `dtype`."""
+    if miss := _miss(total, output, dtype, 1e-300):
         came = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
         raise WatchError(f"what the heads of {where} add must sum to its output; {came}", subject="heads")
 
@@ -111,11 +118,41 @@ def _miss(x: Tensor, expected: Tensor, dtype: torch.dtype, least: float) -> floa
     return 0.0 if is_rounding(miss, dtype) else miss
 
 
-class OutputProjectionFinder:
-    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds."""
+class PartOfSum(NamedTuple):
+    """Some entries of what the heads of one process add, and of the output of the projection as far as it has that; the
+    sums over the processes that share the projection must agree (`check_sum`)."""
 
-    def __init__(self, on_contributions: Callable[[Tensor], None]) -> None:
-        self.on_contributions = on_contributions
+    total: Float[Tensor, " entry"]
+    output: Float[Tensor, " entry"]
+    dtype: torch.dtype  # of the output
+    where: str  # the class of the projection
+
+    @classmethod
+    def of(cls, contributions: Tensor, linear: nn.Module, y: Tensor, together: TensorParallel) -> "PartOfSum":
+        """The entries of what `linear` made y of, in this process of those `together`."""
+        total = contributions.sum(1)
+        output = torch.zeros_like(total)
+        mine = y.to(total).reshape(len(total), -1, total.shape[-1])
+        if isinstance(linear.bias, Tensor):
+            mine = mine - local_part(linear.bias.detach()).to(total)
+        if together.tokens is not None:  # each has the output at its own tokens
+            start = sum(together.tokens[: together.index])
+            output[:, start : start + mine.shape[1]] = mine
+        elif together.index == 0:  # all have the same output
+            output += mine
+        chosen = slice(None, None, max(1, total.numel() // SAMPLED))
+        return cls(total.flatten()[chosen].cpu(), output.flatten()[chosen].cpu(), y.dtype, type(linear).__name__)
+
+
+class OutputProjectionFinder:
+    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds. `together` are
+    the processes that share the model, if several do; where they share the projection, its output is the sum of what
+    all their heads add, and a part of that sum is reported."""
+
+    def __init__(
+        self, on_contributions: Callable[[Tensor, PartOfSum | None], None], together: TensorParallel | None = None
+    ) -> None:
+        self.on_contributions, self.together = on_contributions, together
         self.reset()
 
     def reset(self) -> None:
@@ -133,9 +170,12 @@ class OutputProjectionFinder:
             if not bool(torch.isclose(x, expected, equal_nan=True).all()):
                 return
             self.head_outputs = None
-            contributions = contributions_of(heads, weight_of(linear))
-            check_contributions(contributions, linear.bias, y, type(linear).__name__)  # type: ignore[arg-type]
-            self.on_contributions(contributions)
+            contributions, part = contributions_of(heads, weight_of(linear)), None
+            if self.together is not None and self.together.is_split_by_rows(linear):
+                part = PartOfSum.of(contributions, linear, y, self.together)
+            else:
+                check_contributions(contributions, linear.bias, y, type(linear).__name__)  # type: ignore[arg-type]
+            self.on_contributions(contributions, part)
             self.projected = (linear, x, y.clone())  # a wrapper may add to y in place
 
     def wrapper_called(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -166,7 +206,7 @@ class OutputProjectionFinder:
             # With a second argument it is more than a projection: BERT's also takes the residual.
             if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
                 called = self.linear_called if _is_linear(module) else self.wrapper_called
-                called(module, args[0].detach(), output.detach())
+                called(module, local_part(args[0].detach()), local_part(output.detach()))
 
         return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
 

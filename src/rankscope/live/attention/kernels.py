@@ -26,6 +26,7 @@ from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import submodules
+from rankscope.live.tensor_parallel import local_part
 
 OnFlexAttention = Callable[["FlexAttention"], None]
 _callbacks: list[OnFlexAttention] = []
@@ -43,7 +44,8 @@ class ScaledDotProduct:
         dropout_p: float | int = 0.0, is_causal: bool = False, scale: float | int | None = None,
         enable_gqa: bool = False,
     ) -> None:  # fmt: skip
-        self.output, self.query, self.key, self.value = output, query, key, value
+        self.given = (output, query, key)  # of a `DTensor` this process has some heads, which it attends with
+        self.output, self.query, self.key, self.value = map(local_part, (output, query, key, value))
         self.mask, self.dropout, self.causal, self.scale = attn_mask, dropout_p, is_causal, scale
         self.grouped = enable_gqa
 

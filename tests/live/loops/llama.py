@@ -1,0 +1,90 @@
+"""A Llama as torchtitan writes it: names, blocks in a `ModuleDict`, and its plan of tensor parallelism."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WORDS, WIDTH, HEADS, KEY_HEADS, LAYERS, TOKENS = 40, 16, 4, 2, 3, 8
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = WIDTH // HEADS
+        self.wq = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.wk = nn.Linear(WIDTH, KEY_HEADS * self.head_dim, bias=False)
+        self.wv = nn.Linear(WIDTH, KEY_HEADS * self.head_dim, bias=False)
+        self.wo = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        q, k, v = self.wq(x), self.wk(x), self.wv(x)
+        # As many heads as this process has: tensor parallelism splits them.
+        q, k, v = (y.view(*y.shape[:2], -1, self.head_dim).transpose(1, 2) for y in (q, k, v))
+        q, k = (rotated(y, angles[: y.shape[2]]) for y in (q, k))
+        k, v = (y.repeat_interleave(HEADS // KEY_HEADS, 1) for y in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        h = x + self.attention(self.attention_norm(x), angles)
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tok_embeddings = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleDict({str(k): Block() for k in range(LAYERS)})
+        self.norm = nn.RMSNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, WORDS, bias=False)
+        self.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tok_embeddings(tokens) if self.tok_embeddings else tokens
+        angles = torch.outer(torch.arange(TOKENS), 0.5 ** torch.arange(2.0)).double()
+        for block in self.layers.values():
+            x = block(x, angles)
+        return self.output(self.norm(x)) if self.output else x
+
+    def stage(self, index: int) -> "Llama":
+        """The same with the blocks of the first of two pipeline stages, or of the second, alone."""
+        for name in list(self.layers)[2:] if index == 0 else list(self.layers)[:2]:
+            del self.layers[name]
+        if index == 0:
+            self.norm = self.output = None
+        else:
+            self.tok_embeddings = None
+        return self
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotary positions of queries or keys `[batch, head, token, d]`."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def batch(step: int, samples: int = 4) -> Tensor:
+    return torch.randint(WORDS, (samples, TOKENS), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
