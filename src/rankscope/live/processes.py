@@ -46,6 +46,13 @@ def in_trial_of_stage() -> bool:
     return False
 
 
+def next_number(kind: str) -> int:
+    """How many things of a kind this rank has made with this call, since the ranks have known one another: those that
+    make the same ones count alike."""
+    store = dist.distributed_c10d._get_default_store() if world_size() > 1 else None
+    return 0 if store is None else store.add(f"rankscope/{kind}/made by {dist.get_rank()}", 1)
+
+
 def require_all_ranks(where: str, meeting: str, ranks: Sequence[int] | None = None) -> None:
     """Wait until every rank is here, before anything that only all ranks together can do; if some do not come, raise.
     All ranks decide alike, also if one comes just when the others give up.

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -84,10 +84,13 @@ class TensorParallel:
         else:
             split = tokens[0] not in given and (sum(tokens) in given | floating or self.keeps_copies)
         if not same and not split:
-            came = "the first block has different tokens on them: call the model with one batch on all of them"
-            who = f"the {self.size} processes that share a tensor-parallel model must be given the same samples"
-            raise WatchError(f"{who}; {came}, with the same random numbers for dropout", subject="ranks")
+            self.refuse_samples("the first block has different tokens on them, by its batch or by dropout before it")
         self.tokens = tokens if split else None
+
+    def refuse_samples(self, came: str) -> NoReturn:
+        """Raise a sentence: the processes of the group have not the same samples; `came` says what they have."""
+        who = f"the {self.size} processes that share a tensor-parallel model must be given the same samples"
+        raise WatchError(f"{who}; {came}: call the model with one batch on all of them", subject="ranks")
 
     def whole(self, hidden: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """Return hidden states with the tokens of all processes; `begin_call` has found out who has which. Tensors with
@@ -232,15 +235,18 @@ def token_counts(values: Iterable[object]) -> TokenCounts:
 
 
 def local_part(x: Tensor) -> Tensor:
-    """What this process holds of a tensor: all of it, unless it is a `DTensor`."""
+    """What this process holds of a tensor, for reading: all of it, unless it is a `DTensor`; once it has arrived, where
+    it is still on its way from other processes."""
     to_local = getattr(x, "to_local", None)
-    return x if to_local is None else to_local()
+    x = x if to_local is None else to_local()
+    arrived = getattr(x, "trigger_wait", None)  # torch's AsyncCollectiveTensor
+    return x if arrived is None else arrived()
 
 
 def local_tokens(x: Tensor) -> Tensor:
     """What this process holds of hidden states, each token with its whole width."""
     if not hasattr(x, "to_local"):
-        return x
+        return local_part(x)
     from torch.distributed.tensor import Replicate
 
     last = x.ndim - 1

@@ -14,7 +14,6 @@ report to the recorder (`recorder.py` has the order of events). Leaving the watc
 makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
-import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Literal
@@ -38,7 +37,6 @@ from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
-_watches = itertools.count()  # of models that several processes share: processes that make the same ones count alike
 _observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
@@ -127,7 +125,7 @@ class Watch:
         plan, recorder = self.plan, self._recorder
         with ExitStack() as stack:
             if plan.tensor_parallel is not None:
-                meeting = f"watch/{next(_watches)}"
+                meeting = f"watch/{processes.next_number('watch')}"
                 processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
                 shared = f"{plan.tensor_parallel.size} processes share the model"
                 self._changes[f"{shared}: heads and tokens of all of them were measured."] = None

@@ -1,7 +1,17 @@
 """A Llama as torchtitan writes it: names, blocks in a `ModuleDict`, and its plan of tensor parallelism."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional as F
 
 WORDS, WIDTH, HEADS, KEY_HEADS, LAYERS, TOKENS = 40, 16, 4, 2, 3, 8
@@ -22,8 +32,7 @@ class Attention(nn.Module):
         q, k, v = (y.view(*y.shape[:2], -1, self.head_dim).transpose(1, 2) for y in (q, k, v))
         q, k = (rotated(y, angles[: y.shape[2]]) for y in (q, k))
         k, v = (y.repeat_interleave(HEADS // KEY_HEADS, 1) for y in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(y.transpose(1, 2).flatten(2))
+        return self.wo(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -64,6 +73,37 @@ class Llama(nn.Module):
             x = block(x, angles)
         return self.output(self.norm(x)) if self.output else x
 
+    def split(self, mesh: Any, sequence: bool, distributed: bool = False) -> "Llama":
+        """Split over the processes of a mesh, as torchtitan does: heads and inner widths and, with `sequence`, tokens
+        between blocks. `distributed`: what goes from block to block is a DTensor, and so are queries and keys."""
+        whole, tokens = Replicate(), Shard(1) if sequence else Replicate()
+        local = {"use_local_output": not distributed}
+        plan: dict[str, Any] = {
+            name: ColwiseParallel(**local) for name in ("attention.wq", "attention.wk", "attention.wv")
+        }
+        plan |= {name: ColwiseParallel(**local) for name in ("feed_forward.w1", "feed_forward.w3")}
+        plan |= {name: RowwiseParallel(output_layouts=tokens, **local) for name in ("attention.wo", "feed_forward.w2")}
+        if sequence:
+            plan |= {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
+            plan["attention"] = PrepareModuleInput(
+                input_layouts=(tokens, None), desired_input_layouts=(whole, None), **local
+            )
+            plan["feed_forward"] = PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,), **local)
+        for block in self.layers.values():
+            parallelize_module(block, mesh, plan)
+        outer: dict[str, Any] = {}
+        if self.tok_embeddings and distributed:
+            self.tok_embeddings.register_forward_hook(
+                lambda _, __, x: DTensor.from_local(x, mesh, [whole]).redistribute(placements=[tokens])
+            )
+        elif self.tok_embeddings and sequence:
+            outer["tok_embeddings"] = RowwiseParallel(input_layouts=whole, output_layouts=tokens)
+        if self.output and sequence:
+            outer["norm"] = SequenceParallel()
+            outer["output"] = ColwiseParallel(input_layouts=tokens, output_layouts=whole)
+        parallelize_module(self, mesh, outer)
+        return self
+
     def stage(self, index: int) -> "Llama":
         """The same with the blocks of the first of two pipeline stages, or of the second, alone."""
         for name in list(self.layers)[2:] if index == 0 else list(self.layers)[:2]:
@@ -73,6 +113,10 @@ class Llama(nn.Module):
         else:
             self.tok_embeddings = None
         return self
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ what happens then, file by file. With a probe, a fixed batch is measured in eval
 Without one, training batches are measured inline, as they pass.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -40,7 +39,6 @@ from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 
-_monitors = itertools.count()  # monitors of this process: ranks that make the same ones count alike
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -119,7 +117,7 @@ class Monitor:
         first_block: int = 0,
     ) -> None:
         _check_arguments(model, every, probe, run, writers, loss, step, first_block)
-        self._number, self._resumed = next(_monitors), 0
+        self._number, self._resumed = processes.next_number("Monitor"), 0
         processes.require_all_ranks("Monitor(...)", str(self._number))
         self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
@@ -151,7 +149,7 @@ class Monitor:
             "spectra": spectra,
         }
         distributed.require_agreement("metrics and steps", options)
-        self.probe = None if probe is None else Probe.of(probe, loss, self._counts_samples)
+        self.probe = None if probe is None else Probe.of(probe, loss, together)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
         self._what = f"a network of {depth} layers, measured on "

@@ -135,18 +135,18 @@ class Probe:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
-    counts: bool = True  # False if another process that shares the model is given the same samples, and counts them
+    together: TensorParallel | None = None  # the processes that share the model, and are given the same samples
     notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
 
     @classmethod
-    def of(cls, batch: object, loss: LossFunction | None = None, counts: bool = True) -> "Probe":
+    def of(cls, batch: object, loss: LossFunction | None = None, together: TensorParallel | None = None) -> "Probe":
         """A probe from a tensor, a dictionary of the model's arguments, or a tuple or list of them."""
         if not isinstance(batch, Tensor | Mapping | tuple | list):
             received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
             raise MonitorError(f"a probe must be a tensor, a dictionary or a tuple; {received}", subject="probe")
         args = [batch] if isinstance(batch, Tensor) else [] if isinstance(batch, Mapping) else batch
         kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        probe = cls(tuple(map(_copied, args)), kwargs, loss, counts)
+        probe = cls(tuple(map(_copied, args)), kwargs, loss, together)
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
             raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
@@ -159,11 +159,18 @@ class Probe:
 
     @property
     def description(self) -> str:
-        """The probe by a digest, the same in whatever order ranks have its samples."""
+        """The probe by a digest, the same in whatever order ranks have its samples.
+
+        Raises:
+            WatchError: Processes that share the model have different ones.
+        """
         named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
         tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
-        rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None]) if self.counts]
-        shares = processes.gathered([name + sha256(_bytes(row)).hexdigest() for name, row in rows])
+        rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None])]
+        own = [name + sha256(_bytes(row)).hexdigest() for name, row in rows]
+        if self.together is not None and any(theirs != own for theirs in self.together.gathered(own)):
+            self.together.refuse_samples("their probes differ")
+        shares = processes.gathered(own if self.together is None or self.together.index == 0 else [])
         digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
         return f"the probe {digest}"
 
