@@ -37,7 +37,7 @@ from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.live.tensor_parallel import token_counts
+from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
@@ -203,6 +203,7 @@ class Recorder:
         elif self.plan.training_only and self._trained and not model.training:
             self.totals.calls_left_out[EVALUATION] += 1
         else:
+            refuse_context_parallel()
             self.call = ModelCall(arguments, alone)
             if self.plan.training_only and model.training and not self._trained:
                 self._drop_evaluations()
@@ -303,6 +304,12 @@ class Recorder:
         self._begin_readings(self.call, at_any_rate=True)
         if (running := self._running()) is not None:
             running[1].attention.read(running[0], attention)
+
+    @event
+    def on_projection(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Look for the output projection in what a module in a block took and returned."""
+        if self._running() is not None:
+            self.projections.module_called(module, args, output)
 
     @event
     def on_contributions(self, contributions: Tensor, part: PartOfSum | None) -> None:

@@ -216,6 +216,16 @@ def _specs_under_fsdp(model: nn.Module) -> dict[WeightKey, Any]:
     return specs
 
 
+def refuse_context_parallel() -> None:
+    """Raise inside of torch's context parallelism, where each process has some tokens of every sample, and no weight
+    tells."""
+    file = sys.modules.get("torch.distributed.tensor")
+    dispatcher = None if file is None else getattr(file.DTensor, "_op_dispatcher", None)
+    if torch.ops.aten._scaled_dot_product_flash_attention.default in getattr(dispatcher, "_custom_op_handlers", {}):
+        came = "with context parallelism this process has some of them: measure a probe, outside of it"
+        raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")
+
+
 def _input_axis(linear: nn.Module) -> int:
     """The axis of a linear layer's weight along which its inputs lie; a Conv1D of transformers has them first."""
     return 0 if type(linear).__name__ == "Conv1D" else 1

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
+from rankscope.live.attention.head_outputs import projections_hooked
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
@@ -139,7 +140,7 @@ class Watch:
             if plan.wants_attention:
                 self._observe_attention(stack)
             if plan.wants("heads"):
-                stack.enter_context(recorder.projections.attached(self._blocks))
+                stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
             if plan.wants("routing"):
                 stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
             hooks.after()

@@ -73,9 +73,10 @@ class Llama(nn.Module):
             x = block(x, angles)
         return self.output(self.norm(x)) if self.output else x
 
-    def split(self, mesh: Any, sequence: bool, distributed: bool = False) -> "Llama":
+    def split(self, mesh: Any, sequence: bool, distributed: bool = False, gathered: bool = False) -> "Llama":
         """Split over the processes of a mesh, as torchtitan does: heads and inner widths and, with `sequence`, tokens
-        between blocks. `distributed`: what goes from block to block is a DTensor, and so are queries and keys."""
+        between blocks. `distributed`: what goes from block to block is a DTensor, and so are queries and keys.
+        `gathered`: each process attends with all heads, whose weights are split."""
         whole, tokens = Replicate(), Shard(1) if sequence else Replicate()
         local = {"use_local_output": not distributed}
         plan: dict[str, Any] = {
@@ -89,6 +90,9 @@ class Llama(nn.Module):
                 input_layouts=(tokens, None), desired_input_layouts=(whole, None), **local
             )
             plan["feed_forward"] = PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,), **local)
+        if gathered:
+            plan |= {f"attention.{name}": ColwiseParallel(output_layouts=whole) for name in ("wq", "wk", "wv")}
+            plan["attention.wo"] = RowwiseParallel(input_layouts=whole)
         for block in self.layers.values():
             parallelize_module(block, mesh, plan)
         outer: dict[str, Any] = {}

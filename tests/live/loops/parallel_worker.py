@@ -5,10 +5,12 @@ A way is named by words: `tp` and `sp` split the model over two processes, witho
 `tokens` their tokens alone; further words as in `built`. Each way trains once without a monitor and once with one.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel, implicit_replication
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rankscope
@@ -24,7 +28,9 @@ from rankscope import Monitor
 from rankscope.errors import RankscopeError, WatchError
 from rankscope.live import processes
 from rankscope.live.attention_readings import AttentionReadings
-from tests.live.loops import llama
+from rankscope.live.tensor_parallel import tensor_parallel_of
+from tests.live.loops import llama, nanogpt
+from tests.raising import raises
 
 ALL = ["relative_mu", "mu", "entropy", "largest_logit", "head_mu"]
 STEPS, EVERY = 4, 2
@@ -56,10 +62,14 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
 def run(way: str, rank: int, number: int, folder: Path) -> None:
     words = way.split()
     with surroundings(words, rank, number):
+        if "detection" in words:
+            detect()
+            return
         if "watch" in words:
             watch(words, rank, number, folder)
             return
-        bare, monitored = (train(words, rank, number, run) for run in (None, folder))
+        way_to_train = accelerated if "accelerate" in words else nanogpt_of if "nanogpt" in words else train
+        bare, monitored = (way_to_train(words, rank, number, run) for run in (None, folder))
         assert bare[0] == monitored[0] and all(map(torch.equal, bare[1], monitored[1])), way
 
 
@@ -81,6 +91,46 @@ def surroundings(words: list[str], rank: int, number: int) -> Iterator[None]:
             stack.callback(setattr, processes, "PATIENCE", processes.PATIENCE)
             processes.PATIENCE = 3.0
         yield
+
+
+def detect() -> None:
+    """Which of two processes share a model is told by its weights."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def model(*places: Any, axes: int = 2) -> nn.Module:
+        made = nn.Module()
+        for k, place in enumerate(places):
+            weight = nn.Parameter(distribute_tensor(torch.ones(*[4] * axes), mesh, [place]))
+            made.add_module(f"part{k}", nn.Module())
+            made.get_submodule(f"part{k}").register_parameter("weight", weight)
+        return made
+
+    assert tensor_parallel_of(nn.Linear(4, 4)) is None
+    assert tensor_parallel_of(model(Replicate())) is None
+    assert tensor_parallel_of(model(Shard(0), axes=3)) is None  # each process has its own experts
+    found = tensor_parallel_of(model(Shard(1), Replicate()))
+    assert found is not None and (found.size, found.index, found.keeps_copies) == (2, dist.get_rank(), True)
+    found = tensor_parallel_of(model(Shard(1), axes=3))
+    assert found is not None and not found.keeps_copies and [*found.splits.values()] == [1]
+    sharded = fully_shard(nn.Linear(4, 4), mesh=mesh)
+    assert tensor_parallel_of(sharded) is None
+    plain = nn.Linear(4, 4)
+    plain.weight.tensor_model_parallel = True  # type: ignore[union-attr]
+    for refused in (plain, transformers_of_old()):
+        with raises(WatchError, subject="model"):
+            tensor_parallel_of(refused)
+    with raises(WatchError, subject="heads"):  # two heads of 3 fit no projection
+        split = llama.Llama().split(mesh, False)
+        together = tensor_parallel_of(split)
+        assert together is not None
+        together.has_all_heads(split.layers["0"], [6, 6])
+
+
+def transformers_of_old() -> nn.Module:
+    """A model whose weights transformers has split without a DTensor."""
+    model = nn.Linear(4, 4)
+    model._tp_size = 2
+    return model
 
 
 def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -108,14 +158,15 @@ def built(words: list[str], rank: int, number: int) -> Built:
     if staged:
         model.stage(place["pipeline"])
     if split:
-        model.split(mesh["tp"], "sp" in words, "dtensor" in words)
+        model.split(mesh["tp"], "sp" in words, "dtensor" in words, "gathered" in words)
     if "compiled" in words:
         for block in model.layers.values():
             block.compile(backend="aot_eager", fullgraph=True)
     if sharded:
-        from torch.distributed.fsdp import fully_shard
-
         for block in model.layers.values():
+            for part in block.modules() if "finer" in words else ():
+                if isinstance(part, nn.Linear):
+                    fully_shard(part, mesh=mesh["fsdp"])
             fully_shard(block, mesh=mesh["fsdp"])
         fully_shard(model, mesh=mesh["fsdp"])
     schedule = None
@@ -182,9 +233,62 @@ def train(words: list[str], rank: int, number: int, run: Path | None) -> tuple[l
     return losses, weights
 
 
+def accelerated(words: list[str], rank: int, number: int, run: Path | None) -> tuple[list[float], list[Tensor]]:
+    """Accelerate's loop: each step is made of four batches of two samples, however many processes there are."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from torch.utils.data import DataLoader
+
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}
+    os.environ.update({name: str(value) for name, value in places.items()} if number > 1 else {})
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4 // number)
+    assert accelerator.num_processes == number
+    model = llama.Llama()
+    loader: Any = DataLoader(llama.batch(5, 2 * 4 * STEPS), batch_size=2)  # type: ignore[arg-type]
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
+    monitor = None
+    if run is not None:
+        share = partial(torch.chunk, chunks=number)
+        given = options(words, lambda x: share(x)[rank], rank, 0)
+        monitor = Monitor(model, every=EVERY, run=run, optimizer=optimizer, spectra=True, **given)
+    losses = []
+    for X in loader:
+        with accelerator.accumulate(model):
+            loss = llama.loss_of(model(X), X)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        if accelerator.sync_gradients and monitor is not None:
+            monitor.step(loss=1.0)
+    if monitor is not None:
+        monitor.close()
+    return losses, [weight.detach().clone() for weight in model.parameters()]
+
+
+def nanogpt_of(words: list[str], rank: int, number: int, run: Path | None) -> tuple[list[float], list[Tensor]]:
+    """nanoGPT's loop over DDP; every process calls the monitor, and one evaluates."""
+    inline = "tokens" in words
+
+    def monitored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Monitor:
+        assert run is not None
+        given: dict[str, Any] = {"metrics": ALL[:2] if inline else ALL, "spectra": True}
+        given |= {} if inline else {"probe": nanogpt.get_batch(samples=3, seed=rank), "loss": lambda output: output[1]}
+        return Monitor(model, every=EVERY, run=run, optimizer=optimizer, **given)
+
+    made = None if run is None else monitored
+    backend = "aot_eager" if "compiled" in words else ""
+    losses, model, _ = nanogpt.train(made, steps=STEPS, backend=backend, rank=rank, ddp=number > 1)
+    return losses, [weight.detach().clone() for weight in model.parameters()]
+
+
 def options(words: list[str], share: Callable[[Tensor], Tensor], rank: int, stage: int) -> dict[str, Any]:
     """What the monitor is given beside the model and its optimiser."""
-    given: dict[str, Any] = {"metrics": ALL[:2] if "tokens" in words else ALL}
+    given: dict[str, Any] = {"metrics": ALL[:2] if "tokens" in words else ALL[:-1] if "gathered" in words else ALL}
     if "pipeline" in words and "forgotten" not in words:
         given["first_block"] = (3 if "gap" in words else 2) * stage
     if "layers" in words:
@@ -203,15 +307,21 @@ def logits(output: Any) -> Tensor:
 def watch(words: list[str], rank: int, number: int, folder: Path) -> None:
     """The profile that `watch` gives each process, as a file."""
     model, X = built(words, rank, number).model, llama.batch(99)
+    if "alike" in words:  # tokens before positions come in: what each process has is the same
+        X = torch.full_like(X, 3)
     if "keep" in words:
         rankscope.watch(model, ALL, keep="attention")
     if "alone" in words and rank:
         return
-    with torch.no_grad(), rankscope.watch(model, ALL) as w:
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        w = stack.enter_context(rankscope.watch(model, ALL))
+        if "context" in words:
+            stack.enter_context(context_parallel(init_device_mesh("cpu", (2,)), buffers=[X], buffer_seq_dims=[1]))
         model(X)
     folder.mkdir(parents=True, exist_ok=True)
     w.profile().table.write_parquet(folder / f"{rank}.parquet")
-    assert number == 1 or any("2 processes share the model" in note for note in w.notes)
+    assert number == 1 or "context" in words or any("2 processes share the model" in note for note in w.notes)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,24 @@ TWO = [
     "hf",
     "hf inline",
 ]
-TWO += ["fsdp", "fsdp inline", "fsdp compiled", "fsdp tokens compiled", "pipeline tokens", "pipeline layers"]
+TWO += [
+    "tp gathered",
+    "fsdp finer tokens",
+    "accelerate",
+    "accelerate inline",
+    "fsdp",
+    "fsdp inline",
+    "fsdp compiled",
+    "fsdp tokens compiled",
+    "pipeline tokens",
+    "pipeline layers",
+]
+NANOGPT = ["nanogpt compiled", "nanogpt tokens compiled"]
 FOUR = ["fsdp sp", "fsdp sp tokens", "fsdp tp compiled", "pipeline sp tokens", "pipeline sp", "pipeline fsdp"]
-WATCHED = ["watch tp", "watch tp written", "watch sp dtensor"]
+WATCHED = ["watch tp", "watch tp written", "watch sp dtensor", "watch sp alike"]
 REFUSED = {
     "tp different": "ranks", "tp fails": "ranks", "watch tp keep": "keep", "watch tp alone": "ranks",
+    "watch context": "model", "watch tp gathered": "heads", "fsdp finer": "heads",
     "pipeline forgotten": "first_block", "pipeline gap": "first_block", "pipeline probe": "probe",
 }  # fmt: skip
 
@@ -46,7 +59,8 @@ def hold(way: str, one: pl.DataFrame, several: pl.DataFrame) -> None:
     metrics = {*one["metric"]}
     assert {"relative_mu", "mu", "grad_mlp", "update_query_key", "stable_rank_value_output", "loss", "lr"} <= metrics
     if "tokens" not in way:
-        assert {"entropy", "largest_logit", "head_mu"} <= metrics
+        assert {"entropy", "largest_logit"} <= metrics
+        assert "head_mu" in metrics or "gathered" in way
         assert {*one.filter(metric="entropy")["head"]} == {0, 1, 2, 3}
     for name in metrics:
         mine, ours = one.filter(metric=name), several.filter(metric=name)
@@ -94,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(folder: Path) -> tuple[Path, list[str]]:
     """(Where two processes wrote, what each printed)."""
-    return folder / "2", together(parallel_worker, 2, folder / "2", *TWO, *WATCHED, *REFUSED)
+    return folder / "2", together(parallel_worker, 2, folder / "2", *TWO, *NANOGPT, *WATCHED, *REFUSED, "detection")
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +125,15 @@ def test_numbers_of_two_are_those_of_one(way: str, folder: Path, two: tuple[Path
     if "tokens compiled" in way:  # no hook of autograd runs in compiled code
         one = one.filter(pl.col("metric") != "grad_tokens")
     hold(way, one, table(two[0], way))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", NANOGPT)
+def test_nanogpt_of_two_processes_counts_the_samples_of_both(way: str, two: tuple[Path, list[str]]) -> None:
+    rows = table(two[0], way)
+    samples = 2 * 2 * 2 if "tokens" in way else 2 * 3  # processes, accumulated batches and their samples; or probes
+    assert rows.filter(metric="mu")["samples"].unique().to_list() == [samples]
+    assert rows.filter(metric="grad_mlp")["samples"].unique().to_list() == [1]
 
 
 @pytest.mark.slow

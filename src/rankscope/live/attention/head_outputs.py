@@ -5,9 +5,10 @@ With the pattern P_h, the values V_h and the rows W_h of the output projection t
 one knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: the first Linear or Conv1D in the
 block that is called, after attention, on exactly these side by side.
 
-Order of events: `Watch` enters `attached`; the recorder calls `reset` when a call of the model begins;
-`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands what each
-head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks that the projection was found.
+Order of events: `Watch` enters `projections_hooked`; the recorder calls `reset` when a call of the model begins;
+`attention_readings.py` sets `head_outputs` when attention was seen; the recorder calls `module_called`, which calls
+`linear_called`, which hands what each head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks
+that the projection was found.
 """
 
 import math
@@ -170,7 +171,13 @@ class OutputProjectionFinder:
             if not bool(torch.isclose(x, expected, equal_nan=True).all()):
                 return
             self.head_outputs = None
-            contributions, part = contributions_of(heads, weight_of(linear)), None
+            W = weight_of(linear)
+            if W.shape != (x.shape[-1], y.shape[-1]):
+                came = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
+                raise WatchError(
+                    f"what each head adds needs the weight of the output projection; {came}", subject="heads"
+                )
+            contributions, part = contributions_of(heads, W), None
             if self.together is not None and self.together.is_split_by_rows(linear):
                 part = PartOfSum.of(contributions, linear, y, self.together)
             else:
@@ -199,16 +206,19 @@ class OutputProjectionFinder:
             came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
             raise WatchError(f"what each head adds needs the output projection; {came}", subject="heads")
 
-    def attached(self, blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
-        """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""
+    def module_called(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A linear layer, or a module around linear layers, returned."""
+        # With a second argument it is more than a projection: BERT's also takes the residual.
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            called = self.linear_called if _is_linear(module) else self.wrapper_called
+            called(module, local_part(args[0].detach()), local_part(output.detach()))
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # With a second argument it is more than a projection: BERT's also takes the residual.
-            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                called = self.linear_called if _is_linear(module) else self.wrapper_called
-                called(module, local_part(args[0].detach()), local_part(output.detach()))
 
-        return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
+def projections_hooked(
+    blocks: Sequence[nn.Module], hook: Callable[[nn.Module, Any, Any], None]
+) -> AbstractContextManager[None]:
+    """Inside, linear layers in the blocks, and modules with weights around them, have this hook."""
+    return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -36,7 +36,7 @@ from rankscope.live.padding import CallArguments, find_padding, library_of, mask
 from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
-from rankscope.live.tensor_parallel import TokenCounts, local_tokens, token_counts
+from rankscope.live.tensor_parallel import TokenCounts, local_tokens, refuse_context_parallel, token_counts
 from rankscope.live.watch import Watch
 
 # The measurements that operators hand tokens to: an operator's arguments can be no Python object.
@@ -166,6 +166,7 @@ class OperatorMeasurement:
         self.left_out = not grad or (self.trained and not training) or in_trial_of_stage()
         if self.left_out:
             return
+        refuse_context_parallel()
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
         self.call = TrainingCall(CallArguments(arguments), counts)
