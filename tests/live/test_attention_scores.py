@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 import transformers as hf
@@ -22,6 +23,7 @@ from rankscope.errors import MetricError, WatchError
 from rankscope.lab.module import Trainable
 from rankscope.live import AttentionCall, AttentionScores, Monitor
 from rankscope.live.attention import row_statistics as statistics
+from rankscope.live.attention.head_outputs import values_product
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
 from tests.live.attention.test_row_statistics import LargestTensor
@@ -472,6 +474,62 @@ def test_huge_scores_leave_the_entropy_to_the_pattern() -> None:
     w = seen(model, NAMES, words())
     assert 0 <= float(curve(w, "entropy").min()) <= float(curve(w, "entropy").max()) < math.log(6)
     assert float(curve(w, "largest_logit").max()) > 1e6
+
+
+@pytest.mark.parametrize(("share", "believed"), [(1.0, True), (1 + 2e-7, True), (0.9, False)])
+def test_large_scores_that_rounding_alone_explains_are_read(share: float, believed: bool) -> None:
+    """Of two keys with scores near 1e5 a rounding decides which takes how much; other scores it does not explain."""
+    torch.manual_seed(0)
+    key = torch.randn(1, 1, 4).expand(1, 2, 5, 4).clone()
+    key[:, :, 1::2] *= 1 + 1e-7
+    query = 1e5 * torch.randn(1, 2, 5, 4)
+    s = (share * query.double() @ key.double().mT / 2).float()
+    P, X = s.softmax(-1), torch.randn(1, 5, 8)
+    values = torch.randn(1, 2, 5, 3)
+
+    class Attending(Reporting):
+        def forward(self, x: Tensor) -> Tensor:
+            for listener in self.attention_listeners:
+                products = values_product(values, (P @ values).transpose(1, 2))
+                listener(AttentionCall(pattern=lambda: P, scores=self.scores, products=products))
+            return x + self.line(x)
+
+    model = nn.Sequential(*(Attending(lambda: AttentionScores(query=query, key=key), True) for _ in range(2)))
+    if not believed:
+        with raises(WatchError, subject="scores"):
+            seen(model, NAMES, X)
+        return
+    w = seen(model, NAMES, X)
+    assert curve(w, "largest_logit")[0, 0].allclose(s.amax((-2, -1))[0].double(), rtol=1e-6)
+    torch.testing.assert_close(curve(w, "entropy")[0, 0], expected(s)["entropy"][0], rtol=1e-4, atol=1e-4)
+
+
+def test_later_calls_are_read_together_and_are_the_same() -> None:
+    """After the first call what scores give is checked when the call ends, for all layers at once."""
+    model, ids = GPT().eval().float(), words()
+    with torch.no_grad(), rankscope.watch(model, NAMES) as w:
+        model(ids)
+        with no_patterns():
+            model(ids)
+    table = w.profile().table.filter(pl.col("layer") > 0).sort("metric", "layer", "head", "sample")
+    first, second = (table.filter(pl.col("sample").is_between(*ends)) for ends in ((0, 1), (2, 3)))
+    assert (
+        len(first) == len(second) > 0
+        and first["value"].equals(second["value"])
+        and first["floor"].equals(second["floor"])
+    )
+
+
+def test_scores_that_are_no_longer_right_are_said_when_the_call_ends() -> None:
+    made, X = [right, right], torch.randn(1, 5, 8)
+    model = nn.Sequential(*(Reporting(lambda k=k: made[k](), True) for k in range(2)))
+    with torch.no_grad(), rankscope.watch(model, ["entropy"]) as w:
+        model(X)
+        made[1] = wrong
+        with raises(WatchError, subject="scores"):
+            model(X)
+        model(X)  # and now the pattern is read
+    torch.testing.assert_close(curve(w, "entropy").exp(), torch.full((2, 2, 2), 5.0).double())
 
 
 def test_nan_marks_its_sample_alone() -> None:

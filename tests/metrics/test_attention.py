@@ -23,6 +23,7 @@ from rankscope.metrics import (
     spectral_gap,
 )
 from rankscope.metrics.attention import METRICS
+from rankscope.metrics.metric import from_statistics
 from tests.raising import raises
 from tests.strategies import stochastic
 
@@ -102,7 +103,8 @@ def test_readings_off_rows_leave_padding_and_blind_rows_out() -> None:
     valid = torch.tensor([[True, False, True]])
 
     def read(name: str, valid: Tensor) -> float:
-        return metric(name).from_statistics(found, valid, 1e-7).value.item()
+        ((_, reading),) = from_statistics([metric(name)], found, valid, 1e-7)
+        return reading.value.item()
 
     assert read("largest_logit", valid) == -5
     assert read("first_token_mass", valid) == 0.25  # a row of zeros has no weight on any token
@@ -112,8 +114,10 @@ def test_readings_off_rows_leave_padding_and_blind_rows_out() -> None:
     nobody = torch.zeros(1, 3, dtype=torch.bool)
     for name in ("entropy", "first_token_mass", "effective_keys", "largest_logit"):
         assert math.isnan(read(name, nobody))
-    floor = metric("entropy").from_statistics(found, seen, 1e-9).floor.item()
-    assert floor == pytest.approx(8 * 7 * torch.finfo(torch.float32).eps)  # scores of size 7 are rounded by eps of it
+    ((_, reading),) = from_statistics([metric("entropy")], found, seen, 1e-9)
+    assert reading.floor.item() == pytest.approx(
+        8 * 7 * torch.finfo(torch.float32).eps
+    )  # scores of size 7 are rounded by eps of it
 
 
 def test_a_metric_of_scores_says_how_it_is_read() -> None:

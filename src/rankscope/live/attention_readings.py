@@ -3,30 +3,65 @@
 `recorder.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/`
 report, with the layer that runs. `read` decides whether that is the attention of the block's tokens to
 themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
-which `attention/head_outputs.py` finds. When the call ends, the recorder calls `check`.
+which `attention/head_outputs.py` finds. When the call ends, the recorder calls `finish` and `check`.
+
+What scores give is checked at a few rows. A GPU would wait for the answer, so in layers where they were right
+in an earlier call it is asked for all layers together, in `finish`, which also computes the metrics of all
+layers from their rows.
 """
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
-from rankscope.live.attention.head_outputs import OutputProjectionFinder, is_rounding, scores_miss
+from rankscope.live.attention.head_outputs import Miss, OutputProjectionFinder, PartOfSum, check_sum, scores_miss
 from rankscope.live.attention.row_statistics import row_statistics, sink_weights
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
-from rankscope.metrics import Metric, RowStatistics
+from rankscope.metrics import Metric, Reading, RowStatistics
+from rankscope.metrics.metric import from_statistics
 from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.readings import Readings, nan_where_broken, read_tensor, row_sum_defect
+from rankscope.shapes import Float
 
 FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it computes attention in float32
 COARSEST = 1e-3  # the most that rounding of scores may be off: beyond, differences of them have few digits left
 PADDED = 1e-5  # the largest share of a row that may go to padding
+WAITING_ROWS = 1 << 22  # rows of attention whose numbers wait to be read together
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
+
+
+OF_HEADS = ("attention", "scores", "heads")  # metrics that have a value for each head
+
+
+@dataclass
+class OwnHeads:
+    """What one of the processes that share a model has read of its heads in one call."""
+
+    readings: dict[tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)  # by layer and metric
+    widths: dict[int, int] = field(default_factory=dict)  # of all its heads side by side, by layer
+    parts: dict[int, PartOfSum] = field(default_factory=dict)  # of the output projection's sum, by layer
+    defect: Tensor | None = None  # the largest |row sum - 1|
+    float32_inside: bool = False
+
+
+class WaitingRows(NamedTuple):
+    """The numbers of a layer's rows of attention, from which metrics are not computed yet."""
+
+    layer: int
+    metrics: list[Metric]
+    found: RowStatistics
+    sinks: Tensor  # the weight that a sink takes in each row
+    miss: Float[Tensor, "2"] | None  # what `scores_miss` gives, where it was not looked at yet
+    dtype: torch.dtype  # that attention gave its output in
 
 
 class AttentionReadings:
@@ -51,7 +86,9 @@ class AttentionReadings:
         self.float32_inside = False  # whether a model in float64 computed its attention in float32
         self.defects: list[Tensor] = []  # the largest |row sum - 1| of each pattern
         self.kept: list[tuple[int, Tensor]] = []  # (layer, pattern on the CPU) where the plan keeps attention
+        self.own = OwnHeads()  # what other processes must know of this one's heads, where several share the model
         self._unit = batch.unit
+        self._waiting: list[WaitingRows] = []
 
     def read(self, layer: int, attention: AttentionCall) -> None:
         """Measure attention in this layer, if it is that of the block's tokens to themselves."""
@@ -72,8 +109,11 @@ class AttentionReadings:
             else:
                 self.layers.add(layer)
 
-    def read_heads(self, layer: int, contributions: Tensor) -> None:
-        """Measure what each head of a layer adds, `[batch, head, token, width]` in float64."""
+    def read_heads(self, layer: int, contributions: Tensor, part: PartOfSum | None = None) -> None:
+        """Measure what each head of a layer adds, `[batch, head, token, width]` in float64. `part` is this process's
+        part of their sum, where others have further heads."""
+        if part is not None:
+            self.own.parts[layer] = part
         valid = self.batch.valid_for(contributions)
         measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
@@ -86,6 +126,48 @@ class AttentionReadings:
         if hidden.shape == self.batch.shape and bool(hidden.any()):
             came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
             raise WatchError(f"padding must be found in the model's arguments; {came}", subject="padding")
+
+    def of_own_heads(self) -> OwnHeads:
+        """What was read of the heads of this process, on the CPU."""
+        for layer, rows in self.readings:
+            for metric, reading in rows:
+                if metric.of in OF_HEADS:
+                    numbers = (reading.value, reading.log10, reading.floor)
+                    self.own.readings[layer, metric.name] = tuple(x.cpu() for x in numbers)
+        self.own.defect = max((x.cpu() for x in self.defects), default=None)
+        self.own.float32_inside = self.float32_inside
+        return self.own
+
+    def join_heads(self, parts: Sequence[OwnHeads], blocks: Mapping[int, nn.Module]) -> None:
+        """Take the heads of all processes that share the model for those of this one, where each has its own.
+
+        Args:
+            parts: What each process has read, in order.
+            blocks: The block of each layer.
+
+        Raises:
+            WatchError: Processes have not read the same, or what their heads add is not what attention gave.
+        """
+        together = self.plan.tensor_parallel
+        assert together is not None
+        if any(part.readings.keys() != self.own.readings.keys() for part in parts):
+            raise WatchError("processes that share a model must read the same; they have not", subject="ranks")
+        split = {
+            layer
+            for layer in {layer for layer, _ in self.own.readings}
+            if not together.has_all_heads(blocks[layer], [part.widths.get(layer, 0) for part in parts])
+        }
+        for layer, rows in self.readings:
+            for k, (metric, reading) in enumerate(rows):
+                if layer in split and metric.of in OF_HEADS:
+                    columns = zip(*(part.readings[layer, metric.name] for part in parts), strict=True)
+                    joined = (torch.cat(column, 1).to(reading.value.device) for column in columns)
+                    rows[k] = (metric, Reading(*joined))
+        for layer in split & self.own.parts.keys():
+            total, output = (sum(getattr(part.parts[layer], name) for part in parts) for name in ("total", "output"))
+            check_sum(total, output, self.own.parts[layer].dtype, self.own.parts[layer].where)
+        self.defects = [part.defect for part in parts if part.defect is not None]
+        self.float32_inside = any(part.float32_inside for part in parts)
 
     def check(self) -> None:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
@@ -129,6 +211,8 @@ class AttentionReadings:
         self.layers.add(layer)
         if not self.plan.measures(layer):
             return
+        if self.plan.tensor_parallel is not None and attention.head_outputs is not None:
+            self.own.widths[layer] = math.prod(attention.head_outputs().shape[-2:])
         if scores is not None:
             done = self._read_scores(layer, attention, scores)
             rest = [metric for metric in rest if metric not in done]
@@ -162,34 +246,89 @@ class AttentionReadings:
         metrics of attention where scores do not give what attention gave, are too large for differences of them, or are
         of padding too."""
         chosen = [metric for metric in self.plan.metrics if metric.from_scores is not None]
+        known = layer in self.plan.known_scores and self.batch.all_valid and self.batch.unit > unit_of(torch.float64)
         with isolated(scores.device):
-            valid = self.batch.valid_on(scores.device)
-            unit, miss = self._unit, 0.0
+            valid, dtype = self.batch.valid_on(scores.device), torch.float64
+            miss: Tensor | None = None
             if attention.products is not None:
                 miss, dtype = scores_miss(scores, attention.products, valid)
-                if not is_rounding(miss, dtype):
-                    return self._refuse_scores(layer, chosen, miss)
-                if self.batch.unit == unit_of(torch.float64) and miss > FLOAT64_MISS:
-                    self.float32_inside = True
-                    unit = self._unit = max(self._unit, unit_of(torch.float32))
+            if miss is not None and not known:
+                share, largest = miss.tolist()
+                if not self._are_right(Miss(share, largest, dtype)):
+                    return self._refuse_scores(layer, chosen, share)
+                self.plan.known_scores.add(layer)
             numbers = row_statistics(scores, self._first_keys(scores, valid))
-            found = RowStatistics(*(to_float64_device(x) for x in vars(numbers).values()))
-            valid = self.batch.valid_for(found.largest)
-            counts = valid[:, None] & ~found.blind
-            coarse = unit_of(found.largest.dtype) * found.largest.abs() > COARSEST
-            if not self.batch.all_valid and not bool(valid.all()):  # what of a row goes to padding
-                of_tokens = row_statistics(scores.of_keys(self.batch.valid_on(scores.device)))
-                found = replace(found, largest=to_float64_device(of_tokens.largest))
-                kept = (to_float64_device(of_tokens.log_sum) - found.log_sum).exp()
-                coarse |= ~(kept >= 1 - PADDED)  # NaN where all of it does
-            if bool((coarse & counts).any()):
-                chosen = [metric for metric in chosen if metric.of == "scores"]
-            broken = ~(found.log_sum.isfinite() | ~counts).flatten(1).all(1)
-            taken = to_float64_device(sink_weights(scores, numbers)).masked_fill(found.blind, 1.0)
-            self.defects.append(taken.masked_fill(~valid[:, None], 0.0).nan_to_num(0.0).max().to(torch.float64))
-            readings = [(metric, metric.from_statistics(found, valid, unit)) for metric in chosen]
-            self.readings.append((layer, nan_where_broken(readings, broken)))
+            found, sinks = numbers, sink_weights(scores, numbers)
+            if not known:
+                found, coarse = self._without_padding(scores, numbers, valid)
+                if coarse:
+                    chosen = [metric for metric in chosen if metric.of == "scores"]
+            self._waiting.append(WaitingRows(layer, chosen, found, sinks, miss if known else None, dtype))
+            if sum(rows.found.largest.numel() for rows in self._waiting) >= WAITING_ROWS:
+                self.finish()
         return chosen
+
+    def _are_right(self, miss: Miss) -> bool:
+        """True if scores give what attention gave; also notes whether a model in float64 attends in float32."""
+        in_float64 = self.batch.unit == unit_of(torch.float64)
+        if in_float64 and miss.share > max(FLOAT64_MISS, miss.by_scores(torch.float64)):
+            self.float32_inside = True
+            self._unit = max(self._unit, unit_of(torch.float32))
+        return miss.is_rounding
+
+    def _without_padding(self, scores: AnyScores, numbers: RowStatistics, valid: Tensor) -> tuple[RowStatistics, bool]:
+        """The numbers of rows with the largest score of keys that are tokens; and whether differences of scores have
+        too few digits, or padding too much weight, for metrics of attention."""
+        counts = valid[:, None] & ~numbers.blind
+        coarse = unit_of(numbers.largest.dtype) * numbers.largest.abs() > COARSEST
+        if not self.batch.all_valid and not bool(valid.all()):  # what of a row goes to padding
+            of_tokens = row_statistics(scores.of_keys(valid))
+            kept = (of_tokens.log_sum - numbers.log_sum).exp()
+            numbers = replace(numbers, largest=of_tokens.largest)
+            coarse |= ~(kept >= 1 - PADDED)  # NaN where all of it does
+        return numbers, bool((coarse & counts).any())
+
+    def finish(self) -> None:
+        """Compute the metrics of rows that wait, those of all layers alike together.
+
+        Raises:
+            WatchError: In a layer where scores were right before, they no longer give what attention gave.
+        """
+        waiting, self._waiting = self._waiting, []
+        unchecked = [rows for rows in waiting if rows.miss is not None]
+        misses = torch.stack([rows.miss for rows in unchecked if rows.miss is not None]).tolist() if unchecked else []
+        for rows, (share, largest) in zip(unchecked, misses, strict=True):
+            if not self._are_right(Miss(share, largest, rows.dtype)):
+                self.plan.known_scores.clear()
+                came = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
+                sentence = "scores that gave what attention gave must still do so"
+                raise WatchError(f"{sentence}; {came}", subject="scores")
+            if unit_of(rows.found.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
+                self.plan.known_scores.discard(rows.layer)
+        alike: dict[Any, list[WaitingRows]] = {}
+        for rows in waiting:
+            largest = rows.found.largest
+            names = tuple(metric.name for metric in rows.metrics)
+            alike.setdefault((names, largest.shape, largest.dtype, largest.device), []).append(rows)
+        for several in alike.values():
+            self._read_rows(several)
+
+    def _read_rows(self, several: Sequence[WaitingRows]) -> None:
+        """Compute metrics from the rows of layers whose numbers have one shape, as if they were one batch."""
+        first, batch = several[0], len(several[0].found.largest)
+        with isolated(first.found.largest.device):
+            columns = zip(*((*vars(rows.found).values(), rows.sinks) for rows in several), strict=True)
+            *numbers, sinks = (to_float64_device(torch.cat(column)) for column in columns)
+            found = RowStatistics(*numbers)
+            valid = self.batch.valid_for(found.largest).repeat(len(several), 1)
+            broken = ~(found.log_sum.isfinite() | ~(valid[:, None] & ~found.blind)).flatten(1).all(1)
+            taken = sinks.masked_fill(found.blind, 1.0).masked_fill(~valid[:, None], 0.0)
+            self.defects.append(taken.nan_to_num(0.0).max().to(torch.float64))
+            readings = from_statistics(first.metrics, found, valid, self._unit)
+            measured = nan_where_broken(readings, broken)
+        for k, rows in enumerate(several):
+            samples = slice(k * batch, (k + 1) * batch)
+            self.readings.append((rows.layer, [(metric, reading.of_samples(samples)) for metric, reading in measured]))
 
     def _refuse_scores(self, layer: int, metrics: list[Metric], miss: float) -> list[Metric]:
         """Refuse metrics that need scores, which do not give what attention gave; others are read off the pattern."""

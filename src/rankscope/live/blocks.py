@@ -1,6 +1,7 @@
 """Where a model's layers are: the stack of blocks that its tokens pass through, one after the other.
 
-A stack is a `ModuleList` or `Sequential` of composite modules, all (or most) of one class, in no other stack.
+A stack is a `ModuleList` or `Sequential` of composite modules, or a `ModuleDict` of numbered ones (torchtitan), all (or
+most) of one class, in no other stack.
 Where some stacks hold attention, the others are no candidates: they are convolutions before a transformer,
 or experts. One stack is found without asking; of several the user names one, since an encoder and a decoder
 are two networks to measure. Called by `plan.py`, once for a watch.
@@ -96,7 +97,7 @@ def has_attention(module: nn.Module) -> bool:
 def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it. Inside a stack no other
     is looked for, unless it has one block alone, which may hold the stack that is meant."""
-    if isinstance(module, nn.ModuleList | nn.Sequential) and _could_be_blocks(members := _members(module)):
+    if _could_be_blocks(members := _members(module)):
         deeper = []
         if len(members) == 1:  # a wrapper around the stack, or a stack of one
             inner = _stacks_inside(name, module)
@@ -105,9 +106,11 @@ def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     return _stacks_inside(name, module)
 
 
-def _members(module: nn.ModuleList | nn.Sequential) -> list[nn.Module]:
-    """The modules in a list; entries of a list may be None."""
-    return [member for member in module if member is not None]
+def _members(module: nn.Module) -> list[nn.Module]:
+    """The modules in a list, whose entries may be None, or in a dictionary of numbers; none in any other module."""
+    if isinstance(module, nn.ModuleDict):
+        return [*module.values()] if all(key.isdigit() for key in module) else []
+    return [x for x in module if x is not None] if isinstance(module, nn.ModuleList | nn.Sequential) else []
 
 
 def _stacks_inside(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
@@ -126,7 +129,7 @@ def _could_be_blocks(members: list[nn.Module]) -> bool:
 def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
     """(name, blocks) of the stack that a user named, or of the only one in the part that was named."""
     part = _part(model, name)
-    if isinstance(part, nn.ModuleList | nn.Sequential) and (members := _members(part)):
+    if members := _members(part):
         return name, members
     by_name = stacks(part)
     if len(by_name) != 1:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
+from rankscope.live.tensor_parallel import local_tokens
 
 Layout = Literal["batch first", "token first", "width second"]
 EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}
@@ -91,12 +92,13 @@ def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
 
 
 def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = False) -> list[Tensor]:
-    """What `candidates_in` finds, as `[batch, token, width]`, detached: a single sequence `[token, width]` is a batch
-    of one, `[batch, row, column, width]` has its tokens row by row. `where` says what `values` are, for the error."""
+    """What `candidates_in` finds, as `[batch, token, width]`, detached, as far as
+    this process has it: a single sequence `[token, width]` is a batch of one, `[batch, row, column, width]` has its
+    tokens row by row. `where` says what `values` are, for the error."""
     tensors = floating_tensors(values)
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
-    if fitting := [x.detach() for x in candidates_in(values, grid)]:
+    if fitting := [local_tokens(x.detach()) for x in candidates_in(values, grid)]:
         axes = fitting[0].ndim
         if axes == 2:
             return [x[None] for x in fitting]

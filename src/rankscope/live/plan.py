@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from rankscope.live.blocks import Blocks, find_blocks
 from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
+from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
@@ -41,6 +42,9 @@ class WatchPlan:
     decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
+    tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
+    known_scores: set[int] = field(default_factory=set)
+    """Layers in which scores that were made again have given what attention gave; kept from call to call."""
 
     def measures(self, layer: int) -> bool:
         """True if this layer is to be measured."""
@@ -86,6 +90,10 @@ def make_plan(
     if offloaded and any(metric.of == "heads" for metric in chosen):
         sentence = "metrics of heads need weights in place; the model's are offloaded: watch tokens or attention"
         raise WatchError(sentence, subject="metrics")
+    tensor_parallel = tensor_parallel_of(model)
+    if tensor_parallel is not None and "attention" in kept:
+        sentence = f"attention is kept in one process; {tensor_parallel.size} share this model: watch metrics of it"
+        raise WatchError(sentence, subject="keep")
     known_padding = _padding(padding, attention_mask)
     stack, found_blocks = find_blocks(model, blocks)
     chosen_layers = _layers(model, found_blocks, layers)
@@ -108,6 +116,7 @@ def make_plan(
         blocks_named=blocks is not None,
         decoder=is_decoder(model, stack),
         attention=tuple(attention),
+        tensor_parallel=tensor_parallel,
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall, WatchedBlocks
-from rankscope.live.attention.head_outputs import OutputProjectionFinder
+from rankscope.live.attention.head_outputs import OutputProjectionFinder, PartOfSum
 from rankscope.live.attention.multihead import attention_call, multihead_modules
 from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
@@ -34,8 +34,10 @@ from rankscope.live.first_input import FirstInput
 from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in, refuse_streams
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
+from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
+from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
@@ -68,6 +70,8 @@ class ModelCall:
         self.chain = BlockChain()  # follows the hidden states from block to block
         self.mask: str | None = None  # the argument that said which tokens are padding
         self.readings: CallReadings | None = None  # until the first block is entered
+        self.blocks: dict[int, nn.Module] = {}  # by layer, those that were entered
+        self.failure: Exception | None = None  # the first error, where it has to wait for the end of the call
 
 
 class WatchTotals:
@@ -143,7 +147,8 @@ class WatchTotals:
 
 
 def event(method: Callable[..., None]) -> Callable[..., None]:
-    """A method that hooks call: if errors are contained, the first is kept as `failure`, and no event counts after."""
+    """A method that hooks call: if errors are contained, the first is kept as `failure`, and no event counts after.
+    Other processes that share the model wait for this one: an error is raised when the call ends, in all of them."""
 
     @wraps(method)
     def contained(self: "Recorder", *args: Any, **kwargs: Any) -> None:
@@ -151,6 +156,9 @@ def event(method: Callable[..., None]) -> Callable[..., None]:
             if self.failure is None:
                 method(self, *args, **kwargs)
         except Exception as error:
+            if self.plan.tensor_parallel is not None and self.call is not None:
+                self.call.failure = self.call.failure or error
+                return
             if not self.contained:
                 raise
             self.failure = error
@@ -168,7 +176,7 @@ class Recorder:
         self.failure: Exception | None = None  # the first error that was contained
         self.totals = WatchTotals()
         self._trained = False  # a training batch was read in train mode
-        self.projections = OutputProjectionFinder(self.on_contributions)
+        self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
@@ -193,9 +201,12 @@ class Recorder:
             self.totals.calls_left_out[CACHED] += 1
         elif self.plan.training_only and not torch.is_grad_enabled():
             self.totals.calls_left_out["it computed no gradients"] += 1
+        elif self.plan.training_only and in_trial_of_stage():
+            self.totals.calls_left_out["it was torch's trial of a pipeline stage"] += 1
         elif self.plan.training_only and self._trained and not model.training:
             self.totals.calls_left_out[EVALUATION] += 1
         else:
+            refuse_context_parallel()
             self.call = ModelCall(arguments, alone)
             if self.plan.training_only and model.training and not self._trained:
                 self._drop_evaluations()
@@ -221,7 +232,10 @@ class Recorder:
             return
         if failed:
             self.totals.calls_left_out["it failed"] += 1
-        elif call.readings is not None:
+            return
+        self._finish_attention(call)
+        self._join_processes(call)
+        if call.readings is not None:
             self._check_and_add(call, call.readings)
 
     def interrupt(self) -> None:
@@ -242,6 +256,10 @@ class Recorder:
         call.layer = max(call.layer + 1, call.order[-1])
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.readings is None)
+        if self.plan.tensor_parallel is not None and call.first is None:
+            values = [value for arguments in call.arguments for value in arguments.values()]
+            self.plan.tensor_parallel.begin_call(states[0], token_counts(values))
+        states, call.blocks[call.layer] = self._whole(states), block
         candidates = candidates_in(taken, self.plan.grid)
         call.open.append((call.layer, states[0].shape if states else None))
         position = 0
@@ -278,10 +296,10 @@ class Recorder:
         if failed or call.readings is None:
             return
         call.left.append(layer)
-        self.projections.block_left(block)
         states = self._hidden_states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
-        if (hidden := call.chain.gave(layer, states, taken)) is not None:
+        if (hidden := call.chain.gave(layer, self._whole(states), taken)) is not None:
             call.readings.states.read(layer, hidden)
+        self.projections.block_left(block)
 
     @event
     def on_attention(self, attention: AttentionCall) -> None:
@@ -292,10 +310,16 @@ class Recorder:
             running[1].attention.read(running[0], attention)
 
     @event
-    def on_contributions(self, contributions: Tensor) -> None:
+    def on_projection(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Look for the output projection in what a module in a block took and returned."""
+        if self._running() is not None:
+            self.projections.module_called(module, args, output)
+
+    @event
+    def on_contributions(self, contributions: Tensor, part: PartOfSum | None) -> None:
         """Measure what each head adds, once the output projection was called."""
         if (running := self._running()) is not None:
-            running[1].attention.read_heads(running[0], contributions)
+            running[1].attention.read_heads(running[0], contributions, part)
 
     @event
     def on_multihead(self, module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -315,7 +339,7 @@ class Recorder:
     def _running(self) -> tuple[int, CallReadings] | None:
         """The layer that runs and what is read of its call; None outside of blocks."""
         call = self.call
-        if call is None or call.readings is None or not call.open:
+        if call is None or call.readings is None or not call.open or call.failure is not None:
             return None
         return call.open[-1][0], call.readings
 
@@ -368,6 +392,39 @@ class Recorder:
             if needed:
                 raise
             return []
+
+    def _whole(self, states: list[Tensor]) -> list[Tensor]:
+        """These hidden states with the tokens of all processes that share the model."""
+        together = self.plan.tensor_parallel
+        return states if together is None else [together.whole(x) for x in states]
+
+    def _finish_attention(self, call: ModelCall) -> None:
+        """Compute the metrics of attention that wait for the end of a call."""
+        try:
+            if call.readings is not None and call.failure is None:
+                call.readings.attention.finish()
+        except WatchError as error:
+            if self.plan.tensor_parallel is None:
+                raise
+            call.failure = error  # raised in all processes that share the model
+
+    def _join_processes(self, call: ModelCall) -> None:
+        """Bring together what the processes that share the model have read; if one has failed, raise in all of them."""
+        if (together := self.plan.tensor_parallel) is None:
+            return
+        readings = None if call.readings is None else call.readings.attention
+        mine = None if readings is None or call.failure is not None else readings.of_own_heads()
+        reason = None if call.failure is None else str(call.failure)
+        reasons, parts = zip(*together.gathered((reason, mine)), strict=True)
+        if call.failure is not None:
+            raise call.failure
+        for rank, reason in zip(together.ranks, reasons, strict=True):
+            if reason is not None:
+                raise WatchError(
+                    f"rank {rank}, which shares this model, could not measure it: {reason}", subject="ranks"
+                )
+        if readings is not None:
+            readings.join_heads(parts, call.blocks)
 
     def _first_reading(self, call: ModelCall, hidden: Tensor, padding: Tensor | None) -> CallReadings:
         """The first hidden states of a call say its samples and its arithmetic."""

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
+from rankscope.live.attention.head_outputs import projections_hooked
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
@@ -124,6 +126,11 @@ class Watch:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
         plan, recorder = self.plan, self._recorder
         with ExitStack() as stack:
+            if plan.tensor_parallel is not None:
+                meeting = f"watch/{processes.next_number('watch')}"
+                processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
+                shared = f"{plan.tensor_parallel.size} processes share the model"
+                self._changes[f"{shared}: heads and tokens of all of them were measured."] = None
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
                 self._changes["The model is compiled: while watched, its original ran as it was written."] = None
@@ -134,7 +141,7 @@ class Watch:
             if plan.wants_attention:
                 self._observe_attention(stack)
             if plan.wants("heads"):
-                stack.enter_context(recorder.projections.attached(self._blocks))
+                stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
             if plan.wants("routing"):
                 stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
             hooks.after()

@@ -9,7 +9,7 @@ is noise. A metric that is a ratio has the floor `ROUNDING * eps`; an absolute o
 input; a count has none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, get_args
@@ -171,15 +171,6 @@ class Metric:
         """The reading from numbers of rows `[batch, head, token]`; `valid` `[batch, token]` are tokens."""
         return self.from_heads(self._over_rows(numbers, valid), unit)
 
-    def from_statistics(self, found: RowStatistics, valid: Tensor, unit: float) -> Reading:
-        """The reading by `from_scores`; `valid` `[batch, token]` are tokens. Scores are rounded by eps of their size,
-        and so is what is read off them: the floor is `ROUNDING` times that, or that of `unit` if larger."""
-        assert self.from_scores is not None
-        value = self._over_rows(self.from_scores(found).to(torch.float64), valid)
-        size = found.largest.abs().masked_fill(found.blind | ~valid[:, None], 0.0).amax(-1).to(torch.float64)
-        rounding = (unit_of(found.largest.dtype) * size).clamp(min=unit)
-        return Reading.of(value, (ROUNDING * rounding) ** self.power)
-
     def _over_rows(self, numbers: Tensor, valid: Tensor) -> Tensor:
         """The mean, or the largest, of numbers of valid rows `[batch, head, token]`; NaN where there is none."""
         counts = valid[:, None]
@@ -224,6 +215,30 @@ class Metric:
             sentence = f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}; received {got}"
             raise MetricError(sentence, subject=part)
         return result.to(torch.float64)
+
+
+def from_statistics(
+    metrics: Sequence[Metric], found: RowStatistics, valid: Bool[Tensor, "batch token"], unit: float
+) -> list[tuple[Metric, Reading]]:
+    """The readings of metrics by their rule `from_scores`.
+
+    Scores are rounded by eps of their size, and so is what is read off them: the floor is `ROUNDING` times that, or
+    that of `unit` if larger.
+
+    Args:
+        metrics: Metrics that have the rule.
+        found: The numbers of rows.
+        valid: True at tokens.
+        unit: The eps of the arithmetic that the model computes in.
+    """
+    size = found.largest.abs().masked_fill(found.blind | ~valid[:, None], 0.0).amax(-1).to(torch.float64)
+    rounding = ROUNDING * (unit_of(found.largest.dtype) * size).clamp(min=unit)
+    readings = []
+    for metric in metrics:
+        assert metric.from_scores is not None
+        value = metric._over_rows(metric.from_scores(found).to(torch.float64), valid)
+        readings.append((metric, Reading.of(value, rounding**metric.power)))
+    return readings
 
 
 def tex_of(name: str) -> str:

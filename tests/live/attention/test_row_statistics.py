@@ -32,7 +32,7 @@ def eager(options: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
     if cap := options.get("softcap"):
         s = cap * torch.tanh(s / cap)
     if "modified" in options:
-        s = options["modified"](s, 0)
+        s = options["modified"](s, torch.arange(s.shape[-2]))
     queries, keys = s.shape[-2:]
     mask, sequence = options.get("mask"), options.get("sequence")
     if mask is not None and mask.dtype != torch.bool:
@@ -178,8 +178,8 @@ def test_entropy_and_effective_keys_stay_between_their_bounds(given: dict[str, A
 def test_a_function_of_scores_gets_the_rows_it_is_asked_for() -> None:
     q, k, slope = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4), torch.rand(2, 1, 1)
 
-    def alibi(s: Tensor, start: int) -> Tensor:
-        at = torch.arange(start, start + s.shape[-2])[:, None]
+    def alibi(s: Tensor, rows: Tensor) -> Tensor:
+        at = rows[:, None]
         return s - slope * (at - torch.arange(s.shape[-1])).abs()
 
     given: dict[str, Any] = {"query": q, "key": k, "modified": alibi}

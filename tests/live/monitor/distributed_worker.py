@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
 from rankscope.errors import RankscopeError
-from rankscope.live.monitor import distributed
+from rankscope.live import processes
 from tests.live.monitor.small import encoder, loss_of, tokens
 
 METRICS = ["relative_mu", "mu", "entropy"]
@@ -63,7 +63,7 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         given["embeddings"] = lambda y: y.mean(1)[:, : 16 - rank]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     if way.startswith("alone"):
-        distributed.PATIENCE = 3.0
+        processes.PATIENCE = 3.0
     if way == "alone from the start" and rank:
         return
     monitor = Monitor(model, optimizer=optimizer, **given)

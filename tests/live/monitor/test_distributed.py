@@ -1,7 +1,5 @@
 """Several processes, one training: the numbers of one process on the joined batch, written once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -10,24 +8,9 @@ import pytest
 import rankscope
 from rankscope.live.monitor.failures import UNMEASURED
 from rankscope.live.monitor.weight_gradients import GROUPS
+from tests.live.monitor import distributed_worker
 from tests.live.monitor.distributed_worker import main
-
-
-def together(number: int, folder: Path, *ways: str) -> list[str]:
-    """What each of the processes printed."""
-    folder.mkdir()
-    command = [sys.executable, "-m", "tests.live.monitor.distributed_worker"]
-    runs = [
-        subprocess.Popen(
-            [*command, str(rank), str(number), str(folder), *ways], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(number)
-    ]  # fmt: skip
-    done = [run.communicate(timeout=240) for run in runs]
-    assert all(run.returncode == 0 for run in runs), done
-    return [out for out, _ in done]
-
+from tests.live.ranks import together
 
 EMBEDDINGS = ("embeddings", "embeddings of views", "embeddings that disagree", "embeddings of other widths")
 pytestmark = pytest.mark.slow  # processes that import torch and meet each other
@@ -41,7 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     main(0, 1, folder / "1", ["ddp", "inline", "jacobians", *EMBEDDINGS[:2]])
     ways = ["ddp", "fsdp", "inline", "disagree", "silent", "paths_fsdp", "jacobians", "jacobians_fsdp", *EMBEDDINGS]
     ways += ["alone", "alone from the start"]
-    return folder, together(2, folder / "2", *ways)
+    return folder, together(distributed_worker, 2, folder / "2", *ways)
 
 
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
@@ -103,7 +86,7 @@ def test_a_rank_that_steps_alone_is_told_and_the_training_ends(runs: tuple[Path,
 def test_paths_are_of_the_samples_of_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     main(0, 1, tmp_path / "1", ["paths"])
-    together(2, tmp_path / "2", "paths")
+    together(distributed_worker, 2, tmp_path / "2", "paths")
     one, two = (rankscope.read(tmp_path / folder / "paths") for folder in ("1", "2"))
     rows = [run.table("training").filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
     assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]

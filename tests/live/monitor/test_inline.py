@@ -1,5 +1,6 @@
 """Training batches measured as they pass: in parts or whole, recomputed or not, compiled or not."""
 
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError, TrainingWarning, WatchError
+from tests.live.loops import nanogpt
 from tests.live.monitor.training import batch, gpt2, loss_of, train
 from tests.raising import raises
 
@@ -131,6 +133,28 @@ def test_attention_and_heads_of_training_batches(tmp_path: Path) -> None:
     assert found.filter(metric="entropy")["head"].n_unique() == 2
     with raises(MonitorError, subject="metrics"):
         Monitor(torch.compile(gpt2(), backend="aot_eager"), metrics, run=tmp_path / "compiled")  # type: ignore[arg-type]
+
+
+class Bent(nn.Linear):
+    """A projection that may become more than a linear map."""
+
+    bent = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y + y.sin() if self.bent else y
+
+
+def test_a_projection_that_cannot_be_taken_apart_later_does_not_end_the_training(tmp_path: Path) -> None:
+    model = nanogpt.GPT(dropout=0.0).train()
+    projection = model.transformer["h"][1].attn.c_proj = Bent(nanogpt.WIDTH, nanogpt.WIDTH)  # type: ignore[index]
+    with Monitor(model, "head_mu", every=1, run=tmp_path) as monitor:
+        for step in range(3):
+            projection.bent = step == 1
+            model(*nanogpt.get_batch(seed=step))[1].backward()
+            with pytest.warns(TrainingWarning, match="must sum to its output") if projection.bent else nullcontext():
+                monitor.step()
+    assert table(tmp_path)["step"].unique().sort().to_list() == [1, 3]
 
 
 class Ordered(nn.Module):

@@ -5,25 +5,27 @@ With the pattern P_h, the values V_h and the rows W_h of the output projection t
 one knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: the first Linear or Conv1D in the
 block that is called, after attention, on exactly these side by side.
 
-Order of events: `Watch` enters `attached`; the recorder calls `reset` when a call of the model begins;
-`attention_readings.py` sets `head_outputs` when attention was seen; a hook calls `linear_called`, which hands what each
-head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks that the projection was found.
+Order of events: `Watch` enters `projections_hooked`; the recorder calls `reset` when a call of the model begins;
+`attention_readings.py` sets `head_outputs` when attention was seen; the recorder calls `module_called`, which calls
+`linear_called`, which hands what each head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks
+that the projection was found.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention.observer import Products
-from rankscope.live.attention.row_statistics import pattern_rows
+from rankscope.live.attention.row_statistics import pattern_of
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import hooked, parts_in, submodules
+from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
 
@@ -40,10 +42,11 @@ def by_head(x: Tensor) -> Tensor:
 
 
 def weight_of(projection: nn.Module) -> Float[Tensor, "in out"]:
-    """The matrix W of a linear layer that computes `x W`; a Conv1D of transformers stores it so."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach() if type(projection).__name__ == "Conv1D" else weight.detach().mT
+    """The matrix W of a linear layer that computes `x W`, as far as this process has it; a Conv1D of transformers
+    stores it so."""
+    assert isinstance(projection.weight, Tensor)
+    weight = local_part(projection.weight.detach())
+    return weight if type(projection).__name__ == "Conv1D" else weight.mT
 
 
 def contributions_of(
@@ -56,8 +59,13 @@ def contributions_of(
 
 def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tensor, where: str) -> None:
     """Refuse contributions whose sum, with the bias, is not the output of the projection `where`."""
-    total = contributions.sum(1) if bias is None else contributions.sum(1) + bias.detach().to(torch.float64)
-    if miss := _miss(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, 1e-300):
+    total = contributions.sum(1) if bias is None else contributions.sum(1) + local_part(bias.detach()).to(torch.float64)
+    check_sum(total, output.detach().to(torch.float64).reshape(total.shape), output.dtype, where)
+
+
+def check_sum(total: Tensor, output: Tensor, dtype: torch.dtype, where: str) -> None:
+    """Refuse a sum of what heads add that is not the output of the projection `where`, which was given in `dtype`."""
+    if miss := _miss(total, output, dtype, 1e-300):
         came = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
         raise WatchError(f"what the heads of {where} add must sum to its output; {came}", subject="heads")
 
@@ -70,22 +78,44 @@ def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) ->
         raise WatchError(f"the pattern times the values must be what {what} gave; {came}", subject="pattern")
 
 
-def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[float, torch.dtype]:
-    """By what share of its size a head's output, made of these scores, misses what attention gave: the largest share of
-    all heads, over a few queries of valid tokens; and the dtype that attention gave it in. NaN counts as 0."""
-    last = scores.shape[2] - 1
-    chosen = sorted({round(last * k / (CHECKED - 1)) for k in range(CHECKED)})
-    P = torch.cat([pattern_rows(scores, row, row + 1) for row in chosen], 2)
-    rows = torch.tensor(chosen, device=scores.device)
+class Miss(NamedTuple):
+    """By what share of its size a head's output, made of scores again, misses what attention gave."""
+
+    share: float  # the largest of all heads, over a few queries
+    largest: float  # the size of the largest score of these queries
+    dtype: torch.dtype  # that attention gave the output in
+
+    @property
+    def is_rounding(self) -> bool:
+        """True if rounding explains it: of the output, or of the scores, which kernels compute in float32."""
+        return self.share <= self.by_scores(torch.float32) or is_rounding(self.share, self.dtype)
+
+    def by_scores(self, dtype: torch.dtype) -> float:
+        """The share that rounding of scores in this dtype explains: s is rounded by eps of its size, and its weight e^s
+        by eps s of its own."""
+        return ROUNDINGS * unit_of(dtype) * self.largest
+
+
+def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[Float[Tensor, "2"], torch.dtype]:
+    """`share` and `largest` of the `Miss` of these scores at a few queries of valid tokens, on their device, so that
+    nobody has to wait for them, and its dtype. NaN counts as 0."""
+    queries = scores.shape[2]
+    checked = min(CHECKED, queries)
+    rows = torch.arange(checked, device=scores.device) * (queries - 1) // max(1, checked - 1)
+    s = scores.rows(rows)
+    largest = s.amax(-1).abs()
+    P = pattern_of(s, scores.sinks)
     product, output = products(rows, P)
     if product.shape != output.shape:  # laid out otherwise than it should be
-        return math.inf, output.dtype
+        return torch.tensor([math.inf, 0.0], device=scores.device), output.dtype
     hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
     wide = torch.promote_types(P.dtype, torch.float32)
     product, expected = (x.detach().to(wide).reshape(*x.shape[:2], x.shape[2], -1) for x in (product, output))
     missing = (product - expected).masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
     size = expected.masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
-    return float((missing / size.clamp(min=1e-30)).nan_to_num(0.0).max()), output.dtype
+    shares = (missing / size.clamp(min=1e-30)).nan_to_num(0.0).max()
+    most = largest.masked_fill(~largest.isfinite() | hidden[..., 0].transpose(1, 2), 0.0).max()
+    return torch.stack([shares, most.to(shares)]), output.dtype
 
 
 def is_rounding(miss: float, dtype: torch.dtype) -> bool:
@@ -111,11 +141,41 @@ def _miss(x: Tensor, expected: Tensor, dtype: torch.dtype, least: float) -> floa
     return 0.0 if is_rounding(miss, dtype) else miss
 
 
-class OutputProjectionFinder:
-    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds."""
+class PartOfSum(NamedTuple):
+    """Some entries of what the heads of one process add, and of the output of the projection as far as it has that; the
+    sums over the processes that share the projection must agree (`check_sum`)."""
 
-    def __init__(self, on_contributions: Callable[[Tensor], None]) -> None:
-        self.on_contributions = on_contributions
+    total: Float[Tensor, " entry"]
+    output: Float[Tensor, " entry"]
+    dtype: torch.dtype  # of the output
+    where: str  # the class of the projection
+
+    @classmethod
+    def of(cls, contributions: Tensor, linear: nn.Module, y: Tensor, together: TensorParallel) -> "PartOfSum":
+        """The entries of what `linear` made y of, in this process of those `together`."""
+        total = contributions.sum(1)
+        output = torch.zeros_like(total)
+        mine = y.to(total).reshape(len(total), -1, total.shape[-1])
+        if isinstance(linear.bias, Tensor):
+            mine = mine - local_part(linear.bias.detach()).to(total)
+        if together.tokens is not None:  # each has the output at its own tokens
+            start = sum(together.tokens[: together.index])
+            output[:, start : start + mine.shape[1]] = mine
+        elif together.index == 0:  # all have the same output
+            output += mine
+        chosen = slice(None, None, max(1, total.numel() // SAMPLED))
+        return cls(total.flatten()[chosen].cpu(), output.flatten()[chosen].cpu(), y.dtype, type(linear).__name__)
+
+
+class OutputProjectionFinder:
+    """Waits for the linear layer that is called on the heads' outputs, and reports what each head adds. `together` are
+    the processes that share the model, if several do; where they share the projection, its output is the sum of what
+    all their heads add, and a part of that sum is reported."""
+
+    def __init__(
+        self, on_contributions: Callable[[Tensor, PartOfSum | None], None], together: TensorParallel | None = None
+    ) -> None:
+        self.on_contributions, self.together = on_contributions, together
         self.reset()
 
     def reset(self) -> None:
@@ -133,9 +193,18 @@ class OutputProjectionFinder:
             if not bool(torch.isclose(x, expected, equal_nan=True).all()):
                 return
             self.head_outputs = None
-            contributions = contributions_of(heads, weight_of(linear))
-            check_contributions(contributions, linear.bias, y, type(linear).__name__)  # type: ignore[arg-type]
-            self.on_contributions(contributions)
+            W = weight_of(linear)
+            if W.shape != (x.shape[-1], y.shape[-1]):
+                came = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
+                raise WatchError(
+                    f"what each head adds needs the weight of the output projection; {came}", subject="heads"
+                )
+            contributions, part = contributions_of(heads, W), None
+            if self.together is not None and self.together.is_split_by_rows(linear):
+                part = PartOfSum.of(contributions, linear, y, self.together)
+            else:
+                check_contributions(contributions, linear.bias, y, type(linear).__name__)  # type: ignore[arg-type]
+            self.on_contributions(contributions, part)
             self.projected = (linear, x, y.clone())  # a wrapper may add to y in place
 
     def wrapper_called(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -159,16 +228,19 @@ class OutputProjectionFinder:
             came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
             raise WatchError(f"what each head adds needs the output projection; {came}", subject="heads")
 
-    def attached(self, blocks: Sequence[nn.Module]) -> AbstractContextManager[None]:
-        """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""
+    def module_called(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A linear layer, or a module around linear layers, returned."""
+        # With a second argument it is more than a projection: BERT's also takes the residual.
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            called = self.linear_called if _is_linear(module) else self.wrapper_called
+            called(module, local_part(args[0].detach()), local_part(output.detach()))
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # With a second argument it is more than a projection: BERT's also takes the residual.
-            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                called = self.linear_called if _is_linear(module) else self.wrapper_called
-                called(module, args[0].detach(), output.detach())
 
-        return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
+def projections_hooked(
+    blocks: Sequence[nn.Module], hook: Callable[[nn.Module, Any, Any], None]
+) -> AbstractContextManager[None]:
+    """Inside, linear layers in the blocks, and modules with weights around them, have this hook."""
+    return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
 
 
 def _is_linear(module: nn.Module) -> bool:

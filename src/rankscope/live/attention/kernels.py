@@ -26,6 +26,7 @@ from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import submodules
+from rankscope.live.tensor_parallel import local_part
 
 OnFlexAttention = Callable[["FlexAttention"], None]
 _callbacks: list[OnFlexAttention] = []
@@ -43,7 +44,8 @@ class ScaledDotProduct:
         dropout_p: float | int = 0.0, is_causal: bool = False, scale: float | int | None = None,
         enable_gqa: bool = False,
     ) -> None:  # fmt: skip
-        self.output, self.query, self.key, self.value = output, query, key, value
+        self.given = (output, query, key)  # of a `DTensor` this process has some heads, which it attends with
+        self.output, self.query, self.key, self.value = map(local_part, (output, query, key, value))
         self.mask, self.dropout, self.causal, self.scale = attn_mask, dropout_p, is_causal, scale
         self.grouped = enable_gqa
 
@@ -105,7 +107,7 @@ class ScaledDotProduct:
         value = value if self.grouped else value.expand(*self.output.shape[:-2], *value.shape[-2:])
         return values_product(by_head(value), self.head_outputs())(rows, P)
 
-    def _rows_modified(self) -> Callable[[Tensor, int], Tensor] | None:
+    def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What changes scores of some rows, beside scale and mask; flex attention has it."""
         return None
 
@@ -169,14 +171,14 @@ class FlexAttention(ScaledDotProduct):
 
     def _modified(self, scores: Tensor) -> Tensor:
         """The scores after `score_mod`, a function of one score and its four indices, mapped over all."""
-        return scores if self.score_mod is None else over_scores(self.score_mod, scores, 0, given=True)
+        return scores if self.score_mod is None else over_scores(self.score_mod, scores, None, given=True)
 
-    def _rows_modified(self) -> Callable[[Tensor, int], Tensor] | None:
+    def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`score_mod`, then minus infinity where `mask_mod` says that a query does not see a key."""
 
-        def modified(scores: Tensor, start: int) -> Tensor:
-            changed = scores if self.score_mod is None else over_scores(self.score_mod, scores, start, given=True)
-            return changed if self.block_mask is None else only_seen(self.block_mask.mask_mod, changed, start)
+        def modified(scores: Tensor, at: Tensor) -> Tensor:
+            changed = scores if self.score_mod is None else over_scores(self.score_mod, scores, at, given=True)
+            return changed if self.block_mask is None else only_seen(self.block_mask.mask_mod, changed, at)
 
         return None if self.score_mod is None and self.block_mask is None else modified
 
@@ -187,9 +189,9 @@ class FlexAttention(ScaledDotProduct):
         batch, heads, queries, keys = (*self.query.shape[:3], self.key.shape[2])
         seen = torch.zeros(batch, keys, dtype=torch.bool, device=self.query.device)
         several = max(1, HELD // (batch * heads * keys))
-        for start in range(0, queries, several):
-            rows = seen.new_empty(()).expand(batch, heads, min(several, queries - start), keys)
-            seen |= over_scores(self.block_mask.mask_mod, rows, start, given=False).flatten(1, 2).any(1)
+        for at in torch.split(torch.arange(queries, device=seen.device), several):
+            rows = seen.new_empty(()).expand(batch, heads, len(at), keys)
+            seen |= over_scores(self.block_mask.mask_mod, rows, at, given=False).flatten(1, 2).any(1)
         return ~seen
 
     def _mask(self) -> Tensor | None:
@@ -202,22 +204,22 @@ class FlexAttention(ScaledDotProduct):
         return create_mask(self.block_mask.mask_mod, *sizes, device=str(self.query.device))
 
 
-def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, start: int) -> Tensor:
-    """Scores of some rows, `start` the first of them, minus infinity where `mask_mod` of flex attention, a function of
-    the four indices of a score, says that a query does not see a key."""
-    return scores.masked_fill(~over_scores(mask_mod, scores, start, given=False), -torch.inf)
+def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, at: Tensor) -> Tensor:
+    """Scores of the queries at these positions, minus infinity where `mask_mod` of flex attention, a function of the
+    four indices of a score, says that a query does not see a key."""
+    return scores.masked_fill(~over_scores(mask_mod, scores, at, given=False), -torch.inf)
 
 
-def over_scores(function: Callable[..., Tensor], scores: Tensor, start: int, given: bool) -> Tensor:
+def over_scores(function: Callable[..., Tensor], scores: Tensor, at: Tensor | None, given: bool) -> Tensor:
     """A function of the four indices of a score, and before them, if `given`, of the score, mapped over all scores
-    `[batch, head, row, key]` of some rows, `start` the first of them."""
+    `[batch, head, row, key]` of the queries at these positions; None for all queries."""
     mapped: Any = function
     for axis in reversed(range(4)):  # the last of the four indices first
         indices = (0 if k == axis else None for k in range(4))
         mapped = torch.vmap(mapped, (*((0,) if given else ()), *indices))
-    starts = (0, 0, start, 0)
-    ranges = zip(starts, scores.shape, strict=True)
-    positions = [torch.arange(k, k + n, dtype=torch.int, device=scores.device) for k, n in ranges]
+    positions = [torch.arange(size, dtype=torch.int, device=scores.device) for size in scores.shape]
+    if at is not None:
+        positions[2] = at.to(torch.int)
     return mapped(*((scores,) if given else ()), *positions)
 
 

@@ -93,7 +93,7 @@ class ProjectedHeads:
             return AttentionScores(query=query, key=key, mask=mask)
         padding = padding.detach()[:, None, None]
 
-        def padded(scores: Tensor, start: int) -> Tensor:
+        def padded(scores: Tensor, at: Tensor) -> Tensor:
             added = padding.is_floating_point()
             return scores + padding.to(scores) if added else scores.masked_fill(padding, -torch.inf)
 

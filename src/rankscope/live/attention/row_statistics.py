@@ -43,10 +43,8 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
         found = _fused(scores, first)
         if found is None:
             several = max(1, HELD // max(1, batch * heads * keys))
-            parts = [
-                _of_rows(scores, start, min(start + several, queries), first[:, start : start + several])
-                for start in range(0, queries, several)
-            ]
+            blocks = torch.split(torch.arange(queries, device=scores.device), several)
+            parts = [_of_rows(scores, at, first[:, at]) for at in blocks]
             found = RowStatistics(*(torch.cat(numbers, -1) for numbers in zip(*parts, strict=True)))
         if scores.sinks is None:
             return found
@@ -62,12 +60,13 @@ def sink_weights(scores: AnyScores, found: RowStatistics) -> Float[Tensor, "batc
     return (scores.sinks.to(found.log_sum)[:, None] - found.log_sum).exp()
 
 
-def pattern_rows(scores: AnyScores, start: int, stop: int) -> Float[Tensor, "batch head row key"]:
-    """Some rows of the pattern P that the scores make; of a query that sees no key, zeros."""
-    s = scores.rows(start, stop)
+def pattern_of(
+    s: Float[Tensor, "batch head row key"], sinks: Float[Tensor, " head"] | None
+) -> Float[Tensor, "batch head row key"]:
+    """The rows of the pattern P that these rows of scores make; of a query that sees no key, zeros."""
     log_sum = s.logsumexp(-1, keepdim=True)
-    if scores.sinks is not None:
-        log_sum = torch.logaddexp(log_sum, scores.sinks.to(s)[:, None, None])
+    if sinks is not None:
+        log_sum = torch.logaddexp(log_sum, sinks.to(s)[:, None, None])
     return (s - log_sum).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
 
 
@@ -91,9 +90,9 @@ def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
     return fused_row_statistics(scores, first) if is_fused(scores) else None
 
 
-def _of_rows(scores: AnyScores, start: int, stop: int, first: Tensor) -> tuple[Tensor, ...]:
-    """The numbers of some rows, in the order of `RowStatistics`; `square` is of the keys alone."""
-    s = scores.rows(start, stop)
+def _of_rows(scores: AnyScores, at: Tensor, first: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of the rows at these positions, in the order of `RowStatistics`; `square` is of the keys alone."""
+    s = scores.rows(at)
     log_sum = s.logsumexp(-1)
     if scores.sinks is not None:
         sink = scores.sinks.to(s)[:, None]

@@ -28,7 +28,8 @@ class AttentionScores:
         offset: By how many positions queries are behind keys, where some keys come from a cache.
         window: How many keys before and after position `i + offset` query i sees; None for all.
         mask: What is added to scores, or, as booleans, which keys are seen; of axes that broadcast.
-        modified: A function of scores of some rows and of the first of these rows, as `score_mod` of flex attention is.
+        modified: A function of scores of some rows and of the positions of these queries, as `score_mod` of flex
+            attention is of one score.
         sinks: A score of each head that takes weight from the keys of every row and leads to no value.
         sequence: The number of the sequence that each token of a packed row belongs to; tokens see their own one.
     """
@@ -41,7 +42,7 @@ class AttentionScores:
     offset: int = 0
     window: tuple[int | None, int | None] = (None, None)
     mask: Tensor | None = None
-    modified: Callable[[Tensor, int], Tensor] | None = None
+    modified: Callable[[Tensor, Tensor], Tensor] | None = None
     sinks: Float[Tensor, " head"] | None = None
     sequence: Int[Tensor, "batch token"] | None = None
 
@@ -60,7 +61,7 @@ class AttentionScores:
             WatchError: The sequences are not those of the tokens.
 
         >>> q = torch.zeros(5, 2, 4)
-        >>> AttentionScores.packed(q, q, torch.tensor([0, 2, 5])).seen(0, 5)[0, 0].sum(-1).tolist()
+        >>> AttentionScores.packed(q, q, torch.tensor([0, 2, 5])).seen(torch.arange(5))[0, 0].sum(-1).tolist()
         [2, 2, 3, 3, 3]
         """
         ends = cu_seqlens.to(query.device, torch.long)
@@ -104,35 +105,35 @@ class AttentionScores:
         if self.mask is None:
             return replace(self, mask=~hidden)
 
-        def also_hidden(scores: Tensor, start: int) -> Tensor:
-            changed = scores if modified is None else modified(scores, start)
+        def also_hidden(scores: Tensor, at: Tensor) -> Tensor:
+            changed = scores if modified is None else modified(scores, at)
             return changed.masked_fill(hidden, -torch.inf)
 
         return replace(self, modified=also_hidden)
 
-    def rows(self, start: int, stop: int) -> Float[Tensor, "batch head row key"]:
-        """The scores of some queries, minus infinity at keys that a query does not see, in float32 or wider."""
+    def rows(self, at: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
+        """The scores of the queries at these positions, minus infinity at keys that a query does not see, in float32 or
+        wider."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
-        query, key = self.query[:, :, start:stop].to(wide), self.key.to(wide)
+        query, key = self.query[:, :, at].to(wide), self.key.to(wide)
         batch, heads, rows, d = query.shape
         grouped = query.reshape(batch, key.shape[1], -1, d)  # the heads of a group below each other: no key is copied
         s = (grouped @ key.mT).reshape(batch, heads, rows, -1) * self.factor
         if self.softcap:
             s = (s / self.softcap).tanh() * self.softcap
         if self.modified is not None:
-            s = self.modified(s, start)
+            s = self.modified(s, at)
         if self.mask is not None and self.mask.dtype != torch.bool:
-            s = s + _some_rows(self.mask, start, stop).to(wide)
-        seen = self.seen(start, stop)
+            s = s + _some_rows(self.mask, at).to(wide)
+        seen = self.seen(at)
         return s if seen is None else s.masked_fill(~seen, -torch.inf)
 
-    def seen(self, start: int, stop: int) -> Bool[Tensor, "#batch #head row key"] | None:
-        """True where a query sees a key; None where every query sees all."""
-        found, device = [], self.query.device
+    def seen(self, at: Int[Tensor, " row"]) -> Bool[Tensor, "#batch #head row key"] | None:
+        """True where a query at one of these positions sees a key; None where every query sees all."""
+        found = []
         if self.mask is not None and self.mask.dtype == torch.bool:
-            found.append(_some_rows(self.mask, start, stop))
-        at = torch.arange(start, stop, device=device)[:, None] + self.offset
-        ahead = torch.arange(self.key.shape[-2], device=device) - at
+            found.append(_some_rows(self.mask, at))
+        ahead = torch.arange(self.key.shape[-2], device=self.device) - (at[:, None] + self.offset)
         before, after = self.window
         after = 0 if self.causal else after
         if before is not None:
@@ -140,7 +141,7 @@ class AttentionScores:
         if after is not None:
             found.append((ahead <= after)[None, None])
         if self.sequence is not None:
-            found.append((self.sequence[:, start:stop, None] == self.sequence[:, None, :])[:, None])
+            found.append((self.sequence[:, at, None] == self.sequence[:, None, :])[:, None])
         if not found:
             return None
         seen = found[0]
@@ -173,9 +174,9 @@ class WrittenScores:
         """The first key of each query: key 0."""
         return torch.zeros(1, 1, dtype=torch.long, device=self.device)
 
-    def rows(self, start: int, stop: int) -> Float[Tensor, "batch head row key"]:
-        """The scores of some queries, in float32 or wider."""
-        s = self.scores[:, :, start:stop].to(torch.promote_types(self.scores.dtype, torch.float32))
+    def rows(self, at: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
+        """The scores of the queries at these positions, in float32 or wider."""
+        s = self.scores[:, :, at].to(torch.promote_types(self.scores.dtype, torch.float32))
         return s if self.keys is None else s.masked_fill(~self.keys[:, None, None], -torch.inf)
 
     def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "WrittenScores":
@@ -186,7 +187,7 @@ class WrittenScores:
 AnyScores = AttentionScores | WrittenScores
 
 
-def _some_rows(mask: Tensor, start: int, stop: int) -> Tensor:
-    """The rows of some queries of a mask, with four axes; one row for all stays one."""
+def _some_rows(mask: Tensor, at: Tensor) -> Tensor:
+    """The rows of a mask at these positions, with four axes; one row for all stays one."""
     mask = mask[(None,) * (4 - mask.ndim)]
-    return mask if mask.shape[-2] == 1 else mask[..., start:stop, :]
+    return mask if mask.shape[-2] == 1 else mask[..., at, :]

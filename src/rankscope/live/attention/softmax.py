@@ -21,6 +21,7 @@ from rankscope.live.attention.head_outputs import by_head, check_pattern
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.live.hidden_states import times_changed
 from rankscope.live.isolation import isolated
+from rankscope.live.tensor_parallel import local_part
 
 SOFTMAX = {"softmax", "special_softmax"}
 PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
@@ -37,7 +38,7 @@ class WrittenSoftmax:
     that queries and keys are known to come both from the block's tokens."""
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
-        self.logits = scores.detach()
+        self.logits = local_part(scores.detach())
         self.set_pattern(pattern)
         self.heads, self.certain = heads or 1, certain
         self.altered_by: str | None = None  # the operation that changed the pattern before it came to the values
@@ -46,11 +47,13 @@ class WrittenSoftmax:
 
     def set_pattern(self, pattern: Tensor) -> None:
         """Take this tensor for the pattern, and note how often it was changed in place so far."""
-        self._pattern, self._version = pattern.detach(), times_changed(pattern)
+        pattern = local_part(pattern.detach())
+        self._pattern, self._version = pattern, times_changed(pattern)
 
     def set_product(self, values: Tensor, output: Tensor) -> None:
         """Note that the pattern times these values gave this output."""
-        self.values, self.output = values.expand(*output.shape[:-2], *values.shape[-2:]), output
+        values, self.output = local_part(values), local_part(output)
+        self.values = values.expand(*self.output.shape[:-2], *values.shape[-2:])
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ every function; `block_left` reports softmaxes that came to no values; the last,
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_re
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.attention.softmax import SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
+from rankscope.live.tensor_parallel import conversions_followed
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
 ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)  # one function, by each of its names
@@ -60,12 +61,14 @@ class FunctionTracer(TorchFunctionMode):
         self.busy = False  # a function's result is looked at, while torch has taken this mode off its stack
         self.from_tokens = WeakTensorKeyDictionary()  # tensors computed from a running block's hidden states
         self.softmaxes = SoftmaxTracer(self.from_tokens)
+        self._conversions = ExitStack()  # follows tensors to the other processes of a model and back
 
     def block_entered(self, hidden_states: Tensor | None) -> None:
         """Follow these hidden states from now on."""
         if hidden_states is not None:
             self.from_tokens[hidden_states] = True
         if not self.depth:
+            self._conversions.enter_context(conversions_followed(self.converted))
             self.__enter__()  # type: ignore[no-untyped-call]
         self.depth += 1
 
@@ -77,6 +80,7 @@ class FunctionTracer(TorchFunctionMode):
         unused = self.softmaxes.take_unused()
         if not self.depth:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._conversions.close()
             self.from_tokens.clear()
             self.softmaxes.clear()
         for softmax in [] if failed else unused:
@@ -114,13 +118,19 @@ class FunctionTracer(TorchFunctionMode):
         if func in ATTENTION and not is_functorch_wrapped_tensor(result):
             self.attention_called(ScaledDotProduct(result, *args, **named))
 
+    def converted(self, x: Tensor, result: Tensor) -> None:
+        """A tensor became a `DTensor`, or one a tensor: what comes from the tokens still does."""
+        if x in self.from_tokens:
+            self.from_tokens[result] = True
+
     def attention_called(self, call: ScaledDotProduct) -> None:
         """An attention function of torch returned; report it if a block runs."""
         if not self.depth:
             return
-        if call.query in self.from_tokens:
-            self.from_tokens[call.output] = True
-        followed = call.query in self.from_tokens and call.key in self.from_tokens
+        output, query, key = call.given
+        if query in self.from_tokens:
+            self.from_tokens[output] = True
+        followed = query in self.from_tokens and key in self.from_tokens
         self._report(call, followed and not is_mislaid(call.value, call.sizes))
 
     def _report(self, call: ScaledDotProduct | WrittenSoftmax, self_attention: bool) -> None:

@@ -143,7 +143,7 @@ class InterfaceCall:
         if "sdpa" not in self.file:  # sdpa takes both and passes over them
             options |= {"sinks": self._detached("s_aux"), "sequence": self._sequences(query)}
         bias = self._detached("position_bias")
-        modifications = [] if bias is None else [lambda s, start: s + bias[:, :, start : start + s.shape[2]].to(s)]
+        modifications = [] if bias is None else [lambda s, at: s + bias[:, :, at].to(s)]
         if isinstance(mask, Tensor) and mask.ndim == 4:
             options["mask"] = mask.detach()[..., : key.shape[2]]
         elif hasattr(mask, "mask_mod"):
@@ -195,11 +195,13 @@ class InterfaceCall:
         return torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)[None]
 
 
-def _one_after_another(modifications: list[Callable[[Tensor, int], Tensor]]) -> Callable[[Tensor, int], Tensor] | None:
+def _one_after_another(
+    modifications: list[Callable[[Tensor, Tensor], Tensor]],
+) -> Callable[[Tensor, Tensor], Tensor] | None:
     """What does to scores of some rows what each of these does; None if there are none."""
     if not modifications:
         return None
-    return lambda scores, start: reduce(lambda s, modified: modified(s, start), modifications, scores)
+    return lambda scores, at: reduce(lambda s, modified: modified(s, at), modifications, scores)
 
 
 def is_causal(module: nn.Module, named: dict[str, Any]) -> bool:

@@ -41,6 +41,7 @@ from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
+from rankscope.live.processes import gathered
 from rankscope.live.watch import Watch
 from rankscope.shapes import Float
 from rankscope.sources.checkpoint import first_line
@@ -256,7 +257,7 @@ class BlockJacobians:
                 values = self._measure(model)
         except Exception as error:  # blocks that keep something, kernels without derivatives, too little memory
             failure = first_line(error)
-        why = next((reason for reason in distributed.gathered(failure) if reason is not None), None)
+        why = next((reason for reason in gathered(failure) if reason is not None), None)
         if why is None:
             self._measured = True
             return values

@@ -30,6 +30,7 @@ from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
+from rankscope.live.processes import gathered, world_size
 from rankscope.live.state_readings import arithmetic_of
 from rankscope.live.watch import Watch
 from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
@@ -46,10 +47,11 @@ class ProbeEmbeddings:
 
     Args:
         how: "mean", or a function of what the model returns.
+        counts_samples: False if another process, which shares the model, has the same samples and counts them.
     """
 
-    def __init__(self, how: EmbeddingsLike) -> None:
-        self.function = None if how == "mean" else how
+    def __init__(self, how: EmbeddingsLike, counts_samples: bool = True) -> None:
+        self.function, self.counts_samples = None if how == "mean" else how, counts_samples
         self.notes: list[str] = []  # what the number of samples does not allow
         self._rows: dict[int | None, Tensor] = {}  # by layer, None for the output of a function: what was taken last
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
@@ -70,10 +72,11 @@ class ProbeEmbeddings:
     def values(self) -> MetricValues:
         """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all."""
         taken, self._rows = self._rows, {}
-        if distributed.world_size() > 1:
+        if world_size() > 1:
             shapes = {layer: tuple(rows.shape[1:]) for layer, rows in taken.items()}
             distributed.require_agreement("embeddings", shapes)
-            parts = distributed.gathered({layer: rows.cpu() for layer, rows in taken.items()})
+            own = {layer: rows.cpu() for layer, rows in taken.items()} if self.counts_samples else None
+            parts = [part for part in gathered(own) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()
         for layer, rows in taken.items():
@@ -108,7 +111,7 @@ class ProbeEmbeddings:
                 self._note(f"{name} is not measured: {first_line(error)}")
                 continue
             # Where collapse leaves nothing to compute a number from, there is none; that is no overflow.
-            value = NO_VALUE if finite and bool(number.isnan()) else counted_once(number.cpu())
+            value = NO_VALUE if finite and bool(number.isnan()) else counted_once(number.cpu(), distributed.is_writer())
             values.add(layer, name, value, torch.full_like(value, floor))
 
     def _note(self, sentence: str) -> None:

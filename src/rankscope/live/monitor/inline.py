@@ -12,13 +12,13 @@ measured, calls `record` again, which drops them.
 
 A training batch is a call of the model with gradients, in train mode; or in eval mode, as some fine-tune, if the step
 has none in train mode. An evaluation between two steps is not read, nor are forward passes that activation
-checkpointing repeats inside the backward pass.
+checkpointing repeats inside the backward pass, nor the trials that torch's pipeline schedules make of a stage.
 
 Once a measurement has succeeded (`contained`), an error in a hook no longer reaches the model's call: the rest of the
 step is not read, and `values()` raises it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,9 @@ from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
 from rankscope.live.plan import WatchPlan
+from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
+from rankscope.live.tensor_parallel import TokenCounts, local_tokens, refuse_context_parallel, token_counts
 from rankscope.live.watch import Watch
 
 # The measurements that operators hand tokens to: an operator's arguments can be no Python object.
@@ -42,10 +44,15 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
-def _called(mask: Tensor | None, name: str, seen: Tensor, of: int, training: bool, grad: bool) -> None:
-    """Hand over that a call of the model begins, in this mode and with this padding mask under this argument's name."""
+def _called(
+    mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], seen: Tensor, of: int,
+    training: bool, grad: bool,
+) -> None:  # fmt: skip
+    """Hand over that a call of the model begins, in this mode, with this padding mask under this argument's name and
+    with arguments, of whole and of floating numbers, that have so many tokens."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
-        measurement.guarded(measurement.begin_call, {} if mask is None else {name: mask}, training, grad, True)
+        arguments = {} if mask is None else {name: mask}
+        measurement.guarded(measurement.begin_call, arguments, training, grad, (list(whole), list(floating)))
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
@@ -60,12 +67,17 @@ class TrainingCall:
     """One call of the model in a training step."""
 
     arguments: CallArguments  # that may say what is padding
-    announced: bool  # a hook around the blocks has said that it begins: blocks that come again are further layers
+    counts: TokenCounts | None  # of tokens in its arguments; None if no hook around the blocks has said that it begins
     layer: int = 0  # read last
     position: int = 0  # of the block read last
     blocks: int = 0  # how many were read
     again: bool = False  # a block came again
     states: StateReadings | None = None  # None before the first block
+
+    @property
+    def announced(self) -> bool:
+        """True if a hook around the blocks has said that it begins: blocks that come again are further layers."""
+        return self.counts is not None
 
     def number(self, position: int) -> int:
         """The layer of the block that comes now: its position or, once a block has come again, its turn, as `watch`
@@ -143,18 +155,22 @@ class OperatorMeasurement:
         for hook in self._hooks:
             hook.remove()
 
-    def begin_call(self, arguments: dict[str, Any], training: bool, grad: bool, announced: bool = False) -> None:
+    def begin_call(
+        self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None
+    ) -> None:
         """Begin to read a call of the model, with these arguments that may say what is padding, in train mode or not,
-        with gradients or not. The first call in train mode drops what was read in eval mode: that was an evaluation."""
+        with gradients or not; `counts` are those of tokens in its arguments, if a hook around the blocks has announced
+        it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
             return
         self._end_call()
-        self.left_out = not grad or (self.trained and not training)
+        self.left_out = not grad or (self.trained and not training) or in_trial_of_stage()
         if self.left_out:
             return
+        refuse_context_parallel()
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        self.call = TrainingCall(CallArguments(arguments), announced)
+        self.call = TrainingCall(CallArguments(arguments), counts)
         self.call.arguments.library = self.library
 
     def read_layer(self, position: int, x: Tensor, training: bool) -> None:
@@ -170,6 +186,10 @@ class OperatorMeasurement:
             return  # the first block comes again: what it takes was read as the last layer
         layer = call.number(position)
         hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
+        if (together := self.plan.tensor_parallel) is not None:
+            if call.states is None:
+                together.begin_call(hidden, call.counts or ((), ()))
+            hidden = together.whole(hidden)
         if call.states is None:
             padding = self.plan.padding
             if self.plan.padding_from_model:
@@ -193,7 +213,9 @@ class OperatorMeasurement:
             for name, position in reversed(self.masks):
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
-            _called(named[1], named[0], self.seen, id(self), model.training, torch.is_grad_enabled())
+            whole, floating = token_counts((*args, *kwargs.values()))
+            modes = (model.training, torch.is_grad_enabled())
+            _called(named[1], named[0], whole, floating, self.seen, id(self), *modes)
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())
@@ -212,7 +234,7 @@ class OperatorMeasurement:
     def _hand_over(self, position: int, block: nn.Module, values: Any) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
         x = _tokens_in(values, type(block).__name__)
-        _passed(x.detach(), self.seen, id(self), position, block.training)
+        _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
         if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
             layer, recorded = self.call.layer, self.recorded

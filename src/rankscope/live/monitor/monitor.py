@@ -5,7 +5,6 @@ what happens then, file by file. With a probe, a fixed batch is measured in eval
 Without one, training batches are measured inline, as they pass.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
+from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks
@@ -30,7 +30,7 @@ from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.monitor.forecast_check import ForecastCheck, TrainingForecast
 from rankscope.live.monitor.inline import inline_measurement
 from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
-from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe
+from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe, join_gradients
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.schedule import Schedule
@@ -41,9 +41,7 @@ from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
-from rankscope.sources.checkpoint import first_line
 
-_monitors = itertools.count()  # monitors of this process: ranks that make the same ones count alike
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -83,6 +81,8 @@ class Monitor:
             expected, and then whether it holds (`monitor.forecast.sentences`); an alarm says that it does not.
         layers, blocks, padding, attention_mask, layout, attention: As in `watch`.
         step: The number of steps that the model has made already.
+        first_block: The number of blocks before those of this process, where each has some of the blocks (pipeline
+            stages); `layers` then count those of the whole network.
 
     Raises:
         MonitorError: An argument does not fit; the model cannot be called with the probe, or keeps something of the
@@ -124,16 +124,27 @@ class Monitor:
         layout: str | None = None,
         attention: Sequence[AttentionObserver] = OBSERVERS,
         step: int = 0,
+        first_block: int = 0,
     ) -> None:
-        _check_arguments(model, every, probe, run, writers, loss, embeddings, step)
-        self._number, self._resumed = next(_monitors), 0
-        distributed.require_all_ranks("Monitor(...)", str(self._number))
+        _check_arguments(model, every, probe, run, writers, loss, embeddings, step, first_block)
+        self._number, self._resumed = processes.next_number("Monitor"), 0
+        processes.require_all_ranks("Monitor(...)", str(self._number))
         self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
-        self.plan = make_plan(
-            self.model, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask,
-            layout=layout, keep="embeddings" if embeddings == "mean" else (), attention=attention,
-        )  # fmt: skip
+        self.stage = distributed.Stage.of(first_block)
+        self._layers = layers if self.stage.one_of_several else None  # of the whole network
+        with distributed.failing_together():
+            self.plan = make_plan(
+                self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
+                attention_mask=attention_mask, layout=layout, keep="embeddings" if embeddings == "mean" else (),
+                attention=attention,
+            )  # fmt: skip
+        depth = self.stage.depth(self.model, self.plan.blocks)
+        if self.stage.one_of_several and probe is not None:
+            sentence = "pipeline stages are measured on training batches, which pass through all of them; got a probe"
+            raise MonitorError(f"{sentence}: leave probe= out", subject="probe")
+        together = self.plan.tensor_parallel
+        self._counts_samples = together is None or together.index == 0
         if probe is None and is_compiled(submodules(model)):
             self._refuse_compiled()
         self.rules = RuleSet(default_rules() if alarms is None else alarms)
@@ -151,17 +162,18 @@ class Monitor:
             "jacobians": jacobians,
         }
         distributed.require_agreement("metrics and steps", options)
-        self.embeddings = None if embeddings is None else ProbeEmbeddings(embeddings)
-        self.probe = None if probe is None else Probe.of(probe, loss, self.embeddings)
+        self.embeddings = None if embeddings is None else ProbeEmbeddings(embeddings, self._counts_samples)
+        self.probe = None if probe is None else Probe.of(probe, loss, self.embeddings, together)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.jacobians = BlockJacobians(model, self.plan, self.probe) if jacobians else None
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
-        self._what = f"a network of {len(self.plan.blocks)} layers, measured on "
+        self._what = f"a network of {depth} layers, measured on "
         self._what += "training batches" if self.probe is None else self.probe.description
         if probe is None and is_compiled(submodules(model)):
             torch.compiler.reset()  # graphs of earlier calls have no hooks
-        self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
-        self.spectra = WeightSpectra(parameter_groups(self.plan.blocks)[0]) if spectra else None
+        in_blocks, counts = self.plan.blocks, self.stage.counts
+        self.gradients = None if optimizer is None else WeightGradients(optimizer, in_blocks, counts)
+        self.spectra = WeightSpectra(parameter_groups(in_blocks)[0], counts) if spectra else None
         self.inline = inline_measurement(self.model, self.plan) if probe is None else None
         self._recorders = [part for part in (self.inline, self.gradients) if part is not None]
         self._notes = self._initial_notes(names)
@@ -366,42 +378,43 @@ class Monitor:
             writer.describe(forecast=self.forecast.described())
 
     def _read(self) -> tuple[MetricValues, Any]:
-        """What this process reads of the model and of the step, and certificates if they are due."""
+        """What this process reads of the model and of the step, and certificates if they are due. Ranks go on from one
+        kind of number to the next together: none waits for one that has failed."""
         values = MetricValues()
-        if self.probe is not None:
-            values.update(self.probe.measure(self.model, self.plan))
+        with distributed.failing_together():
+            if self.probe is not None:
+                values.update(self.probe.measure(self.model, self.plan))
+            if self.inline is not None:
+                values.update(self.inline.values())
+        join_gradients(values, self.plan.tensor_parallel)
         if self.jacobians is not None:
             values.update(self.jacobians.measure(self.model))
-        if self.inline is not None:
-            values.update(self.inline.values())
-        if self.gradients is not None:
-            values.update(self.gradients.values(rate="lr" not in self._scalars))
-        if self.spectra is not None:
-            with usual_device():
-                values.update(self.spectra.values())
-        certificates = None
-        if self.paths is not None and self.schedule.crossed(self.paths.every):
-            shares, certificates = self.paths.measure(self.steps)
-            values.update(shares)
+        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
+        for name, scalars in sorted(self._scalars.items()):
+            values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
+        if not self._counts_samples:
+            values = values.without_samples()
+        if self.embeddings is not None:
+            values.update(self.embeddings.values())
+        values = values.of_stage(self.stage.first_block, self._layers)
+        of_weights, certificates = MetricValues(), None
+        with distributed.failing_together():
+            if self.gradients is not None:
+                of_weights.update(self.gradients.values(rate="lr" not in self._scalars))
+            if self.spectra is not None:
+                with usual_device():
+                    of_weights.update(self.spectra.values())
+            if self.paths is not None and self.schedule.crossed(self.paths.every):
+                shares, certificates = self.paths.measure(self.steps)
+                values.update(shares)
+        values.update(of_weights.of_stage(self.stage.first_block))
         return values, certificates
 
     def _measure(self) -> Measurement:
         """Measure, ask the rules for alarms, and write; `_act` warns of the alarms later."""
-        distributed.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
-        failure, values, certificates = None, MetricValues(), None
-        try:
-            values, certificates = self._read()
-        except Exception as error:
-            failure = error
-        reasons = [why for why in distributed.gathered(None if failure is None else first_line(failure)) if why]
-        if reasons:  # no rank waits for one that has failed
-            raise failure or MonitorError(f"another rank could not measure the model: {reasons[0]}", subject="ranks")
-        if self.embeddings is not None:
-            values.update(self.embeddings.values())
-        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars))
-        for name, scalars in sorted(self._scalars.items()):
-            values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
-        rows = rows_of(self.steps, values.keys(), distributed.merged_over_ranks(values.sums()))
+        processes.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
+        values, certificates = self._read()
+        rows = rows_of(self.steps, *distributed.merged_over_ranks(values.keys(), values.sums()))
         alarms: tuple[Alarm, ...] = ()
         stage = None if self.forecast is None else self.forecast.stage
         for k, rule in enumerate(self.rules.rules):
@@ -483,7 +496,15 @@ class Monitor:
 
 
 def _check_arguments(
-    model: object, every: Any, probe: object, run: object, writers: Any, loss: object, embeddings: object, step: Any
+    model: object,
+    every: Any,
+    probe: object,
+    run: object,
+    writers: Any,
+    loss: object,
+    embeddings: object,
+    step: Any,
+    first_block: Any,
 ) -> None:
     """Raise a sentence about the first argument of `Monitor` that is of a wrong type."""
     received = {name: type(value).__name__ for name, value in locals().items()}
@@ -501,6 +522,8 @@ def _check_arguments(
          f"loss must be a function of what the model returns for the probe; {no_loss}"),
         ("embeddings", embeddings is None or (probe is not None and (embeddings == "mean" or callable(embeddings))),
          f"embeddings must be 'mean', or a function of what the model returns for the probe; {no_embeddings}"),
+        ("first_block", type(first_block) is int and first_block >= 0,
+         f"first_block must be the number of blocks in earlier pipeline stages, 0 or more; got {first_block!r}"),
         ("writers", is_list, f"writers must be a list, writers=[...]; received a {received['writers']}"),
         ("writers", not wrong, "a writer must be a function of a Measurement, or one that is made by "
          f"rankscope.live.writers, such as JSONLines(path); got {[*wrong, None][0]!r}"),

@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rankscope.errors import MonitorError, RankscopeError
+from rankscope.live import processes
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.modules import hooked
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
+from rankscope.live.tensor_parallel import TensorParallel
 from rankscope.live.watch import Watch
 from rankscope.sources.checkpoint import first_line
 
@@ -39,9 +40,20 @@ LossFunction = Callable[[Any], Tensor]  # takes what the model returns, and give
 
 
 def gradient_norms(plan: WatchPlan, gradient: Tensor) -> Tensor:
-    """`grad_tokens` of each sample, from the gradient at the tokens of all of them."""
+    """`grad_tokens` of each sample, from the gradient at the tokens of all of them, as far as this process has them."""
     gradient = hidden_states_in(gradient, plan.layout, "a gradient", plan.grid)[0]
     return torch.linalg.vector_norm(gradient.double(), dim=(1, 2)) * len(gradient)
+
+
+def join_gradients(values: MetricValues, together: TensorParallel | None) -> None:
+    """Make `grad_tokens` those of the tokens of all processes that share the model, where each has some of them."""
+    if together is None or together.tokens is None:
+        return
+    parts = {key: [value for value, _ in pairs] for key, pairs in values.parts.items() if key[1] == GRADIENT_METRIC}
+    gathered = together.gathered({key: [value.double().cpu() for value in part] for key, part in parts.items()})
+    for key, part in parts.items():
+        norms = [torch.stack([theirs[key][k] for theirs in gathered]).norm(dim=0) for k in range(len(part))]
+        values.parts[key] = [(norm.to(x.device), torch.zeros_like(x)) for norm, x in zip(norms, part, strict=True)]
 
 
 class TokenGradients:
@@ -125,17 +137,24 @@ class Probe:
     kwargs: dict[str, Any]
     loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
     embeddings: ProbeEmbeddings | None = None  # takes the embeddings of every call
+    together: TensorParallel | None = None  # the processes that share the model, and are given the same samples
     notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
 
     @classmethod
-    def of(cls, batch: object, loss: LossFunction | None = None, embeddings: ProbeEmbeddings | None = None) -> "Probe":
+    def of(
+        cls,
+        batch: object,
+        loss: LossFunction | None = None,
+        embeddings: ProbeEmbeddings | None = None,
+        together: TensorParallel | None = None,
+    ) -> "Probe":
         """A probe from a tensor, a dictionary of the model's arguments, or a tuple or list of them."""
         if not isinstance(batch, Tensor | Mapping | tuple | list):
             received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
             raise MonitorError(f"a probe must be a tensor, a dictionary or a tuple; {received}", subject="probe")
         args = [batch] if isinstance(batch, Tensor) else [] if isinstance(batch, Mapping) else batch
         kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        probe = cls(tuple(map(_copied, args)), kwargs, loss, embeddings)
+        probe = cls(tuple(map(_copied, args)), kwargs, loss, embeddings, together)
         if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
             raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
         return probe
@@ -148,11 +167,18 @@ class Probe:
 
     @property
     def description(self) -> str:
-        """The probe by a digest, the same in whatever order ranks have its samples."""
+        """The probe by a digest, the same in whatever order ranks have its samples.
+
+        Raises:
+            WatchError: Processes that share the model have different ones.
+        """
         named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
         tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
         rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None])]
-        shares = distributed.gathered([name + sha256(_bytes(row)).hexdigest() for name, row in rows])
+        own = [name + sha256(_bytes(row)).hexdigest() for name, row in rows]
+        if self.together is not None and any(theirs != own for theirs in self.together.gathered(own)):
+            self.together.refuse_samples("their probes differ")
+        shares = processes.gathered(own if self.together is None or self.together.index == 0 else [])
         digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
         return f"the probe {digest}"
 
@@ -169,7 +195,7 @@ class Probe:
             except Exception as error:  # too little memory, or code that has no gradient
                 failure = error
             why = None if failure is None else first_line(failure)
-            why = next((reason for reason in distributed.gathered(why) if reason is not None), None)
+            why = next((reason for reason in processes.gathered(why) if reason is not None), None)
             if isinstance(failure, RankscopeError):
                 raise failure
             if why is None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError, RankscopeError
+from rankscope.live import processes
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import unwrapped
 from rankscope.live.monitor import distributed
@@ -67,7 +68,7 @@ class ProbePaths:
             self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
         except RankscopeError as error:
             failure = str(error)
-        for reason in filter(None, distributed.gathered(failure)):
+        for reason in filter(None, processes.gathered(failure)):
             raise MonitorError(f"paths need a model and batch that load can take over; {reason}", subject="paths_every")
         for name, argument in self.batch.items():
             if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
@@ -85,12 +86,12 @@ class ProbePaths:
                 table = certify(net, X, padding).table.drop("hypotheses")
         except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
             failure = f"step {step}: paths or certificates are not measured: {first_line(error)}"
-        tables = [theirs for theirs in distributed.gathered(table) if theirs is not None]
-        self.notes += [why for why in dict.fromkeys(distributed.gathered(failure)) if why is not None]
+        tables = [theirs for theirs in processes.gathered(table) if theirs is not None]
+        self.notes += [why for why in dict.fromkeys(processes.gathered(failure)) if why is not None]
         values = MetricValues()
         for length, share in enumerate(shares):
             values.add(None, f"paths_{length}", share)
-        complete = len(tables) == distributed.world_size()
+        complete = len(tables) == processes.world_size()
         return values, certificate_rows(step, tables if complete else [])
 
     @contextmanager

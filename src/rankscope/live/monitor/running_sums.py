@@ -10,7 +10,7 @@ The probe, `inline.py` and the gradients put values into a `MetricValues`; `Moni
 measurement and has `distributed.py` merge the sums of all processes with `merge_sums`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,6 +79,23 @@ class MetricValues:
         """Add what was read of a layer, metric by metric."""
         for metric, reading in readings:
             self.add(layer, metric.name, reading.value, reading.floor)
+
+    def without_samples(self) -> "MetricValues":
+        """The same metrics with no value: of samples that another process counts."""
+        empty = MetricValues()
+        empty.parts = {key: [(value[:0], floor[:0]) for value, floor in parts] for key, parts in self.parts.items()}
+        return empty
+
+    def of_stage(self, first_block: int, layers: Collection[int] | None = None) -> "MetricValues":
+        """The same values with the numbers of layers in the whole network, where `first_block` blocks come before this
+        one's; what its first block takes is the last layer of these, which they measure. Only `layers`, if given."""
+        placed = MetricValues()
+        for (layer, metric, by_head), parts in self.parts.items():
+            number = None if layer is None else layer + first_block
+            measured = layers is None or number is None or number in layers
+            if measured and not (first_block and layer == 0):
+                placed.parts[number, metric, by_head] = parts
+        return placed
 
     def update(self, values: "MetricValues") -> None:
         """Add all values of another collection."""

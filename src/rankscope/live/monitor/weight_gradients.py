@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
+from rankscope.live import processes
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.sources.checkpoint import first_line
@@ -187,14 +188,16 @@ NO_VALUE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 class WeightGradients:
-    """Records gradients and updates by hooks of an optimiser, while `recording` is True."""
+    """Records gradients and updates by hooks of an optimiser, while `recording` is True. Of the ranks that have the
+    same blocks, one `counts`."""
 
-    def __init__(self, optimizer: Any, blocks: list[nn.Module]) -> None:
+    def __init__(self, optimizer: Any, blocks: list[nn.Module], counts: bool = True) -> None:
         inner = torch_optimizer(optimizer)
         if inner is None:
             received = f"received a {type(optimizer).__name__}: give the one whose step() the loop calls"
             raise MonitorError(f"optimizer must be a torch optimiser; {received}", subject="optimizer")
-        self.optimizer, self.recording, self.steps = inner, False, 0  # the steps that the optimiser has made
+        self.optimizer, self.counts = inner, counts
+        self.recording, self.steps = False, 0  # the steps that the optimiser has made
         self.groups, left_out = parameter_groups(blocks)
         self.notes = []
         if left_out:
@@ -223,21 +226,25 @@ class WeightGradients:
         values = MetricValues()
         if not self.recording:
             return values
-        failure = next(filter(None, distributed.gathered(self._failure)), None)
+        failure = next(filter(None, processes.gathered(self._failure)), None)
         if failure is not None and not any(failure in note for note in self.notes):
             self.notes.append(f"gradients and updates of weights were not recorded: {failure}")
         made = "update" in self._squares and not self._skipped and failure is None
         for (layer, group), parts in self.groups.items():
             norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
-            values.add(layer, f"grad_{group}", counted_once(norm["gradient"] / self._scale) if made else NO_VALUE)
-            values.add(layer, f"update_{group}", counted_once(norm["update"] / norm["weight"]) if made else NO_VALUE)
+            values.add(layer, f"grad_{group}", self._counted(norm["gradient"] / self._scale) if made else NO_VALUE)
+            values.add(layer, f"update_{group}", self._counted(norm["update"] / norm["weight"]) if made else NO_VALUE)
         if rate:
             last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
             if last is not None:
                 as_tensor = last if isinstance(last, Tensor) else torch.tensor(last, dtype=torch.float64, device="cpu")
-                values.add(None, "lr", counted_once(as_tensor.double()))
+                values.add(None, "lr", counted_once(as_tensor.double(), distributed.is_writer()))
         self.record(False)
         return values
+
+    def _counted(self, value: Tensor) -> Tensor:
+        """A number of the step as a sample, if this rank counts."""
+        return counted_once(value, self.counts)
 
     def close(self) -> None:
         """Remove the hooks from the optimiser."""
@@ -327,6 +334,6 @@ def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tenso
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()
 
 
-def counted_once(value: Tensor) -> Tensor:
-    """A value that all ranks have, as a sample of the rank that writes only."""
-    return value[None] if distributed.is_writer() else NO_VALUE
+def counted_once(value: Tensor, counts: bool) -> Tensor:
+    """A value that several ranks have, as a sample of the one that `counts`."""
+    return value[None] if counts else NO_VALUE

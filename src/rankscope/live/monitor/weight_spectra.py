@@ -24,10 +24,11 @@ COLUMNS, FIRST, LATER = 8, 32, 2
 
 
 class WeightSpectra:
-    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's."""
+    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's. Of the
+    ranks that have the same blocks, one `counts`."""
 
-    def __init__(self, groups: ParameterGroups) -> None:
-        self.groups = groups
+    def __init__(self, groups: ParameterGroups, counts: bool = True) -> None:
+        self.groups, self.counts = groups, counts
         self._vectors: dict[tuple[SliceKey, tuple[int | None, int | None]], Tensor] = {}
 
     @property
@@ -46,7 +47,7 @@ class WeightSpectra:
                 ("spectral_norm", torch.stack(norms).amax()),
                 ("stable_rank", torch.stack(ranks).amin()),
             ):
-                found.add(layer, f"{kind}_{group}", counted_once(value))
+                found.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
         return found
 
     def _measured(self, part: ParameterSlice) -> tuple[Tensor, Tensor]:
