@@ -27,6 +27,8 @@ SIZES = {"gpt2": (12, 768, 12, 1 << 15), "1b": (24, 1792, 14, 1 << 13)}
 """Layers, width, heads and tokens of a step of networks on a GPU, which go through torch's flash attention."""
 QUIET = 2
 """Steps that are not measured, before one that is."""
+PROBED = 1 << 12
+"""Tokens of a probe, if a batch has more."""
 ATTENTION = ["largest_logit", "entropy", "effective_keys", "first_token_mass"]
 EVERYTHING = ["relative_residual", "relative_mu", "mu", "activation_ratio", "token_norm_ratio", *ATTENTION]
 
@@ -63,7 +65,8 @@ class Loop:
             loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), self.ids[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.after(loss.detach())
+        with self.cast:  # a probe runs in the arithmetic of the training
+            self.after(loss.detach())
         self.optimizer.zero_grad()
 
     def timed(self) -> float:
@@ -128,7 +131,7 @@ def wandb_watched(loop: Loop) -> Iterator[None]:
 
 def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]]:
     """(every how many steps it measures, what is put around the loop), by what it is."""
-    probe = {loop.argument: loop.ids}
+    probe = {loop.argument: loop.ids[: max(1, PROBED // loop.ids.shape[1])]}
     found: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
         "probe every 100": (100, lambda: monitored(loop, probe=probe)),
         "and entropy, gradients, updates": (

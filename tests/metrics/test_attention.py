@@ -115,9 +115,8 @@ def test_readings_off_rows_leave_padding_and_blind_rows_out() -> None:
     for name in ("entropy", "first_token_mass", "effective_keys", "largest_logit"):
         assert math.isnan(read(name, nobody))
     ((_, reading),) = from_statistics([metric("entropy")], found, seen, 1e-9)
-    assert reading.floor.item() == pytest.approx(
-        8 * 7 * torch.finfo(torch.float32).eps
-    )  # scores of size 7 are rounded by eps of it
+    eps = torch.finfo(torch.float32).eps
+    assert reading.floor.item() == pytest.approx(8 * 7 * eps)  # scores of size 7 are rounded by eps of it
 
 
 def test_a_metric_of_scores_says_how_it_is_read() -> None:

@@ -5,9 +5,9 @@ report, with the layer that runs. `read` decides whether that is the attention o
 themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `finish` and `check`.
 
-What scores give is checked at a few rows. A GPU would wait for the answer, so in layers where they were right
-in an earlier call it is asked for all layers together, in `finish`, which also computes the metrics of all
-layers from their rows.
+What scores give is checked at a few rows. A GPU would wait for the answer, so in layers where scores were right
+in an earlier call it is asked for all layers together, in `finish`, which also computes the metrics of all layers
+from their rows.
 """
 
 import math
@@ -251,7 +251,7 @@ class AttentionReadings:
             valid, dtype = self.batch.valid_on(scores.device), torch.float64
             miss: Tensor | None = None
             if attention.products is not None:
-                miss, dtype = scores_miss(scores, attention.products, valid)
+                miss, dtype = scores_miss(scores, attention.products, None if self.batch.all_valid else valid)
             if miss is not None and not known:
                 share, largest = miss.tolist()
                 if not self._are_right(Miss(share, largest, dtype)):

@@ -143,7 +143,8 @@ class StateReadings:
         self.plan, self.batch = plan, batch
         self.readings: list[tuple[int, Readings]] = []
         of_tokens = [metric for metric in plan.metrics if metric.of == "tokens"]
-        self.norms_suffice = bool(of_tokens) and all(map(from_norms, of_tokens))
+        self.has_metrics = bool(of_tokens)
+        self.norms_suffice = self.has_metrics and all(map(from_norms, of_tokens))
         self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
@@ -170,7 +171,7 @@ class StateReadings:
         if "embeddings" in plan.keep:
             self.means.append((layer, self._mean_tokens(hidden)))
         on_cpu = hidden.device.type == "cpu"
-        if on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE):
+        if not self.has_metrics or (on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE)):
             self.flush()
             self._read_alike([(layer, hidden)])
             return

@@ -49,11 +49,11 @@ def read_tensor(
         whole: Bytes in float64 up to which P is taken whole.
         block: Bytes of a block of rows, beyond.
     """
-    if of == "tokens":
+    chosen = [metric for metric in metrics if metric.of == of]
+    if of == "tokens" and chosen:
         ready, broken = tokens_of(x, valid, unpadded)
         return read_tokens(ready, broken, metrics, unit), broken
-    chosen = [metric for metric in metrics if metric.of == of]
-    broken = broken_samples(x, valid if of == "routing" else valid[:, None])
+    broken = broken_samples(x, valid if of in ("tokens", "routing") else valid[:, None])
     if not chosen:
         return [], broken
     readings: Readings = []

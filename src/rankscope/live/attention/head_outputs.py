@@ -96,9 +96,9 @@ class Miss(NamedTuple):
         return ROUNDINGS * unit_of(dtype) * self.largest
 
 
-def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[Float[Tensor, "2"], torch.dtype]:
-    """`share` and `largest` of the `Miss` of these scores at a few queries of valid tokens, on their device, so that
-    nobody has to wait for them, and its dtype. NaN counts as 0."""
+def scores_miss(scores: AnyScores, products: Products, valid: Tensor | None) -> tuple[Float[Tensor, "2"], torch.dtype]:
+    """`share` and `largest` of the `Miss` of these scores at a few queries, on their device, so that nobody has to wait
+    for them, and its dtype. Only queries where `valid` `[batch, token]` is True count, if given; NaN counts as 0."""
     queries = scores.shape[2]
     checked = min(CHECKED, queries)
     rows = torch.arange(checked, device=scores.device) * (queries - 1) // max(1, checked - 1)
@@ -108,14 +108,15 @@ def scores_miss(scores: AnyScores, products: Products, valid: Tensor) -> tuple[F
     product, output = products(rows, P)
     if product.shape != output.shape:  # laid out otherwise than it should be
         return torch.tensor([math.inf, 0.0], device=scores.device), output.dtype
-    hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
     wide = torch.promote_types(P.dtype, torch.float32)
     product, expected = (x.detach().to(wide).reshape(*x.shape[:2], x.shape[2], -1) for x in (product, output))
-    missing = (product - expected).masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
-    size = expected.masked_fill(hidden, 0.0).transpose(0, 2).flatten(1).norm(dim=1)
+    both = torch.stack([product - expected, expected])  # [missing or size, batch, row, head, d]
+    if valid is not None:
+        hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
+        both, largest = both.masked_fill(hidden, 0.0), largest.masked_fill(hidden[..., 0].transpose(1, 2), 0.0)
+    missing, size = torch.linalg.vector_norm(both, dim=(1, 2, 4))
     shares = (missing / size.clamp(min=1e-30)).nan_to_num(0.0).max()
-    most = largest.masked_fill(~largest.isfinite() | hidden[..., 0].transpose(1, 2), 0.0).max()
-    return torch.stack([shares, most.to(shares)]), output.dtype
+    return torch.stack([shares, largest.nan_to_num(0.0, 0.0).max().to(shares)]), output.dtype
 
 
 def is_rounding(miss: float, dtype: torch.dtype) -> bool:

@@ -10,6 +10,7 @@ mixed, gates) is named. Called by `torch_functions.py` for every call of torch i
 """
 
 import math
+import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -95,10 +96,31 @@ class WrittenSoftmax:
         return by_head(x.reshape(-1, self.heads, *x.shape[1:]) if x.ndim == 3 else x)
 
 
+class FollowedTensors:
+    """A set of tensors that does not keep them alive. Every function that a block calls asks it several times, so it is
+    a dictionary of plain weak references, which is quicker than torch's."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Tensor]] = {}
+
+    def add(self, x: Tensor) -> None:
+        """Follow a tensor from now on."""
+        key, references = id(x), self._references
+        references[key] = weakref.ref(x, lambda _: references.pop(key, None))
+
+    def __contains__(self, x: Tensor) -> bool:
+        reference = self._references.get(id(x))
+        return reference is not None and reference() is x
+
+    def clear(self) -> None:
+        """Follow none any more."""
+        self._references.clear()
+
+
 class SoftmaxTracer:
     """Follows scores and patterns from call to call of torch; `from_tokens` is `FunctionTracer`'s."""
 
-    def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
+    def __init__(self, from_tokens: "FollowedTensors") -> None:
         self.from_tokens = from_tokens
         self.scores = WeakTensorKeyDictionary()  # with the number of heads, or None where that is not known
         # Queries `[batch * head, token, d]`, with the number of heads.
@@ -131,7 +153,7 @@ class SoftmaxTracer:
             dim = args[1] if len(args) > 1 else named.get("dim")
             self._softmax(operands[0], results[0], dim in (-1, operands[0].ndim - 1))
             return None
-        pattern = next((x for x in operands if x in self.patterns), None)
+        pattern = next((x for x in operands if x in self.patterns), None) if self.patterns else None
         if name in PRODUCTS and pattern is not None:
             return self._product(name, args, operands, pattern, results[0])
         if name in SCORES:
@@ -142,7 +164,7 @@ class SoftmaxTracer:
         for output in results:
             if pattern is not None:
                 self._pass_on(name, args, named, pattern, output)
-            for x in operands:
+            for x in operands if self.scores else ():
                 if x in self.scores and output.shape[-2:] == x.shape[-2:] and name != "linear":
                     self.scores[output] = _heads(output) or self.scores[x]
         return None

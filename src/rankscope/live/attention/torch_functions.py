@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_reported
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
-from rankscope.live.attention.softmax import SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
+from rankscope.live.attention.softmax import FollowedTensors, SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
 from rankscope.live.tensor_parallel import conversions_followed
 
@@ -59,14 +58,14 @@ class FunctionTracer(TorchFunctionMode):
         self.on_attention = on_attention
         self.depth = 0  # blocks entered and not yet left
         self.busy = False  # a function's result is looked at, while torch has taken this mode off its stack
-        self.from_tokens = WeakTensorKeyDictionary()  # tensors computed from a running block's hidden states
+        self.from_tokens = FollowedTensors()  # those computed from a running block's hidden states
         self.softmaxes = SoftmaxTracer(self.from_tokens)
         self._conversions = ExitStack()  # follows tensors to the other processes of a model and back
 
     def block_entered(self, hidden_states: Tensor | None) -> None:
         """Follow these hidden states from now on."""
         if hidden_states is not None:
-            self.from_tokens[hidden_states] = True
+            self.from_tokens.add(hidden_states)
         if not self.depth:
             self._conversions.enter_context(conversions_followed(self.converted))
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -110,7 +109,7 @@ class FunctionTracer(TorchFunctionMode):
         if any(x in self.from_tokens for x in tensors_in((*args, *named.values()))):
             # An assignment returns nothing, and writes into its first argument.
             for x in tensors_in((result, args[0] if func is Tensor.__setitem__ else None)):
-                self.from_tokens[x] = True
+                self.from_tokens.add(x)
             if not any(map(is_functorch_wrapped_tensor, tensors_in((result,)))):
                 softmax = self.softmaxes.follow(getattr(func, "__name__", ""), args, named, result)
                 if softmax is not None:
@@ -121,7 +120,7 @@ class FunctionTracer(TorchFunctionMode):
     def converted(self, x: Tensor, result: Tensor) -> None:
         """A tensor became a `DTensor`, or one a tensor: what comes from the tokens still does."""
         if x in self.from_tokens:
-            self.from_tokens[result] = True
+            self.from_tokens.add(result)
 
     def attention_called(self, call: ScaledDotProduct) -> None:
         """An attention function of torch returned; report it if a block runs."""
@@ -129,7 +128,7 @@ class FunctionTracer(TorchFunctionMode):
             return
         output, query, key = call.given
         if query in self.from_tokens:
-            self.from_tokens[output] = True
+            self.from_tokens.add(output)
         followed = query in self.from_tokens and key in self.from_tokens
         self._report(call, followed and not is_mislaid(call.value, call.sizes))
 

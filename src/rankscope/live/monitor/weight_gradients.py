@@ -20,7 +20,7 @@ models keep queries, keys and values in one fused matrix, whose outputs are laid
 | `query_key_value` (GPT-NeoX, BLOOM, Falcon)   | by head: its query, its key, its value                     |
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -263,7 +263,7 @@ class WeightGradients:
         self._rate = rate.clone() if isinstance(rate, Tensor) else rate
         with self._contained():
             self._before = {key: part.weight.detach().clone() for key, part in self._slices.items()}
-            self._squares = {"weight": self._sums(self._before)}
+            self._squares = {"weight": self._sums(self._before.items())}
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             with self._contained():
@@ -283,8 +283,7 @@ class WeightGradients:
     @torch.no_grad()
     def _take_gradients(self) -> None:
         """Take the gradients; a fused optimiser divides them by a scaler's scale itself, or skips the step."""
-        gradients = {key: part.weight.grad for key, part in self._slices.items()}
-        self._squares["gradient"] = self._sums(gradients)
+        self._squares["gradient"] = self._sums((key, part.weight.grad) for key, part in self._slices.items())
         scale = getattr(self.optimizer, "grad_scale", None)
         self._scale = 1.0 if scale is None else scale.double().clone()
         infinite = getattr(self.optimizer, "found_inf", None)
@@ -295,7 +294,7 @@ class WeightGradients:
         self.steps += 1
         if self._before:
             with self._contained():
-                updates = {key: self._slices[key].weight - before for key, before in self._before.items()}
+                updates = ((key, self._slices[key].weight - before) for key, before in self._before.items())
                 self._squares["update"] = self._sums(updates)
             self._before = {}
 
@@ -307,10 +306,10 @@ class WeightGradients:
         except Exception as error:
             self._before, self._failure = {}, first_line(error)
 
-    def _sums(self, tensors: Mapping[SliceKey, Tensor | None]) -> dict[SliceKey, Tensor]:
-        """The sum of squares at each output; a weight without gradient has none."""
+    def _sums(self, tensors: Iterable[tuple[SliceKey, Tensor | None]]) -> dict[SliceKey, Tensor]:
+        """The sum of squares at each output, of one tensor after the other; a weight without gradient has none."""
         sums = {}
-        for key, tensor in tensors.items():
+        for key, tensor in tensors:
             if tensor is not None:
                 dims = [k for k in range(tensor.ndim) if k != self._slices[key].axis]
                 sums[key] = torch.linalg.vector_norm(tensor, dim=dims, dtype=torch.float64).square()
