@@ -23,7 +23,7 @@ from benchmarks.instabilities import GPT
 from benchmarks.peers import gpt2
 from benchmarks.timing import Row, report_rise, rise_of_memory
 
-SIZES = {"gpt2": (12, 768, 12, 1 << 15), "1b": (24, 1792, 14, 1 << 13)}
+SIZES = {"gpt2": (12, 768, 12, 1 << 15), "1b": (24, 1792, 14, 1 << 15)}
 """Layers, width, heads and tokens of a step of networks on a GPU, which go through torch's flash attention."""
 QUIET = 2
 """Steps that are not measured, before one that is."""

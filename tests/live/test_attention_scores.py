@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rankscope.lab.module import Trainable
 from rankscope.live import AttentionCall, AttentionScores, Monitor
 from rankscope.live.attention import row_statistics as statistics
 from rankscope.live.attention.head_outputs import values_product
+from rankscope.live.attention_readings import IN_TURN
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
 from tests.live.attention.test_row_statistics import LargestTensor
@@ -518,16 +520,29 @@ def test_later_calls_are_read_together_and_are_the_same() -> None:
     assert first["value"].equals(second["value"]) and first["floor"].equals(second["floor"])
 
 
-def test_scores_that_are_no_longer_right_are_said_when_the_call_ends() -> None:
+@pytest.mark.parametrize("at", [0, 1])
+def test_scores_that_are_no_longer_right_are_found_in_turn(at: int) -> None:
     made, X = [right, right], torch.randn(1, 5, 8)
     model = nn.Sequential(*(Reporting(lambda k=k: made[k](), True) for k in range(2)))
     with torch.no_grad(), rankscope.watch(model, ["entropy"]) as w:
         model(X)
-        made[1] = wrong
+        made[at] = wrong
+        with raises(WatchError, subject="scores"):
+            for _ in range(IN_TURN):
+                model(X)
+        model(X)  # and now the pattern is read
+    torch.testing.assert_close(curve(w, "entropy")[-1].exp(), torch.full((2, 2), 5.0).double())
+
+
+def test_scores_that_are_made_in_another_way_are_checked_at_once() -> None:
+    """With a scale of zero scores give the uniform pattern, with another they do not."""
+    scales, X = [0.0, 0.0], torch.randn(1, 5, 8)
+    model = nn.Sequential(*(Reporting(lambda k=k: replace(wrong(), scale=scales[k]), True) for k in range(2)))
+    with torch.no_grad(), rankscope.watch(model, NAMES):
+        model(X)
+        scales[1] = 1.0
         with raises(WatchError, subject="scores"):
             model(X)
-        model(X)  # and now the pattern is read
-    torch.testing.assert_close(curve(w, "entropy").exp(), torch.full((2, 2, 2), 5.0).double())
 
 
 def test_nan_marks_its_sample_alone() -> None:

@@ -6,8 +6,8 @@ themselves and reads its metrics; `read_heads` those of what each head adds, whi
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `finish` and `check`.
 
 What scores give is checked at a few rows. A GPU would wait for the answer, so in layers where scores were right
-in an earlier call it is asked for all layers together, in `finish`, which also computes the metrics of all layers
-from their rows.
+in an earlier call and are still made in the same way, it is asked for all layers together, in `finish`, and at each
+call for one such layer in `IN_TURN`. `finish` also computes the metrics of all layers from their rows.
 """
 
 import math
@@ -35,6 +35,7 @@ from rankscope.shapes import Float
 FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it computes attention in float32
 COARSEST = 1e-3  # the most that rounding of scores may be off: beyond, differences of them have few digits left
 PADDED = 1e-5  # the largest share of a row that may go to padding
+IN_TURN = 4  # after so many calls all layers were checked again
 WAITING_ROWS = 1 << 22  # rows of attention whose numbers wait to be read together
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
 
@@ -246,17 +247,20 @@ class AttentionReadings:
         metrics of attention where scores do not give what attention gave, are too large for differences of them, or are
         of padding too."""
         chosen = [metric for metric in self.plan.metrics if metric.from_scores is not None]
-        known = layer in self.plan.known_scores and self.batch.all_valid and self.batch.unit > unit_of(torch.float64)
+        kind, calls = self.plan.known_scores.get(layer, (None, 0))
+        known = kind == scores.kind and self.batch.all_valid and self.batch.unit > unit_of(torch.float64)
+        calls = calls + 1 if known else 0
         with isolated(scores.device):
             valid, dtype = self.batch.valid_on(scores.device), torch.float64
             miss: Tensor | None = None
-            if attention.products is not None:
+            if attention.products is not None and (not known or (calls + layer) % IN_TURN == 0):
                 miss, dtype = scores_miss(scores, attention.products, None if self.batch.all_valid else valid)
             if miss is not None and not known:
                 share, largest = miss.tolist()
                 if not self._are_right(Miss(share, largest, dtype)):
                     return self._refuse_scores(layer, chosen, share)
-                self.plan.known_scores.add(layer)
+            if attention.products is not None:
+                self.plan.known_scores[layer] = (scores.kind, calls)
             numbers = row_statistics(scores, self._first_keys(scores, valid))
             found, sinks = numbers, sink_weights(scores, numbers)
             if not known:
@@ -304,7 +308,7 @@ class AttentionReadings:
                 sentence = "scores that gave what attention gave must still do so"
                 raise WatchError(f"{sentence}; {came}", subject="scores")
             if unit_of(rows.found.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
-                self.plan.known_scores.discard(rows.layer)
+                self.plan.known_scores.pop(rows.layer, None)
         alike: dict[Any, list[WaitingRows]] = {}
         for rows in waiting:
             largest = rows.found.largest

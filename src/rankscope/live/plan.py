@@ -43,8 +43,8 @@ class WatchPlan:
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
-    known_scores: set[int] = field(default_factory=set)
-    """Layers in which scores that were made again have given what attention gave; kept from call to call."""
+    known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
+    """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""
 
     def measures(self, layer: int) -> bool:
         """True if this layer is to be measured."""

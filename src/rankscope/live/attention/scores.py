@@ -95,6 +95,16 @@ class AttentionScores:
         return begins.cummax(-1).values
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """How the scores are made, without the numbers in tensors: what is true of the way in one call is true in
+        another with the same."""
+        tensors = (self.query, self.key, self.mask, self.sinks, self.sequence)
+        dtypes = (None if x is None else x.dtype for x in tensors)
+        heads = (self.query.shape[1], self.key.shape[1], self.query.shape[-1])
+        options = (self.scale, self.softcap, self.causal, self.offset, self.window, self.modified is None)
+        return (*options, *heads, *dtypes)
+
+    @property
     def factor(self) -> float:
         """The factor of the products of queries and keys."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else float(self.scale)
@@ -163,6 +173,11 @@ class WrittenScores:
         """The numbers of samples, heads, queries and keys."""
         batch, heads, queries, keys = self.scores.shape
         return batch, heads, queries, keys
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """How the scores are made: by a module, in a dtype."""
+        return (self.scores.dtype,)
 
     @property
     def device(self) -> torch.device:
