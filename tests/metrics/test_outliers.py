@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.metrics import metric
-from rankscope.metrics.outliers import activation_ratio, high_norm_tokens, massive_activations, token_norm_ratio, where
+from rankscope.metrics.outliers import (
+    _median_by_sorting,
+    activation_ratio,
+    high_norm_tokens,
+    massive_activations,
+    token_norm_ratio,
+    where,
+)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 10**6), st.floats(0.5, 1e4))
@@ -39,3 +46,9 @@ def test_padding_is_no_outlier() -> None:
     X[0, 3] = 1e6
     padding = torch.tensor([[False, False, False, True]])
     assert float(activation_ratio(X, padding)) == 1 and float(high_norm_tokens(X, padding)) == 0
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32) | st.just(float("nan")), min_size=1, max_size=40))
+def test_the_median_of_a_gpu_is_that_of_a_cpu(numbers: list[float]) -> None:
+    x = torch.tensor([numbers, numbers[::-1]], dtype=torch.float64)
+    torch.testing.assert_close(_median_by_sorting(x), x.nanmedian(-1).values, rtol=0, atol=0, equal_nan=True)

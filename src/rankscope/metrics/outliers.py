@@ -85,8 +85,8 @@ def _median(size: Sizes, ready: Tokens) -> Values:
 
 
 def _median_by_sorting(known: Float[Tensor, "*batch number"]) -> Values:
-    """The lower median of numbers that are not NaN. A GPU sorts a long row by all its cores, and would select from it by
-    those of one block: seconds for ten million numbers."""
+    """The lower median of numbers that are not NaN. A GPU sorts a long row by all its cores, and would select from it
+    by those of one block: seconds for ten million numbers."""
     middle = ((~known.isnan()).sum(-1, keepdim=True) - 1).clamp(min=0) // 2
     return known.sort(-1).values.gather(-1, middle)[..., 0]  # NaN comes last
 
