@@ -43,9 +43,10 @@ NANOGPT = ["nanogpt compiled", "nanogpt tokens compiled"]
 FOUR = ["fsdp sp", "fsdp sp tokens", "fsdp tp compiled", "pipeline sp tokens", "pipeline sp", "pipeline fsdp"]
 WATCHED = ["watch tp", "watch tp written", "watch sp dtensor", "watch sp alike"]
 REFUSED = {
-    "tp different": "ranks", "tp fails": "ranks", "watch tp keep": "keep", "watch tp alone": "ranks",
+    "tp different": "ranks", "tp fails": "ranks", "watch tp keep": "keep",
     "watch context": "model", "watch tp gathered": "heads", "fsdp finer": "heads",
     "pipeline forgotten": "first_block", "pipeline gap": "first_block", "pipeline probe": "probe",
+    "watch tp alone": "ranks",  # the last: processes count their watches, and no longer alike
 }  # fmt: skip
 
 
@@ -64,8 +65,8 @@ def hold(way: str, one: pl.DataFrame, several: pl.DataFrame) -> None:
         assert {*one.filter(metric="entropy")["head"]} == {0, 1, 2, 3}
     for name in metrics:
         mine, ours = one.filter(metric=name), several.filter(metric=name)
-        # Each of the processes that FSDP has, with its own samples, gives a loss of its own.
-        pooled = name == "loss" and "fsdp" in way
+        # Each of the processes that have their own samples gives a loss of its own.
+        pooled = name == "loss" and ("fsdp" in way or "accelerate" in way)
         assert pooled or mine["samples"].equals(ours["samples"]), (way, name)
         scale = 2.0 if name == "grad_tokens" and "pipeline" in way else 1.0  # torch scales the weights' gradients alone
         for column in COLUMNS[:1] if pooled else COLUMNS:
@@ -84,7 +85,7 @@ def hold_watched(way: str, one: Path, two: Path) -> None:
         ours = pl.read_parquet(two / way / f"{rank}.parquet")
         names = ["sample", "layer", "head", "metric"]
         assert alone.select(names).equals(ours.select(names))
-        assert ((alone["value"] - ours["value"]).abs() <= 1e-9 * alone["value"].abs()).all()
+        assert ((alone["value"] - ours["value"]).abs() <= 1e-9 * alone["value"].abs() + 1e-13).all()
 
 
 def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
