@@ -111,7 +111,7 @@ class TwoPasses:
         frozen = self._frozen(X)
         ended = FrozenRules(frozen)
         self.closure = closure_of(ended.end(Terms(self.terms, 1)).sum(0), frozen)
-        output, noise = frozen.output, uniform(frozen.output, frozen)
+        output, noise = frozen.output, uniform(frozen.output, self.valid)
         targets = [output, centred_tokens(output, self.valid)]
         sizes = [frobenius_norm(target.double()).to(target) for target in targets]
         sizes = [size.masked_fill(size == 0, torch.inf) for size in sizes]
