@@ -1,9 +1,9 @@
 """`depth`: which layers, heads and paths of a model does its output need?
 
-In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and reads
-every layer; `paths/two_passes.py` goes back through it and has the exact shares of paths; `removals.py` runs the
-network without each layer and head; `summary.py` makes a sentence and effective depths of the tables. `figures.py`
-draws them.
+In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and
+reads every layer; `paths/two_passes.py` goes back through it and has the exact shares of paths; `removals.py` runs the
+network without each layer and head; `tables.py` makes tables of all that, and `summary.py` effective depths and a
+sentence of the tables. `figures.py` draws them.
 """
 
 import io
@@ -107,16 +107,16 @@ class DepthCard:
 
     def plot(self, **options: Any) -> "Figure":
         """Losses, shares, cosines by layer and a map of heads; `options` are those of `figures.plot.plot`."""
-        from rankscope.figures.plot import plot
+        from rankscope.depths.figures import printed
 
-        return plot(self.chart, **options)
+        return printed(self.chart, **options)
 
     def svg(self) -> str:
         """The figure under the sentence as SVG, for a README."""
-        from rankscope.depths.figures import titled_figure
+        from rankscope.depths.figures import printed
 
         buffer = io.StringIO()
-        titled_figure(self.chart, self.sentence).savefig(buffer, format="svg", metadata={"Date": None})
+        printed(self.chart, self.sentence).savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
 
     def save(self, folder: str | Path) -> Path:
@@ -159,9 +159,9 @@ class DepthCard:
     def _repr_html_(self) -> str:
         """For notebooks: figure, table and sentences."""
         from rankscope.cards import card
-        from rankscope.depths.views import LAYER_COLUMNS, layer_cells
+        from rankscope.depths.views import LAYER_COLUMNS
 
-        rows = [layer_cells(row) for row in self.layers.iter_rows(named=True)]
+        rows = [[cell(row) for cell in LAYER_COLUMNS.values()] for row in self.layers.iter_rows(named=True)]
         title = f"DepthCard: {self.name}, {counted(self.layers.height, 'layer')}"
         known = [found.sentence for found in self.effective_depths]
         return card(title, self.plot, list(LAYER_COLUMNS), rows, [self.sentence, *known, *self.notes])
@@ -219,10 +219,7 @@ def depth(
         paths = TwoPasses(net, X, valid)
     except PathError as error:
         notes.append(f"There are no shares of paths: {error}.")
-    layers = net.arch.layers
-    removed_heads = net.arch.heads if heads else 0
-    total = layers * (1 + BACK * (paths is not None)) + Removals.layers_applied(layers, removed_heads)
-    counter = _Counter(total, progress)
+    counter = _Counter(layers_applied(net.arch.layers, net.arch.heads if heads else 0), progress)
     forward = read_forward(net, X, valid, paths, counter)
     shares: dict[int, tuple[LayerShares, LayerShares]] = {}
     if paths is not None:
@@ -232,7 +229,7 @@ def depth(
     removals = Removals(net, [*forward.inputs, forward.last], valid, heads, batch, counter)
     losses = {(loss.layer, loss.head): loss for loss in removals.run()}
     if not heads:
-        notes.append("Heads were not taken out one by one: heads=True measures what is lost without each.")
+        notes.append("Heads were not taken out one by one.")
     tables = sample_tables(forward, shares, losses)
     checks = {"notes": notes, "floor": removals.floor.tolist()}
     manifest = manifest_of(
@@ -241,6 +238,11 @@ def depth(
     ).adding(samples=len(X), tokens=X.shape[1], closure=None if paths is None else paths.closure,
              origin=None if net.origin is None else net.origin.described())  # fmt: skip
     return DepthCard(tables, manifest, tuple(notes))
+
+
+def layers_applied(layers: int, heads: int) -> int:
+    """How many layers of a network are applied to the text for a card, in all; `heads` is 0 where none is taken out."""
+    return layers * (1 + BACK) + Removals.layers_applied(layers, heads)
 
 
 class _Counter:

@@ -144,7 +144,8 @@ def read_forward(
 
 
 def influence(X: Tokens, Y: Tokens, valid: Valid) -> Values:
-    """The mean over tokens of `1 - cos(x, y)` (ShortGPT's block influence), without subtracting nearly equal numbers."""
+    """The mean over tokens of `1 - cos(x, y)` (block influence of Men et al. 2024), as half the square of what unit
+    vectors differ by."""
     u, v = _directions(X), _directions(Y)
     rest = 2 - u.square().sum(-1) - v.square().sum(-1)  # 0, but for a token of length zero, whose cosine is 0
     return _over_tokens(((u - v).square().sum(-1) + rest) / 2, valid)

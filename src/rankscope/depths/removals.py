@@ -151,9 +151,7 @@ class Removals:
         found = []
         for start in range(0, self.net.arch.heads, self.together):
             removed = torch.arange(start, min(start + self.together, self.net.arch.heads), device=self.valid.device)
-            rules = _WithoutHead(
-                self._settings_of(len(removed)), self.net, removed.repeat_interleave(len(self.valid))
-            )
+            rules = _WithoutHead(self._settings_of(len(removed)), self.net, removed.repeat_interleave(len(self.valid)))
             X = self.inputs[block.index]
             found.append(self._applied(block, rules, X.expand(len(removed), *X.shape)))
         return torch.cat(found)

@@ -96,7 +96,11 @@ def sentence_of(name: str, layers: pl.DataFrame, heads: pl.DataFrame) -> str:
     known = heads.filter(pl.col("lost").is_not_null())
     if known.height:
         spared = known.filter(pl.col("lost_below_floor") | (pl.col("lost") < LITTLE)).height
-        words.append(f"{spared} of {known.height} heads change it by less than {LITTLE:.0%} each")
+        least_of_heads = in_percent(float(known["lost"].min() or 0.0))  # type: ignore[arg-type]
+        words.append(
+            f"{spared} of {known.height} heads change it by less than {LITTLE:.0%} each" if spared
+            else f"each of {known.height} heads changes it by at least {least_of_heads}"
+        )  # fmt: skip
     return "; ".join(words) + "."
 
 

@@ -19,6 +19,14 @@ SHARES = ("share", "share_embedding", "share_bias", "residual_share")
 LOST = ("lost", "lost_cosine", "lost_residual", "lost_below_floor", "lost_residual_below_floor")
 MARKS = ("lost_below_floor", "lost_residual_below_floor", "rank_doubtful")
 """Columns that say whether rounding may have decided a number."""
+READ = ("cosine", "entropy", "sink")
+HEAD_COLUMNS = ("sample", "layer", "head", *SHARES, *READ, *LOST)
+LAYER_COLUMNS = (
+    "sample", "layer", *SHARES, "share_attention", "share_mlp", "influence", "cosine_attention", "cosine_mlp", *READ,
+    "sink_heads", "rank", "rank_doubtful", *LOST,
+)  # fmt: skip
+NORM_COLUMNS = ("sample", "layer", "norm", "rank_before", "rank_after", "rank_doubtful")
+"""The columns of each table."""
 PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm": pl.String}
 
 
@@ -37,29 +45,33 @@ def sample_tables(
         through = shares.get(layer)
         layers.append(_rows({"layer": layer}, _layer_shares(through) | of_layer | _lost(losses[layer, None])))
         for head in range(of_heads["entropy"].shape[1]):
-            columns = {name: values[:, head] for name, values in of_heads.items()}
-            columns = _head_shares(through, head) | columns | _lost(losses.get((layer, head)))
+            columns = _head_shares(through, head) | _lost(losses.get((layer, head)))
+            columns |= {name: values[:, head] for name, values in of_heads.items()}
             heads.append(_rows({"layer": layer, "head": head}, columns))
-    ranks = {"rank_before": None, "rank_after": None, "rank_doubtful": None}
-    norms = [_rows({"layer": 0, "norm": ""}, {**ranks, "rank_before": of_layer["influence"]}).clear()]
+    norms = [pl.DataFrame(schema={name: _kind(name) for name in NORM_COLUMNS})]
     for norm in forward.norms:
-        ranks = {"rank_before": norm.before, "rank_after": norm.after, "rank_doubtful": norm.doubtful}
+        ranks: Columns = {"rank_before": norm.before, "rank_after": norm.after, "rank_doubtful": norm.doubtful}
         norms.append(_rows({"layer": norm.layer, "norm": norm.norm}, ranks))
-    return {"layers": pl.concat(layers), "heads": pl.concat(heads), "norms": pl.concat(norms)}
+    return {
+        "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
+        "norms": pl.concat(norms),
+    }  # fmt: skip
+
+
+def _kind(name: str) -> Any:
+    """The type of a column."""
+    return PLACES.get(name, pl.Boolean if name in MARKS else pl.Float64)
 
 
 def _rows(place: Mapping[str, Any], columns: Columns) -> pl.DataFrame:
     """The rows of all samples at one place."""
     samples = next(len(values) for values in columns.values() if values is not None)
-    series = [pl.Series("sample", list(range(samples)), PLACES["sample"])]
-    series += [pl.Series(name, [value] * samples, PLACES[name]) for name, value in place.items()]
+    series = [pl.Series("sample", list(range(samples)), _kind("sample"))]
+    series += [pl.Series(name, [value] * samples, _kind(name)) for name, value in place.items()]
     for name, values in columns.items():
-        if name in MARKS:
-            series.append(pl.Series(name, [None] * samples if values is None else values.tolist(), pl.Boolean))
-        else:
-            numbers = [None] * samples if values is None else values.double().tolist()
-            series.append(pl.Series(name, numbers, pl.Float64).fill_nan(None))
-    return pl.DataFrame(series)
+        numbers = [None] * samples if values is None else values.tolist()
+        series.append(pl.Series(name, numbers, _kind(name)))
+    return pl.DataFrame(series).fill_nan(None)
 
 
 def _layer_shares(shares: Shares | None) -> Columns:
