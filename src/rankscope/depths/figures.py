@@ -32,7 +32,7 @@ def depth_chart(layers: pl.DataFrame, heads: pl.DataFrame, sentence: str) -> fig
         heads: Its table of heads.
         sentence: What the card says.
     """
-    last = layers.height
+    last = int(layers["layer"].to_numpy().max(initial=1))
     across = fig.Axis("layer", last=last, range=(0.4, last + 0.6))
     panels = [
         fig.Panel(across, fig.Axis("change of the output", percent=True), _bars(layers, ("lost", "lost_residual")),
@@ -59,10 +59,11 @@ def _bars(layers: pl.DataFrame, names: tuple[str, ...]) -> list[fig.Bars]:
         values = layers[name].to_numpy()
         if np.isfinite(values).any():
             label, colour = BARS[name]
+            numbers = layers["layer"].to_list()
             hover: list[fig.Hover] = [
-                (f"layer {layer}\n", f"{value:.1%}", f" {label}") for layer, value in enumerate(values, 1)
+                (f"layer {layer}\n", f"{value:.1%}", f" {label}") for layer, value in zip(numbers, values, strict=True)
             ]
-            marks.append(fig.Bars(layers["layer"].to_list(), values, fig.line_colour(colour), label, hover))
+            marks.append(fig.Bars(numbers, values, fig.line_colour(colour), label, hover))
     return marks
 
 
@@ -71,38 +72,43 @@ def _lines(layers: pl.DataFrame) -> list[fig.Line]:
     for index, (name, label) in enumerate(LINES.items()):
         values = layers[name].to_numpy()
         if np.isfinite(values).any():
-            hover: list[fig.Hover] = [(f"layer {k}, {label}\n", f"{v:+.3f}", "") for k, v in enumerate(values, 1)]
+            hover: list[fig.Hover] = [
+                (f"layer {k}, {label}\n", f"{v:+.3f}", "") for k, v in zip(numbers, values, strict=True)
+            ]
             marks.append(
                 fig.Line(numbers, values, fig.line_colour(index), label, index=index, marker="dot", hover=hover)
             )
-    zero = fig.Line([0.4, layers.height + 0.6], [0.0, 0.0], "faint", width=1.0)
+    zero = fig.Line([0.4, max(numbers) + 0.6], [0.0, 0.0], "faint", width=1.0)
     return [zero, *marks]
+
+
+HEADS = {
+    "lost": "what changes without the head",
+    "share": "share of the output through the head",
+    "entropy": "entropy of the head",
+}
+"""Columns of heads that are drawn, the first that is known, and what each is."""
 
 
 def _head_map(heads: pl.DataFrame) -> fig.Panel:
     """What is lost without each head or, where that was not measured, what passes through it."""
-    column = "lost" if heads["lost"].is_not_null().any() else "share"
-    signed = column == "share" and heads["share"].is_not_null().any()
-    column = column if signed or column == "lost" else "entropy"
+    column = next((name for name in HEADS if heads[name].is_not_null().any()), "entropy")
     across, up = (heads[name].unique().sort().to_list() for name in ("head", "layer"))
-    values = heads.sort("layer", "head")[column].to_numpy().reshape(len(up), len(across)).astype(float)
-    noise = None
-    if column == "lost":
-        noise = heads.sort("layer", "head")["lost_below_floor"].fill_null(False).to_numpy().reshape(values.shape)
-    largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
-    titles = {
-        "lost": "what changes without the head", "share": "share of the output through the head",
-        "entropy": "entropy of the head",
-    }  # fmt: skip
+    rows = {(row["layer"], row["head"]): row for row in heads.iter_rows(named=True)}
+    grid = [[rows.get((layer, head), {}) for head in across] for layer in up]  # of a damaged table some are missing
+    values = np.array([[cell.get(column) for cell in row] for row in grid], dtype=float)
+    noise = np.array([[column == "lost" and bool(cell.get("lost_below_floor")) for cell in row] for row in grid])
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+    signed = column == "share"
     cells = fig.Heatmap(
         across, up, values, range=(-largest if signed else 0.0, largest), signed=signed, noise=noise,
         numbers=values.size <= LABELLED,
-        hover=[[(f"layer {layer}, head {head}\n", f"{values[i, j]:.3g}", "") for j, head in enumerate(across)]
-               for i, layer in enumerate(up)],
+        hover=[[(f"layer {layer}, head {head}\n", f"{value:.3g}", "") for head, value in zip(across, row, strict=True)]
+               for layer, row in zip(up, values, strict=True)],
     )  # fmt: skip
     return fig.Panel(
-        fig.Axis("head", last=len(across) - 1, range=(-0.5, len(across) - 0.5), grid=False),
-        fig.Axis("layer", last=up[-1], range=(up[0] - 0.5, up[-1] + 0.5), grid=False), [cells], titles[column],
+        fig.Axis("head", last=across[-1], range=(-0.5, across[-1] + 0.5), grid=False),
+        fig.Axis("layer", last=up[-1], range=(up[0] - 0.5, up[-1] + 0.5), grid=False), [cells], HEADS[column],
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ TABLES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The columns that each table must have."""
 TITLE = 200  # Characters of a name in a heading at most
-PATHS = ("lengths", "heads", "depth_layers", "depth_heads", "depth_norms")
+DEPTH = ("depth_layers", "depth_heads", "depth_norms")
+PATHS = ("lengths", "heads", *DEPTH)
 """Tables that another command may have put beside measurements; the others are pictures of these."""
 
 
@@ -136,6 +137,10 @@ def read_run(folder: str | Path) -> ReportedRun:
         tables[name] = table
         inside += [] if manifest is None else [manifest]
         closure = manifest.closure if name == "lengths" and manifest is not None else closure
+    missing = [name for name in DEPTH if name not in tables]
+    if 0 < len(missing) < len(DEPTH):
+        sentence = f"{folder} must hold all tables of a depth card; {missing[0]}.parquet is missing: run it again"
+        raise FileError(sentence, subject=missing[0])
     certificates = {}
     for path in sorted(folder.glob("certificates*.parquet")):
         certificate = validate.certificates(path, Certificates.read(stored.path(path.name)))

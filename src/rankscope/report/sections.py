@@ -8,6 +8,7 @@ import polars as pl
 from rankscope.depths import DepthCard
 from rankscope.depths.card import ENTRY as DEPTH_ENTRY
 from rankscope.depths.card import TABLES as DEPTH_TABLES
+from rankscope.depths.tables import MARKS
 from rankscope.depths.views import norms_sentence
 from rankscope.metrics import direction_of, is_share, symbol_of
 from rankscope.paths.figures import heads_chart, lengths_chart
@@ -188,8 +189,10 @@ def _bounds(run: ReportedRun) -> list[Section]:
 
 def depth_card(run: ReportedRun) -> DepthCard:
     """The depth card of a run that has one."""
-    manifest = run.manifests.get(DEPTH_ENTRY, run.manifest)
-    return DepthCard({name: run.tables[f"depth_{name}"] for name in DEPTH_TABLES}, manifest)
+    tables = {name: run.tables[f"depth_{name}"].fill_nan(None) for name in DEPTH_TABLES}
+    marks = {name: [column for column in table.columns if column in MARKS] for name, table in tables.items()}
+    tables = {name: table.with_columns(pl.col(marks[name]).cast(pl.Boolean)) for name, table in tables.items()}
+    return DepthCard(tables, run.manifests.get(DEPTH_ENTRY, run.manifest))
 
 
 def _depth(run: ReportedRun, _: pl.DataFrame) -> Section:
