@@ -45,11 +45,9 @@ def terms_of(net: Transformer, X: Tensor) -> list[Term]:
     P = [each[0].numpy() for each in net.run(X[None], attention=True).attention]
     group = arch.heads // arch.key_heads
 
-    def bias(name: str, like: Array, layer: int, **where: Any) -> list[Term]:
+    def bias(name: str, like: Array, layer: int) -> list[Term]:
         found = state.get(f"{name}.bias")
-        return (
-            [] if found is None else [Term(np.zeros_like(like), "bias").on(np.broadcast_to(found, like.shape), layer)]
-        )
+        return [] if found is None else [Term(np.broadcast_to(found, like.shape), "bias", frozenset({layer}))]
 
     def norm(name: str, terms: list[Term], layer: int | None) -> list[Term]:
         Y = total(terms)
@@ -66,12 +64,12 @@ def terms_of(net: Transformer, X: Tensor) -> list[Term]:
         at = f"layers.{layer - 1}.attention"
         out = []
         for h in range(arch.heads):
-            V, O = state[f"{at}.value.weight"][:, h // group], state[f"{at}.output.weight"][h]
+            V, W = state[f"{at}.value.weight"][:, h // group], state[f"{at}.output.weight"][h]
             values = [term.on(term.value @ V) for term in terms]
             found = state.get(f"{at}.value.bias")
             if found is not None:
                 values.append(Term(np.broadcast_to(found[h // group], values[0].value.shape), "bias"))
-            out += [value.on(P[layer - 1][h] @ value.value @ O, layer, h) for value in values]
+            out += [value.on(P[layer - 1][h] @ value.value @ W, layer, h) for value in values]
         return [*out, *bias(f"{at}.output", terms[0].value, layer)]
 
     def mlp(layer: int, terms: list[Term]) -> list[Term]:
