@@ -30,6 +30,7 @@ FLOORS = [
     "live",
     "lab",
     "forecasts",
+    "depths",
     "studies",
     "engine",
     "report",
