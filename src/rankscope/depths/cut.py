@@ -85,8 +85,9 @@ class Cut:
             real = "removed" if self.net.arch.heads < self.whole.arch.heads else "silenced, not removed"
             what = f"{len(self.heads)} of {self.whole.arch.layers * self.whole.arch.heads} heads {real}"
         elif self.layers:
-            left = f"{self.net.arch.layers} of {self.whole.arch.layers} layers left"
-            what = f"without layer{'s'[: len(self.layers) > 1]} {', '.join(map(str, sorted(self.layers)))}, {left}"
+            *most, last = map(str, sorted(self.layers))
+            listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
+            what = f"without layer{listed} ({self.net.arch.layers} of {self.whole.arch.layers} left)"
         else:
             what = "nothing taken out"
         return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"

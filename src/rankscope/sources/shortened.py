@@ -114,7 +114,10 @@ def write_shortened(
             message = f"a config of {short.config.model_type} must describe what is left without layers"
             listed = ", ".join(map(str, sorted(layers)))
             raise SourceError(f"{message} {listed}; it describes other layers: {SAVE}", subject="layers")
+        mode = (Path(temporary) / "config.json").stat().st_mode  # weights may come readable by their owner alone
         for path in Path(temporary).iterdir():
+            if path.is_file():
+                path.chmod(mode)
             path.rename(target / path.name)
         return type(short).from_pretrained(target, dtype="auto").eval()
 
