@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from rankscope.cli.bounds import bounds
 from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
+from rankscope.cli.cut import cut
 from rankscope.cli.demo import demo
 from rankscope.cli.depth import depth
 from rankscope.cli.follow import follow
@@ -142,7 +143,7 @@ app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 for command in (
-    demo, measure, compare, paths, bounds, forecast, depth, sweep, checkpoints, follow, spikes, explore, reproduce,
+    demo, measure, compare, paths, bounds, depth, cut, forecast, sweep, checkpoints, follow, spikes, explore, reproduce,
     study, remedies, report, masks, metrics, models,
 ):  # fmt: skip
     app.command(help=_unwrapped(command.__doc__))(flattened(command))
