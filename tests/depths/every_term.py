@@ -1,8 +1,8 @@
 """Every path of a small network as a term of its own, from the definitions, in numpy.
 
 A term knows where it started (the embedding or a bias), through which layers' branches it passed, and through which
-heads. A bias is a new term where it is added, of the layer that has it. Norms and gates are held at what the sum of all
-terms shows there; attention is taken from the network.
+heads. A bias is a new term where it is added, of the layer whose branch has it. Norms and gates are held at what the
+sum of all terms shows there; attention is taken from the network.
 """
 
 from dataclasses import dataclass, replace
@@ -49,16 +49,14 @@ def terms_of(net: Transformer, X: Tensor) -> list[Term]:
         found = state.get(f"{name}.bias")
         return [] if found is None else [Term(np.broadcast_to(found, like.shape), "bias", frozenset({layer}))]
 
-    def norm(name: str, terms: list[Term], layer: int | None) -> list[Term]:
+    def norm(name: str, terms: list[Term]) -> list[Term]:
         Y = total(terms)
         centred = Y - Y.mean(1, keepdims=True) if arch.norm == "layer" else Y
         scale = state[f"{name}.gain"] / np.sqrt((centred**2).mean(1, keepdims=True) + arch.norm_eps)
         off = (lambda V: V - V.mean(1, keepdims=True)) if arch.norm == "layer" else (lambda V: V)
         after = [term.on(off(term.value) * scale) for term in terms]
-        if layer is None:  # of the final norm: the bias passes through no layer
-            found = state.get(f"{name}.bias")
-            return after if found is None else [*after, Term(np.broadcast_to(found, Y.shape), "bias")]
-        return [*after, *bias(name, Y, layer)]
+        found = state.get(f"{name}.bias")  # belongs to no branch: one that it goes into is passed later
+        return after if found is None else [*after, Term(np.broadcast_to(found, Y.shape), "bias")]
 
     def heads(layer: int, terms: list[Term]) -> list[Term]:
         at = f"layers.{layer - 1}.attention"
@@ -88,7 +86,7 @@ def terms_of(net: Transformer, X: Tensor) -> list[Term]:
         for part, branch in (("attention", heads), ("mlp", mlp)):
             name = f"layers.{layer - 1}.{part}_norm"
             if arch.norm_place == "pre":
-                terms = [*terms, *branch(layer, norm(name, terms, layer))]
+                terms = [*terms, *branch(layer, norm(name, terms))]
             else:
-                terms = norm(name, [*terms, *branch(layer, terms)], layer)
-    return norm("final_norm", terms, None) if arch.final_norm else terms
+                terms = norm(name, [*terms, *branch(layer, terms)])
+    return norm("final_norm", terms) if arch.final_norm else terms

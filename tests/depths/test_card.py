@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope import Architecture, DepthCard, Transformer, depth, fresh, load
 from rankscope.depths import removals
+from rankscope.depths.criteria import Sample, set_shares
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.paths import decompose
 from rankscope.sources.families import FAMILIES
@@ -56,6 +57,15 @@ def test_shares_are_sums_over_single_paths(place: str, norm: str) -> None:
         assert row["residual_share"] == pytest.approx(share(through, residual), abs=1e-12)
         some = [term for term in through if term.start == "embedding"]
         assert row["share_embedding"] == pytest.approx(share(some), abs=1e-12)
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_shares_are_those_that_layers_are_cut_by(place: str) -> None:
+    net, X = awake(Architecture(**SIZE, norm_place=place)), normal(1, 6, 16)
+    card, sets = depth(net, X, heads=False), [{layer} for layer in (1, 2, 3)]
+    for column, residual in (("share", False), ("residual_share", True)):
+        expected = set_shares(net, Sample(X), sets, residual)
+        assert card.layers[column].abs().to_list() == pytest.approx(expected, rel=1e-9)
 
 
 def lost(net: Transformer, cut: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float, float]:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankscope.depths.readings import influence
 from rankscope.errors import PathError
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import tokens, valid_tokens
@@ -147,8 +148,7 @@ def influences(net: Transformer, sample: Sample) -> list[float]:
     valid, before, scores = sample.valid(), None, []
     for step in net.steps(sample.X, sample.padding):
         if before is not None:
-            angle = torch.nn.functional.cosine_similarity(before.double(), step.state.double(), dim=-1)
-            scores.append(float((((1 - angle) * valid).sum(1) / valid.sum(1)).mean()))
+            scores.append(float(influence(before, step.state, valid).mean()))
         before = step.state
     return scores
 

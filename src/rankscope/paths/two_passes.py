@@ -37,7 +37,7 @@ class LayerShares(NamedTuple):
     NaN of a residual that is only rounding.
     """
 
-    layer: Float[Tensor, "start batch"]  # through anything but the skips: what the layer adds, biases and all
+    layer: Float[Tensor, "start batch"]  # through any of its branches: what the layer adds, with their biases
     mlp: Float[Tensor, "start batch"]  # through its MLP; zero where there is none
     heads: Float[Tensor, "start batch head"]  # through each head
 
@@ -69,7 +69,7 @@ class _OneLayer(FrozenRules):
 
 
 class _PastLayer(_OneLayer):
-    """The rules past all branches of a frozen layer: its skips, and norms on sums without their biases."""
+    """The rules past all branches of a frozen layer: its skips, and norms on sums, whose biases pass by it too."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """No branch."""
@@ -146,7 +146,7 @@ class TwoPasses:
         rules = _OneLayer(frozen, layer, 1)
         with torch.no_grad():
             after = rules.through(block, Terms(terms, 1)).parts
-            added = after - _PastLayer(frozen, layer, None).through(block, Terms(terms)).parts
+            added = after - _PastLayer(frozen, layer, 1).through(block, Terms(terms, 1)).parts
         linear = _OneLayer(frozen, layer, None)
         with torch.enable_grad():
             Z = torch.zeros_like(terms[:1]).requires_grad_(True)  # the map is linear: its slope is the same anywhere
