@@ -74,8 +74,8 @@ class DepthCard:
 
     @cached_property
     def norms(self) -> pl.DataFrame:
-        """One row per norm, in order, means over samples: layer · norm · rank_before · rank_after · rank_doubtful."""
-        return means(self.by_sample["norms"], "layer", "norm")
+        """One row per norm, in order, means over samples: layer · norm_name · rank_before · rank_after · rank_doubtful."""
+        return means(self.by_sample["norms"], "layer", "norm_name")
 
     @cached_property
     def effective_depths(self) -> list[EffectiveDepth]:

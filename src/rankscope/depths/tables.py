@@ -25,9 +25,9 @@ LAYER_COLUMNS = (
     "sample", "layer", *SHARES, "share_attention", "share_mlp", "influence", "cosine_attention", "cosine_mlp", *READ,
     "sink_heads", "rank", "rank_doubtful", *LOST,
 )  # fmt: skip
-NORM_COLUMNS = ("sample", "layer", "norm", "rank_before", "rank_after", "rank_doubtful")
+NORM_COLUMNS = ("sample", "layer", "norm_name", "rank_before", "rank_after", "rank_doubtful")
 """The columns of each table."""
-PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm": pl.String}
+PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm_name": pl.String}
 
 
 def sample_tables(
@@ -51,7 +51,7 @@ def sample_tables(
     norms = [pl.DataFrame(schema={name: _kind(name) for name in NORM_COLUMNS})]
     for norm in forward.norms:
         ranks: Columns = {"rank_before": norm.before, "rank_after": norm.after, "rank_doubtful": norm.doubtful}
-        norms.append(_rows({"layer": norm.layer, "norm": norm.norm}, ranks))
+        norms.append(_rows({"layer": norm.layer, "norm_name": norm.norm}, ranks))
     return {
         "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
         "norms": pl.concat(norms),

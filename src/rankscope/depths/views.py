@@ -90,7 +90,7 @@ def norms_sentence(norms: pl.DataFrame) -> str:
     doubt = " Rounding may have decided some ranks (○)." if norms["rank_doubtful"].any() else ""
     if changed.is_empty():
         return f"Each of {norms.height} norms keeps the affine rank of the tokens.{doubt}"
-    steps = [f"{row['norm']} of layer {row['layer']} ({row['rank_before']:.4g} to {row['rank_after']:.4g})"
+    steps = [f"{row['norm_name']} of layer {row['layer']} ({row['rank_before']:.4g} to {row['rank_after']:.4g})"
              for row in changed.head(3).iter_rows(named=True)]  # fmt: skip
     more = f" and {changed.height - 3} more" if changed.height > 3 else ""
     return f"{changed.height} of {norms.height} norms change the affine rank: {', '.join(steps)}{more}.{doubt}"
