@@ -15,6 +15,7 @@ from benchmarks import __main__ as printed
 from benchmarks import (
     alarms,
     deep_post_norm,
+    depth_card,
     encoder_collapse,
     giorlandino2026,
     instabilities,
@@ -38,6 +39,7 @@ from rankscope.runs.spikes import Signal
 ALONE = {
     "alarms",
     "deep_post_norm",
+    "depth_card",
     "device",
     "encoder_collapse",
     "giorlandino2026",
@@ -237,3 +239,10 @@ def test_a_collapse_is_seen_where_a_number_stays_beyond_all_healthy_ones(monkeyp
     row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
     assert row.false_alarms == 1
     assert Curve(steps, [1, 2, 3, None]).worst(1) == 3
+
+
+def test_the_depth_card_of_a_streamed_llama_is_measured(tmp_path: Path) -> None:
+    numbers = depth_card.write_llama(tmp_path, depth_card.Shape(2, 16, 24, 4, 2, 60))
+    assert numbers == 60 * 16 + 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 16 * 24 * 3 + 2 * 16)
+    seconds, peak, sentence = depth_card.measured(tmp_path, 8, "heads")
+    assert seconds > 0 and peak > 0 and sentence is not None and "2 layers count as" in sentence

@@ -62,7 +62,9 @@ def depth(
     if svg is not None:
         write_text(svg, card.svg())
     if store is not None:
-        write_folder(store, "depth", card.manifest, card.tables(), {"depth": card.plot()})
+        from rankscope.depths.figures import printed
+
+        write_folder(store, "depth", card.manifest, card.tables(), {"depth": printed(card.chart, card.sentence)})
     if results.as_json:
         return machine({"manifest": card.manifest.to_dict(), **card.to_dict()})
     show_card(card)

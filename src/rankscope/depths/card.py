@@ -74,7 +74,10 @@ class DepthCard:
 
     @cached_property
     def norms(self) -> pl.DataFrame:
-        """One row per norm, in order, means over samples: layer · norm_name · rank_before · rank_after · rank_doubtful."""
+        """One row per norm, in the order of the network, means over samples:
+
+        layer · norm_name · rank_before · rank_after · rank_doubtful
+        """
         return means(self.by_sample["norms"], "layer", "norm_name")
 
     @cached_property
