@@ -59,7 +59,8 @@ def write_llama(folder: Path, shape: Shape) -> int:
         num_attention_heads=shape.heads, num_key_value_heads=shape.key_heads, dtype="bfloat16",
         architectures=["LlamaModel"],
     ).save_pretrained(folder)  # fmt: skip
-    generator, index, numbers = torch.Generator().manual_seed(0), {}, 0
+    generator, numbers = torch.Generator().manual_seed(0), 0
+    index: dict[str, str] = {}
     d, m, narrow = shape.width, shape.mlp, shape.key_heads * shape.width // shape.heads
     matrices = {
         "self_attn.q_proj": (d, d), "self_attn.k_proj": (narrow, d), "self_attn.v_proj": (narrow, d),

@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "mlp_width": 6}
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_shares_are_sums_over_single_paths(place: str, norm: str) -> None:
-    net = awake(Architecture(**TINY, norm_place=place, norm=norm, final_norm=place == "pre"))
+    net = awake(Architecture(**TINY | {"norm_place": place}, norm=norm, final_norm=place == "pre"))
     X = normal(5, 8)
     terms, output = terms_of(net, X), net.run(X[None]).output[0].numpy()
     np.testing.assert_allclose(total(terms), output, rtol=1e-10, atol=1e-12)
@@ -61,7 +61,7 @@ def test_shares_are_sums_over_single_paths(place: str, norm: str) -> None:
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_shares_are_those_that_layers_are_cut_by(place: str) -> None:
-    net, X = awake(Architecture(**SIZE, norm_place=place)), normal(1, 6, 16)
+    net, X = awake(Architecture(**SIZE | {"norm_place": place})), normal(1, 6, 16)
     card, sets = depth(net, X, heads=False), [{layer} for layer in (1, 2, 3)]
     for column, residual in (("share", False), ("residual_share", True)):
         expected = set_shares(net, Sample(X), sets, residual)
@@ -79,7 +79,7 @@ def lost(net: Transformer, cut: Transformer, X: Tensor, padding: Tensor | None) 
         centred = [each - each.mean(0) for each in (one, other)]
         found.append((float((other - one).norm() / one.norm()), gap,
                       float((centred[1] - centred[0]).norm() / centred[0].norm())))  # fmt: skip
-    return tuple(np.mean(found, 0))  # type: ignore[return-value]
+    return tuple(np.mean(found, 0))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "some heads"])

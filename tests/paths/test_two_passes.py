@@ -37,7 +37,7 @@ def shares(net: Transformer, X: Tensor, padding: Tensor) -> tuple[dict[int, tupl
         after = traverse(block, rules, X).state * valid[..., None]
         passes.forward(rules.layers[block.index], X)
         X = after
-    return {layer: both for layer, *both in passes.back(X)}, passes.closure  # type: ignore[misc]
+    return {layer: both for layer, *both in passes.back(X)}, passes.closure
 
 
 def padded() -> tuple[Tensor, Tensor]:
