@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
 from rankscope.errors import ArchitectureError, SourceError, one_of
 from rankscope.nets import Transformer
-from rankscope.shapes import Float
+from rankscope.shapes import Bool, Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 SEARCHES = ("one_shot", "greedy", "exact")
 MOST_SETS = 5000  # Sets of layers that an exact search scores at most
 Progress = Callable[[int, int], None]
+Tokens = Float[Tensor, "batch token width"]
 
 
 class Fidelity(NamedTuple):
@@ -53,7 +54,13 @@ def fidelity(whole: Transformer, small: Transformer, X: Tensor, padding: Tensor 
     0.0
     """
     sample = Sample(X, padding)
-    Y, Z, valid = sample.output(whole).double(), sample.output(small).double(), sample.valid()
+    return fidelity_of(sample.output(whole), sample.output(small), sample.valid())
+
+
+@torch.no_grad()
+def fidelity_of(Y: Tokens, Z: Tokens, valid: Bool[Tensor, "batch token"]) -> Fidelity:
+    """How close the outputs Z are to the outputs Y, both zero at padding; `valid` is True at tokens."""
+    Y, Z = Y.double(), Z.double()
     cosines = torch.nn.functional.cosine_similarity(Y, Z, dim=-1)
     errors = torch.linalg.norm(Z - Y, dim=(1, 2)) / torch.linalg.norm(Y, dim=(1, 2))
     return Fidelity(float(errors.mean()), float(((cosines * valid).sum(1) / valid.sum(1)).mean()))
