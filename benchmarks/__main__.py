@@ -20,6 +20,7 @@ TITLES = {
     "paths": "Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads",
     "certifying": "Certificates: BERT-base, 2 x 64 tokens",
     "sweeping": "Sweeps: bert-tiny of 6 and 12 layers, 2 x 16 tokens",
+    "cutting": "Models without layers: a forward pass of BERT, 4 x 64 tokens",
     "forecasting": "Forecasts: networks of the lab, 16 x 64 tokens",
     "exploring": "The explorer: MiniLM, 32 tokens, through HTTP",
     "opening": "The demo's report, opened in Chromium",

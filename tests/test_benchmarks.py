@@ -11,10 +11,13 @@ import benchmarks
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from benchmarks import __main__ as printed
 from benchmarks import (
     alarms,
+    cutting,
     deep_post_norm,
+    depth_card,
     encoder_collapse,
     giorlandino2026,
     instabilities,
@@ -38,6 +41,7 @@ from rankscope.runs.spikes import Signal
 ALONE = {
     "alarms",
     "deep_post_norm",
+    "depth_card",
     "device",
     "encoder_collapse",
     "giorlandino2026",
@@ -237,3 +241,35 @@ def test_a_collapse_is_seen_where_a_number_stays_beyond_all_healthy_ones(monkeyp
     row = next(row for row in encoder_collapse.rows(Path()) if row.metric == "rankme")
     assert row.false_alarms == 1
     assert Curve(steps, [1, 2, 3, None]).worst(1) == 3
+
+
+def test_the_depth_card_of_a_streamed_llama_is_measured(tmp_path: Path) -> None:
+    numbers = depth_card.write_llama(tmp_path, depth_card.Shape(2, 16, 24, 4, 2, 60))
+    assert numbers == 60 * 16 + 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 16 * 24 * 3 + 2 * 16)
+    seconds, peak, sentence = depth_card.measured(tmp_path, 8, "heads")
+    assert seconds > 0 and peak > 0 and sentence is not None and "2 layers count as" in sentence
+
+
+def test_cuts_of_a_trained_network_resume_and_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "HELD", 8)
+    monkeypatch.setattr(cutting, "CALIBRATION", 2)
+    monkeypatch.setattr(cutting, "DRAWS", 2)
+    cutting.train(tmp_path, "gpt-6", seeds=1, device="cpu", steps=2, width=8)
+    cutting.run_cuts(tmp_path, "gpt-6", seeds=1, device="cpu")
+    rows = cutting.read_rows(tmp_path / "gpt-6.jsonl")
+    assert len(rows) == len(cutting.KEEPS) * (12 + 3 + 2)  # greedy and one_shot of six, three exact, two random draws
+    for row in rows:
+        assert len(row["layers"]) == 6 - max(1, math.floor(6 * row["keep"] + 0.5)) and math.isfinite(row["loss"])
+    exact = {row["keep"]: row["relative_error"] for row in rows if (row["by"], row["search"]) == ("error", "exact")}
+    assert set(exact) == set(cutting.KEEPS)
+    cutting.run_cuts(tmp_path, "gpt-6", seeds=1, device="cpu")
+    assert cutting.read_rows(tmp_path / "gpt-6.jsonl") == rows
+    shown = cutting.report(tmp_path)
+    assert "gpt-6: loss, whole" in shown and shown.count("| random | one_shot |") == 3
+
+
+def test_ranks_agree_by_spearman() -> None:
+    from scipy.stats import spearmanr
+
+    a, b = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert cutting.spearman(a, b) == pytest.approx(spearmanr(a.numpy(), b.numpy()).statistic, rel=1e-12)

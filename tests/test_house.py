@@ -30,6 +30,7 @@ FLOORS = [
     "live",
     "lab",
     "forecasts",
+    "depths",
     "studies",
     "engine",
     "report",
@@ -63,7 +64,7 @@ def test_imports_go_one_way() -> None:
 
 def test_the_public_names_are_exactly_these() -> None:
     names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "forecast", "fresh", "load", "measure"}
-    names |= {"Monitor", "read", "sweep", "watch"}
+    names |= {"DepthCard", "Monitor", "depth", "read", "sweep", "watch"}
     assert set(rankscope.__all__) == names
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")

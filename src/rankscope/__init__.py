@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankscope.depths import DepthCard, depth
     from rankscope.engine import sweep
     from rankscope.forecasts import forecast
     from rankscope.live import Monitor, watch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # The public names of each room. Resolved on first use, so that `import rankscope` does not import torch.
 _ROOMS = {
+    "depths": ("DepthCard", "depth"),
     "engine": ("sweep",),
     "forecasts": ("forecast",),
     "live": ("Monitor", "watch"),
@@ -28,11 +30,13 @@ _ROOMS = {
 }
 __all__ = [
     "Architecture",
+    "DepthCard",
     "Monitor",
     "Profile",
     "Transformer",
     "certify",
     "decompose",
+    "depth",
     "forecast",
     "fresh",
     "load",

@@ -95,6 +95,7 @@ def test_an_option_means_the_same_everywhere() -> None:
                 said.setdefault(parameter.opts[-1], set()).add(key)
     own = {"--tokens", "--output"}  # of masks: tokens that they join; of report: one page
     own |= {"--remedy", "--train"}  # of remedies: each alone, not all on one network; of demo: its own GPT
+    own |= {"--seed"}  # of cut: of random choices, not of weights
     own |= {"--steps"}  # of forecast: of a training that is not made
     assert {name for name, meanings in said.items() if len(meanings) > 1} <= own
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rankscope.depths import depth
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
@@ -54,7 +55,7 @@ def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path
     words = [[hostile or f"word{k}" for k in range(9)]] * 2
     tables: dict[str, Any] = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
     d = decompose(NET, X)
-    tables |= {"lengths": d.by_length().table, "heads": d.by_head()}
+    tables |= {"lengths": d.by_length().table, "heads": d.by_head(), **depth(NET, X).tables()}
     found = certify(nets["san"], X)
     (network,) = found.manifest.networks
     manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san", fingerprint=None),))

@@ -22,7 +22,9 @@ from typer.core import TyperGroup
 from rankscope.cli.bounds import bounds
 from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
+from rankscope.cli.cut import cut
 from rankscope.cli.demo import demo
+from rankscope.cli.depth import depth
 from rankscope.cli.follow import follow
 from rankscope.cli.forecast import forecast
 from rankscope.cli.listings import masks, metrics, models
@@ -141,8 +143,8 @@ app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
 for command in (
-    demo, measure, compare, paths, bounds, forecast, sweep, checkpoints, follow, spikes, explore, reproduce, study,
-    remedies, report, masks, metrics, models,
+    demo, measure, compare, paths, bounds, depth, cut, forecast, sweep, checkpoints, follow, spikes, explore, reproduce,
+    study, remedies, report, masks, metrics, models,
 ):  # fmt: skip
     app.command(help=_unwrapped(command.__doc__))(flattened(command))
 

@@ -30,7 +30,9 @@ from rankscope.metrics.log_readings import UNIT, ScaledTokens
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.residuals import SIZE, relative_mu, token_norm
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
-from rankscope.shapes import Float
+from rankscope.shapes import Bool, Float
+
+NEAR_TOLERANCE = (1.0, 1 / 3, 1e3)  # Of a rank: its tolerance, and between which multiples of it rounding may decide
 
 
 def singular_values(X: TokensLike, padding: Tensor | None = None) -> Float[Tensor, "*batch value"]:
@@ -55,6 +57,18 @@ def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | N
     ready = tokens(X, padding)
     s, of_tokens = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
     return _affine_count(s, ready, unit or ready.unit, of_tokens)
+
+
+def affine_rank_with_doubt(
+    X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None
+) -> tuple[Values, Bool[Tensor, "*batch"]]:
+    """`affine_rank`, and True where rounding may have decided it: a singular value lies between a third of the
+    tolerance and a thousand times it."""
+    ready = tokens(X, padding)
+    s, of_tokens = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
+    unit = unit or ready.unit
+    value, low, high = (_affine_count(s, ready, unit * share, of_tokens) for share in NEAR_TOLERANCE)
+    return value, low != high
 
 
 def _affine_count(s: Tensor, ready: Tokens, unit: float, scale: Tensor) -> Values:
@@ -142,7 +156,7 @@ def _affine_rank_rule(state: ScaledTokens) -> Reading:
     """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is marked."""
     ready = tokens(state.residual.value, state.padding)
     s = torch.linalg.svdvals(ready.X)
-    value, low, high = (_affine_count(s, ready, UNIT * share, s) for share in (1.0, 1 / 3, 1e3))
+    value, low, high = (_affine_count(s, ready, UNIT * share, s) for share in NEAR_TOLERANCE)
     return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
 
 

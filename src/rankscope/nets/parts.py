@@ -32,7 +32,8 @@ A part that has tensors of its own, trained with the rest, gives their initial v
 
 and finds them in `block.weights.parts[its name]`. One that stands at several places has no place and no
 rules, but `pieces`, the parts that it is at each of them. One that reads masks from `rules.settings` has
-`sees = True`: then whole masks are made, however long the context.
+`sees = True`: then whole masks are made, however long the context. One that acts by the number of a layer, or by the
+depth, has `by_number = True`: then no layer can be taken out (`Transformer.without`).
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `settings` (masks, positions, which tokens are valid) and a `memory` for what one layer leaves to later ones,

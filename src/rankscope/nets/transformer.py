@@ -1,6 +1,6 @@
 """`Transformer`: an architecture and its weights, run layer by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weig
 from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
 from rankscope.nets.pass_settings import Memory, PassSettings
 from rankscope.nets.plain import Plain
+from rankscope.nets.removal import HeadsOut, can_narrow, heads_left, layers_left, narrowed
 from rankscope.nets.steps import ForwardPass, Step
 from rankscope.nets.tensors import assemble, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
@@ -326,3 +327,32 @@ class Transformer:
         arch = with_changes(arch, mlp=mlp, norm=norm, **changes)
         stored = picked(self.weights.layers, chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
+
+    def without(self, layers: Iterable[int] = (), heads: HeadsOut = ()) -> "Transformer":
+        """Return a smaller network: these layers and heads are taken out, and what is left computes as before.
+
+        What a head adds, `P_h (X W_V + b_V) W_O`, vanishes; the output bias of its layer stays. Tensors of heads are
+        removed where the architecture can hold the rest: every layer loses as many, and key heads that are shared
+        lose all heads that share them, or equally many each. Elsewhere the heads stay in memory and are not active:
+        the network then says "some heads silent". Other tensors are shared with this network.
+
+        Args:
+            layers: Layers, numbered from 1 as in every table (`variant` counts them from 0).
+            heads: Heads, numbered from 0, by layer {3: [0, 5]} or as pairs [(3, 0), (3, 5)]; layers are those of
+                this network, whichever of them are taken out as well.
+
+        Raises:
+            ArchitectureError: No layer would be left, or a part acts by the number of a layer.
+
+        >>> net = Transformer.random(Architecture(layers=4, width=8, heads=2))
+        >>> net.without(layers=[2, 3])
+        Transformer(2 layers, width 8, 2 heads, torch.float64 on cpu)
+        >>> net.without(heads={layer: [0] for layer in (1, 2, 3, 4)})
+        Transformer(4 layers, width 8, 1 head, torch.float64 on cpu)
+        """
+        active, left = heads_left(self.arch, heads), layers_left(self.arch, layers)
+        cut = (self if active is None else self.variant(heads=dict(enumerate(active)))).variant(layers=left)
+        if active is None or self.streamed or not can_narrow(cut.arch):
+            return cut
+        arch, tensors = narrowed(cut.arch, cut.state())
+        return replace(cut, arch=arch, weights=assemble(arch, tensors))

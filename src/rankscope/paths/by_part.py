@@ -97,7 +97,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     if frozen.net.streamed:
         raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")
     head_terms, inputs_read, output = _with_graph(frozen)
-    centred = _residual(frozen.output, frozen.valid)
+    centred = centred_tokens(frozen.output, frozen.valid)
     shares = []
     for target in (frozen.output, centred):
         size = frobenius_norm(target.double()).to(target)
@@ -130,12 +130,12 @@ def _head_rows(
     is_active = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
     contributions = U @ layer.block.weights.attention.output.weight  # [batch, head, token, width]
     contributions = contributions * is_active[:, None, None]
-    inputs_read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
+    inputs_read = mu(Z, padding).masked_fill(uniform(Z, frozen.valid), torch.nan)[:, None]
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {
         "norm": frobenius_norm(contributions * frozen.valid[:, None, :, None]),
         "share": share,
-        "residual_share": residual_share.masked_fill(_uniform(frozen.output, frozen)[:, None], torch.nan),
+        "residual_share": residual_share.masked_fill(uniform(frozen.output, frozen.valid)[:, None], torch.nan),
         "contraction": mu(contributions, wide) / inputs_read,
         "averaging": mu(mixed, wide) / inputs_read,
         "dobrushin": dobrushin(layer.P, padding),
@@ -149,8 +149,8 @@ def _head_rows(
 
 def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     padding = ~frozen.valid
-    centred = _residual(frozen.output, frozen.valid)
-    alike = _uniform(frozen.output, frozen)
+    centred = centred_tokens(frozen.output, frozen.valid)
+    alike = uniform(frozen.output, frozen.valid)
     return pl.DataFrame({
         "sample": list(range(len(term))), "layer": [layer] * len(term), "part": [part] * len(term),
         "norm": frobenius_norm(term.double()).tolist(), "residual": residual(term, padding).tolist(),
@@ -160,12 +160,12 @@ def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     })  # fmt: skip
 
 
-def _uniform(X: Tensor, frozen: Frozen) -> Tensor:
+def uniform(X: Tensor, valid: Tensor) -> Tensor:
     """True for samples whose tokens are equal as far as the arithmetic resolves: their residual is noise."""
-    return metric("relative_residual").read(tokens(X, ~frozen.valid)).below_floor.to(X.device)
+    return metric("relative_residual").read(tokens(X, ~valid)).below_floor.to(X.device)
 
 
-def _residual(X: Tensor, valid: Tensor) -> Tensor:
+def centred_tokens(X: Tensor, valid: Tensor) -> Tensor:
     """X minus the mean of its valid tokens."""
     count = valid.sum(-1).clamp(min=1)[:, None, None]
     mean = (X * valid[..., None]).sum(1, keepdim=True) / count

@@ -123,7 +123,7 @@ class Frozen:
         return False
 
 
-class _FreezingRules(Plain):
+class FreezingRules(Plain):
     """The plain rules, which also record what depends on the tokens."""
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
@@ -131,27 +131,33 @@ class _FreezingRules(Plain):
         self.layers: dict[int, FrozenLayer] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
+        """What is known of a block so far."""
         return self.layers.setdefault(block.index, FrozenLayer(block))
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
+        """The norm, whose scales are recorded."""
         frozen_norm = FrozenNorm.of(self.arch, getattr(block.weights, name), X)
         assert frozen_norm is not None
         self.layer(block).norms[name] = frozen_norm
         return super().norm(block, name, X)
 
     def keep(self, block: Block, name: str, x: Tensor) -> None:
+        """Record what a part of one's own asks to keep."""
         self.layer(block).kept[name] = x
 
     def mix(self, block: Block, P: Square, V: Heads) -> HeadOutputs:
+        """The outputs of heads, whose attention is recorded."""
         self.layer(block).P = P
         return super().mix(block, P, V)
 
     def gate_values(self, block: Block, X: Tokens) -> HeadOutputs:
+        """The gates on outputs of heads, which are recorded."""
         gate = super().gate_values(block, X)
         self.layer(block).head_gate = gate.transpose(1, 2)
         return gate
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
+        """The output of the MLP, whose gates are recorded."""
         w, act = block.mlp, ACTIVATIONS[self.arch.activation]
         if block.weights.experts is not None:
             assert w.gate is not None
@@ -180,9 +186,8 @@ def _refuse(why: str, subject: str) -> NoReturn:
     raise PathError(f"a network cannot be taken apart into paths, which {why}; measure it instead", subject=subject)
 
 
-@torch.no_grad()
-def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
-    """Run the network once and keep everything that depends on the tokens."""
+def require_linear(net: Transformer) -> None:
+    """Refuse a network that has parts which no linear rule covers, with a `PathError`."""
     if net.arch.cross_attention:
         _refuse("begin at the network's own tokens; those of cross-attention begin in a memory", "cross_attention")
     for part in pieces(net.arch.parts):
@@ -194,8 +199,14 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
         _refuse("need experts that are linear at their gates; these have biases, or are cut off", "experts")
     if net.arch.key_latent:
         _refuse("need values that are linear in tokens; a latent goes through a norm of its own", "key_latent")
+
+
+@torch.no_grad()
+def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
+    """Run the network once and keep everything that depends on the tokens."""
+    require_linear(net)
     X, valid, order = net.prepared(X, padding)
-    rules = _FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))
+    rules = FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))
     first = X
     for step in net.traversed(X, valid, rules):
         X = step.state

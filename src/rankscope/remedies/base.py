@@ -67,6 +67,7 @@ class BuiltInRemedy:
     citation: ClassVar[str]
     family: ClassVar[Literal["attention", "scores", "branches", "values"]]  # What of a block it changes
     zero: ClassVar[Mapping[str, float]] = {}  # The numbers at which it changes nothing; empty where there are none
+    by_number: ClassVar[bool] = False  # Whether it acts by the number of a layer or by the depth of the network
     sets_skip: ClassVar[bool] = False  # Whether it decides the weight of a skip
     theory: ClassVar[TheoryNote]
     claims: ClassVar[tuple[Claim, ...]] = ()

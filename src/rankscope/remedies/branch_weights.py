@@ -158,6 +158,7 @@ class SqrtDepth(_BranchRemedy):
     power: float = 0.5
     norms: ClassVar[int] = 1
     name: ClassVar[str] = "sqrtl"
+    by_number: ClassVar[bool] = True
     formula: ClassVar[str] = "branches times 1/L^power, L the depth: 1/sqrt(L)"
     citation: ClassVar[str] = "Noci et al. 2022"
     zero: ClassVar[dict[str, float]] = {"power": 0.0}
@@ -200,6 +201,7 @@ class LayerNormScaling(BuiltInRemedy):
 
     power: float = 0.5
     name: ClassVar[str] = "lnscale"
+    by_number: ClassVar[bool] = True
     formula: ClassVar[str] = "what branches read, times 1/layer^power: 1/sqrt(layer)"
     citation: ClassVar[str] = "Sun et al. 2025"
     family: ClassVar[Any] = "branches"

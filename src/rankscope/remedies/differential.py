@@ -31,6 +31,7 @@ class HeadNorm(BuiltInRemedy):
     drop: float = 0.6
     eps: float = 1e-5
     name: ClassVar[str] = "head_norm"
+    by_number: ClassVar[bool] = True
     place: ClassVar[str] = "heads"
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:
@@ -69,6 +70,7 @@ class Differential(BuiltInRemedy):
     spread: float = 0.1
     norm: int = 1
     name: ClassVar[str] = "differential"
+    by_number: ClassVar[bool] = True
     place: ClassVar[str] = "pattern"
     formula: ClassVar[str] = "attention becomes P_1 - lambda P_2, and outputs of heads are normed"
     citation: ClassVar[str] = "Ye et al. 2024"

@@ -44,6 +44,7 @@ class ValueResidual(BuiltInRemedy):
     a: float = 0.5
     b: float = 0.5
     name: ClassVar[str] = "valueresidual"
+    by_number: ClassVar[bool] = True
     place: ClassVar[str] = "values"
     formula: ClassVar[str] = "values become a V + b V_1, from layer 2 on"
     citation: ClassVar[str] = "Zhou et al. 2024"
@@ -95,6 +96,7 @@ class Neutreno(BuiltInRemedy):
 
     weight: float = 0.6
     name: ClassVar[str] = "neutreno"
+    by_number: ClassVar[bool] = True
     formula: ClassVar[str] = "heads give P V + weight (V_1 - V), from layer 2 on"
     citation: ClassVar[str] = "Nguyen et al. 2023"
     family: ClassVar[Any] = "values"

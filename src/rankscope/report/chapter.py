@@ -19,7 +19,7 @@ from rankscope.paths.views import carried, length_views
 from rankscope.report.causes import verdict
 from rankscope.report.content import SENTENCES, Plot, Section, Views
 from rankscope.report.reported_run import ReportedRun
-from rankscope.report.sections import sections_of
+from rankscope.report.sections import depth_card, sections_of
 from rankscope.report.studies import agreement
 from rankscope.report.sweep import sweep_sentences
 from rankscope.report.tables import checks
@@ -125,6 +125,8 @@ def finding(run: ReportedRun) -> str:
         return str(run.outcomes[0][1]["said"])
     if run.outcomes:
         return agreement(run.outcomes)
+    if "depth_layers" in run.tables:
+        return depth_card(run).sentence
     if "lengths" in run.tables:
         return carried(length_views(run.tables["lengths"]))
     return " ".join(bounds_sentence(proved.views(), f"for {name}") for name, proved in run.certificates.items())

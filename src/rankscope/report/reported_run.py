@@ -3,13 +3,14 @@
     profile.parquet, summary.parquet   a metric by layer, of samples or of a corpus
     cloud.parquet, spectrum.parquet    tokens on two axes, singular values
     lengths.parquet, heads.parquet     paths
+    depth_layers, _heads, _norms       a depth card
     certificates*.parquet              bounds, a file for each variant
     training/, alarms/                 a training run, as far as it is written
     sweep.parquet, cells.parquet       a sweep
     **/outcome.json                    studies of the papers
     manifest.json                      what was run
 
-`measure`, `paths`, `bounds`, `sweep`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
+`measure`, `paths`, `depth`, `bounds`, `sweep`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
 `rankscope.runs`.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 import polars as pl
 
 from rankscope.cards import counted
+from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.errors import FileError
 from rankscope.nets.origin import titled
 from rankscope.paths.views import HEAD
@@ -40,10 +42,12 @@ LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "b
 TABLES: dict[str, tuple[str, ...]] = {
     "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS,
     "heads": ("sample", "layer", "head", *HEAD),
+    "depth_layers": LAYER_COLUMNS, "depth_heads": HEAD_COLUMNS, "depth_norms": NORM_COLUMNS,
 }  # fmt: skip
 """The columns that each table must have."""
 TITLE = 200  # Characters of a name in a heading at most
-PATHS = ("lengths", "heads")
+DEPTH = ("depth_layers", "depth_heads", "depth_norms")
+PATHS = ("lengths", "heads", *DEPTH)
 """Tables that another command may have put beside measurements; the others are pictures of these."""
 
 
@@ -105,6 +109,8 @@ class ReportedRun:
             return title
         if self.certificates and not self.tables:
             return f"{title}: bounds of {', '.join(self.certificates)[:TITLE]}"
+        if "depth_layers" in self.tables and "lengths" not in self.tables:
+            return f"{title}: depth"
         return f"{title}: paths" if "lengths" in self.tables else title
 
 
@@ -131,6 +137,10 @@ def read_run(folder: str | Path) -> ReportedRun:
         tables[name] = table
         inside += [] if manifest is None else [manifest]
         closure = manifest.closure if name == "lengths" and manifest is not None else closure
+    missing = [name for name in DEPTH if name not in tables]
+    if 0 < len(missing) < len(DEPTH):
+        sentence = f"{folder} must hold all tables of a depth card; {missing[0]}.parquet is missing: run it again"
+        raise FileError(sentence, subject=missing[0])
     certificates = {}
     for path in sorted(folder.glob("certificates*.parquet")):
         certificate = validate.certificates(path, Certificates.read(stored.path(path.name)))
@@ -189,8 +199,8 @@ def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     path = stored.path(f"{name}.parquet")
     table, manifest = read_parquet(path)
     table = validate.table(path, table, TABLES[name])
-    if name in PATHS and table.is_empty():
-        raise FileError(f"{path} must hold paths; it has no rows: run it again", subject=str(path))
+    if name in PATHS and name != "depth_norms" and table.is_empty():
+        raise FileError(f"{path} must hold paths, layers or heads; it has no rows: run it again", subject=str(path))
     return validate.lengths(path, table) if name == "lengths" else table, manifest
 
 

@@ -5,6 +5,11 @@ from dataclasses import replace
 
 import polars as pl
 
+from rankscope.depths import DepthCard
+from rankscope.depths.card import ENTRY as DEPTH_ENTRY
+from rankscope.depths.card import TABLES as DEPTH_TABLES
+from rankscope.depths.tables import MARKS
+from rankscope.depths.views import norms_sentence
 from rankscope.metrics import direction_of, is_share, symbol_of
 from rankscope.paths.figures import heads_chart, lengths_chart
 from rankscope.profiles import Profile, Summary
@@ -14,7 +19,14 @@ from rankscope.report.content import Plot, Section, Views, sentence
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.report.sweep import sweep_sections
-from rankscope.report.tables import certificate_table, curve_table, failing_table, spread_table
+from rankscope.report.tables import (
+    certificate_table,
+    curve_table,
+    depth_table,
+    effective_depth_table,
+    failing_table,
+    spread_table,
+)
 from rankscope.report.training import training_sections
 from rankscope.theory.figures import bounds_chart, proved_shares
 from rankscope.theory.views import RANK
@@ -175,5 +187,23 @@ def _bounds(run: ReportedRun) -> list[Section]:
     return [Section("bounds", "What is proved", lead, plots, [table for table in tables if table.rows], notes)]
 
 
-TABLE_SECTIONS = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}
+def depth_card(run: ReportedRun) -> DepthCard:
+    """The depth card of a run that has one."""
+    tables = {name: run.tables[f"depth_{name}"].fill_nan(None) for name in DEPTH_TABLES}
+    marks = {name: [column for column in table.columns if column in MARKS] for name, table in tables.items()}
+    tables = {name: table.with_columns(pl.col(marks[name]).cast(pl.Boolean)) for name, table in tables.items()}
+    return DepthCard(tables, run.manifests.get(DEPTH_ENTRY, run.manifest))
+
+
+def _depth(run: ReportedRun, _: pl.DataFrame) -> Section:
+    card = depth_card(run)
+    plot = Plot("depth", [("", card.chart)], sentence("depth", "caption"))
+    lead = f"{sentence('depth', 'lead')} {card.sentence} {norms_sentence(card.norms)}"
+    tables = [depth_table(card.layers), effective_depth_table(card.effective_depths)]
+    return Section("depth", "Which layers and heads the output needs", lead, [plot], tables)
+
+
+TABLE_SECTIONS = {
+    "depth_layers": _depth, "cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads,
+}  # fmt: skip
 """Tables that have a section of their own, in the order of reading."""

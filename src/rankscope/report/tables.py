@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+import polars as pl
+
+from rankscope.depths.summary import EffectiveDepth
+from rankscope.depths.views import ALL_LAYER_COLUMNS, MARKED_COLUMNS, NOISE
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_note
-from rankscope.report.content import Table
+from rankscope.report.content import Table, sentence
 from rankscope.runs import Network
 from rankscope.theory import Certificates
 from rankscope.theory.views import failed_hypotheses, quantity
@@ -41,6 +45,24 @@ def spread_table(summary: Summary, metric: str) -> Table:
         rows.append([view.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
     headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
     return Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)
+
+
+def depth_table(layers: pl.DataFrame) -> Table:
+    """The layers of a depth card; what rounding may have decided is marked."""
+    rows, headings = layers.to_dicts(), list(ALL_LAYER_COLUMNS)
+    marked = {
+        (row, headings.index(heading))
+        for row, values in enumerate(rows) for heading, mark in MARKED_COLUMNS.items() if values[mark]
+    }  # fmt: skip
+    cells = [[cell(row).removesuffix(NOISE) for cell in ALL_LAYER_COLUMNS.values()] for row in rows]
+    return Table("Layers", headings, cells, marked, sentence("depth", "layers"))
+
+
+def effective_depth_table(depths: Sequence[EffectiveDepth]) -> Table:
+    """Effective depths, each with its definition."""
+    rows = [[found.name.replace("_", " "), "–" if found.value is None else f"{found.value:.3g}", found.definition]
+            for found in depths]  # fmt: skip
+    return Table("Effective depth", ["", "layers", "what it is"], rows, wordy=True)
 
 
 def certificate_table(certificates: Certificates, variant: str) -> Table:

@@ -14,7 +14,7 @@ from rankscope.errors import FileError
 from rankscope.profiles import Profile, Summary
 from rankscope.theory import Certificates
 
-TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem", "quantity", "kind"}
+TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem", "quantity", "kind", "norm_name"}
 PLACES = {"sample", "layer", "head", "token", "index", "length"}
 SWITCHES = {"below_floor", "met", "vacuous"}  # Columns by what they hold; all others hold numbers
 FURTHEST = 10**6  # The largest place: no network is as deep, and no excerpt as long

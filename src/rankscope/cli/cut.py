@@ -1,0 +1,99 @@
+"""`rankscope cut`: a smaller model, without the layers that are needed least."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rankscope.cli import names
+from rankscope.cli import options as opt
+from rankscope.cli.inputs import network, read_excerpts
+from rankscope.cli.show import console, machine, progress, say, say_where, titled
+from rankscope.errors import FileError, SourceError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankscope.depths import Cut
+
+CRITERIA = tuple(names.DATA["names"]["criteria"])
+SEARCHES = ("one_shot", "greedy", "exact")
+
+
+def cut(
+    model: opt.Model,
+    keep: Annotated[float, opt.option(opt.NETWORK, "SHARE", "The share of layers that stays.")] = 0.75,
+    by: Annotated[str, opt.option(opt.NETWORK, "NAME", "by", CRITERIA)] = "path_share",
+    search: Annotated[str, opt.option(opt.NETWORK, "NAME", "search", SEARCHES)] = "greedy",
+    seed: Annotated[int, opt.option(opt.NETWORK, "N", "The seed of random choices and directions.", min=0)] = 0,
+    device: opt.Device = "cpu",
+    text: opt.TextOptions = opt.TextOptions(),
+    output: Annotated[
+        Path | None, opt.option(opt.RESULT, "FOLDER", "Write the model to this new folder.", (), "-o", "--output")
+    ] = None,
+    printing: opt.PrintOptions = opt.PrintOptions(),
+) -> None:
+    """Take out of a model the layers that are needed least, and write what is left as a model that transformers loads.
+
+    MODEL is minilm, a directory or a hub id. What is needed is measured on a text; the model that is written has the
+    task head and tokenizer of the whole one, is loaded again and compared with the network that was measured. Without
+    [bold]-o[/bold] nothing is written: it says what would be taken out, and what the output would lose by it.
+    """
+    from rankscope.depths import cut as cut_network
+    from rankscope.depths.losses import next_token_loss
+    from rankscope.sources.load import is_drawn
+    from rankscope.sources.shortened import original
+
+    excerpts = read_excerpts(text)
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise FileError(f"{output} must be a new or empty folder; it holds something already", subject=str(output))
+    if output is not None and is_drawn(model):
+        sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
+        raise SourceError(sentence, subject="model")
+    net = network(model, opt.NetworkOptions(), device, quiet=printing.silent)
+    whole: Any = None if is_drawn(model) else original(model)
+    encoded, loss = net.encode(excerpts, text.tokens), None
+    if by == "gradient" and whole is not None and net.arch.mask == "causal":
+        loss = next_token_loss(whole, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
+    with progress(printing.silent) as start:
+        found = cut_network(net, encoded, keep, by, search, loss=loss, seed=seed, progress=start(f"layers by {by}"))
+    sizes = None
+    if output is not None:
+        small = found.save(output, whole)
+        sizes = whole.num_parameters(), small.num_parameters()
+    if printing.as_json:
+        return machine(
+            {
+                "model": model, "by": by, "search": search, "keep": keep, "seed": seed, "layers": list(found.layers),
+                "left": found.net.arch.layers, **found.fidelity._asdict(), "weights": sizes,
+                "loss": None if by != "gradient" else "random direction" if loss is None else "next token",
+                "scores": found.scores.to_dicts(), "output": None if output is None else str(output),
+            }
+        )  # fmt: skip
+    if not printing.silent and found.layers:
+        console().print(scores_table(found))
+    size = "" if sizes is None else f"; {sizes[0]:,} weights became {sizes[1]:,} ({100 * sizes[1] / sizes[0]:.0f} %)"
+    say(f"{Path(model).name} {found.sentence}{size}.")
+    if output is not None:
+        say_where("Model", output)
+
+
+def _ids(origin: Any, excerpts: list[str], tokens: int) -> Any:
+    """Token ids of the excerpts, padded at the end as their tokens are."""
+    import torch
+
+    rows = [torch.tensor(ids) for ids in origin.ids(excerpts, tokens)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def scores_table(found: "Cut") -> "Table":
+    """The scores of all layers in the first round, or the best sets of an exact search."""
+    if found.search == "exact":
+        table = titled(f"sets of layers that could go, by {found.by}", "The lowest five.", ["layers"], ["score"])
+        for row in found.scores.sort("score").head(5).iter_rows(named=True):
+            table.add_row(row["layers"], f"{row['score']:.4g}")
+        return table
+    below = "Scores before the first went; then the rest was scored anew." if found.search == "greedy" else ""
+    table = titled(f"how much each layer is needed, by {found.by}", below, ["layer"], ["score", "goes"])
+    places = {layer: str(place) for place, layer in enumerate(found.layers, 1)}
+    for row in found.scores.filter(found.scores["round"] == 1).iter_rows(named=True):
+        table.add_row(str(row["layer"]), f"{row['score']:.4g}", places.get(row["layer"], ""))
+    return table

@@ -1,0 +1,12 @@
+"""What each layer, head and path of a model contributes to its output, and smaller models made from that.
+
+`card.py` has `depth` and what it returns. It asks `readings.py` for what one pass shows of each layer, `paths` for the
+exact shares, `removals.py` for what is lost without each layer and head, `tables.py` for tables of all that and
+`summary.py` for what they come to. `views.py` and `figures.py` show it. `cut.py` makes smaller models, by the scores of
+`criteria.py`.
+"""
+
+from rankscope.depths.card import DepthCard, depth
+from rankscope.depths.cut import Cut, Fidelity, cut, fidelity
+
+__all__ = ["Cut", "DepthCard", "Fidelity", "cut", "depth", "fidelity"]

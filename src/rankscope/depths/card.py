@@ -1,0 +1,260 @@
+"""`depth`: which layers, heads and paths of a model does its output need?
+
+In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and
+reads every layer; `paths/two_passes.py` goes back through it and has the exact shares of paths; `removals.py` runs the
+network without each layer and head; `tables.py` makes tables of all that, and `summary.py` effective depths and a
+sentence of the tables. `figures.py` draws them.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.cards import counted
+from rankscope.depths.readings import read_forward
+from rankscope.depths.removals import Removals
+from rankscope.depths.summary import EffectiveDepth, effective_depths, means, sentence_of
+from rankscope.depths.tables import sample_tables
+from rankscope.errors import FileError, PathError
+from rankscope.paths.frozen import require_linear
+from rankscope.paths.two_passes import LayerShares, TwoPasses
+from rankscope.profiles.pass_cost import check_memory
+from rankscope.runs import Manifest, Store, manifest_of, read
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+
+if TYPE_CHECKING:
+    from rankscope.figures import Chart
+    from rankscope.figures.matplotlib import Figure
+
+Progress = Callable[[int, int], None]
+TABLES = ("layers", "heads", "norms")
+ENTRY = "depth"  # What `rankscope depth` calls its results in a run folder
+BACK = 4  # Layers applied to the text in the time that one takes on the way back, about
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DepthCard:
+    """What each layer and head of a model does for its output.
+
+    Args:
+        by_sample: The tables `layers`, `heads` and `norms` with a row for each sample; `layers`, `heads` and `norms`
+            of the card are their means.
+        manifest: What was run on what.
+        notes: What is not known, and why: a sentence each.
+    """
+
+    by_sample: Mapping[str, pl.DataFrame]
+    manifest: Manifest
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def layers(self) -> pl.DataFrame:
+        """One row per layer (from 1), means over samples; null where no sample has a number:
+
+        layer · share · share_embedding · share_bias · share_attention · share_mlp · residual_share · influence ·
+        cosine · cosine_attention · cosine_mlp · entropy · sink · sink_heads · rank · rank_doubtful · lost ·
+        lost_cosine · lost_residual · lost_below_floor · lost_residual_below_floor
+
+        `docs/depth.md` defines each.
+        """
+        return means(self.by_sample["layers"], "layer")
+
+    @cached_property
+    def heads(self) -> pl.DataFrame:
+        """One row per layer (from 1) and head (from 0), means over samples; the columns are those of `layers` that
+        a head has."""
+        return means(self.by_sample["heads"], "layer", "head")
+
+    @cached_property
+    def norms(self) -> pl.DataFrame:
+        """One row per norm, in the order of the network, means over samples:
+
+        layer · norm_name · rank_before · rank_after · rank_doubtful
+        """
+        return means(self.by_sample["norms"], "layer", "norm_name")
+
+    @cached_property
+    def effective_depths(self) -> list[EffectiveDepth]:
+        """How deep the network works, by several definitions, each with its formula (`summary.py`)."""
+        return effective_depths(self.layers)
+
+    @property
+    def sentence(self) -> str:
+        """What the card says, in a sentence."""
+        return sentence_of(self.name, self.layers, self.heads)
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        origin = self.manifest.origin or {}
+        return Path(str(origin.get("name") or self.manifest.model or "network")).name
+
+    @property
+    def closure(self) -> float | None:
+        """How far all paths are from adding up to the output, relative to it; None where there are no shares."""
+        return self.manifest.closure
+
+    @cached_property
+    def chart(self) -> "Chart":
+        """The figure, as both renderers draw it."""
+        from rankscope.depths.figures import depth_chart
+
+        return depth_chart(self.layers, self.heads, self.sentence)
+
+    def plot(self, **options: Any) -> "Figure":
+        """Losses, shares, cosines by layer and a map of heads; `options` are those of `figures.plot.plot`."""
+        from rankscope.depths.figures import printed
+
+        return printed(self.chart, **options)
+
+    def svg(self) -> str:
+        """The figure under the sentence as SVG, for a README."""
+        from rankscope.depths.figures import printed
+
+        buffer = io.StringIO()
+        printed(self.chart, self.sentence).savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the card into a run folder, which `DepthCard.read`, `rankscope.read` and `rankscope report` read."""
+        with Store(folder) as store:
+            self.write(store)
+        return Path(folder)
+
+    def write(self, store: Store) -> None:
+        """Write the card into an open run folder."""
+        store.write(ENTRY, self.manifest, self.tables())
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """The tables by sample, under the names that they have in a run folder."""
+        return {f"depth_{name}": self.by_sample[name] for name in TABLES}
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "DepthCard":
+        """The card in a run folder, as `save` or `rankscope depth -o` has written it."""
+        run = read(folder)
+        if ENTRY not in run.manifests:
+            raise FileError(f"{folder} must hold a depth card; it has none: rankscope depth -o writes one",
+                            subject=str(folder))  # fmt: skip
+        manifest = run.manifests[ENTRY]
+        tables = {name: run.table(f"depth_{name}") for name in TABLES}
+        return cls(tables, manifest, tuple(manifest.networks[0].checks.get("notes", ())))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that the card shows, for JSON."""
+        return {
+            "sentence": self.sentence,
+            "effective_depths": [found._asdict() for found in self.effective_depths],
+            "notes": list(self.notes),
+            "layers": self.layers.to_dicts(), "heads": self.heads.to_dicts(), "norms": self.norms.to_dicts(),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"DepthCard: {self.sentence}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: figure, table and sentences."""
+        from rankscope.cards import card
+        from rankscope.depths.views import LAYER_COLUMNS
+
+        rows = [[cell(row) for cell in LAYER_COLUMNS.values()] for row in self.layers.iter_rows(named=True)]
+        title = f"DepthCard: {self.name}, {counted(self.layers.height, 'layer')}"
+        known = [found.sentence for found in self.effective_depths]
+        return card(title, self.plot, list(LAYER_COLUMNS), rows, [self.sentence, *known, *self.notes])
+
+
+def depth(
+    net: NetworkLike,
+    X: InputsLike,
+    padding: Tensor | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    heads: bool = True,
+    batch: int = 16,
+    device: str | torch.device | None = None,
+    progress: Progress | None = None,
+) -> DepthCard:
+    """Say of each layer and head what the output owes to it, and what it loses without it.
+
+    Shares of paths are exact, as of `decompose`; losses are measured, by running the network without the part. Layers
+    may be in files (`load(..., stream=True)`): each is read three times or, where copies of the tokens do not fit into
+    memory, more often. With L layers of H heads the time is that of about `L / 2 + 8` forward passes, and `H L / 2`
+    more with `heads`.
+
+    Args:
+        net: The network, or a Hugging Face model in memory; it runs in its own dtype.
+        X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padding.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        heads: Whether the network also runs without each head.
+        batch: Samples that run together at most, where parts are taken out.
+        device: Where to run; where the network is, if left out.
+        progress: Called as `progress(done, total)`, in layers applied to the text.
+
+    Returns:
+        A `DepthCard`.
+
+    Raises:
+        ArchitectureError: A part of the network leaves something to later layers, which cannot run without it.
+        ClosureError: The paths do not add up to the output.
+        TooLargeError: The attention of the text does not fit into memory.
+
+    >>> from rankscope import fresh
+    >>> card = depth(fresh("bert-tiny"), ["Call me Ishmael."])
+    >>> card.layers.height, card.heads.height, bool((card.layers["lost"] > 0).all())
+    (2, 4, True)
+    """
+    net, X, padding = inputs_of("depth", net, X, padding, attention_mask)
+    net = net.to(device=device)
+    X = X.to(dtype=net.dtype, device=net.device)
+    check_memory(net.arch, len(X), X.shape[1], len(X), "float", net.device, False)
+    X, valid, _ = net.prepared(X, None if padding is None else padding.to(net.device))
+    notes, paths = [], None
+    try:
+        require_linear(net)
+        paths = TwoPasses(net, X, valid)
+    except PathError as error:
+        notes.append(f"There are no shares of paths: {error}.")
+    counter = _Counter(layers_applied(net.arch.layers, net.arch.heads if heads else 0), progress)
+    forward = read_forward(net, X, valid, paths, counter)
+    shares: dict[int, tuple[LayerShares, LayerShares]] = {}
+    if paths is not None:
+        for layer, of_output, of_residual in paths.back(forward.last):
+            shares[layer] = of_output, of_residual
+            counter(BACK)
+    removals = Removals(net, [*forward.inputs, forward.last], valid, heads, batch, counter)
+    losses = {(loss.layer, loss.head): loss for loss in removals.run()}
+    if not heads:
+        notes.append("Heads were not taken out one by one.")
+    tables = sample_tables(forward, shares, losses)
+    checks = {"notes": notes, "floor": removals.floor.tolist()}
+    manifest = manifest_of(
+        {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}, str(net.device), "as given",
+        str(net.dtype).removeprefix("torch."), [], checks,
+    ).adding(samples=len(X), tokens=X.shape[1], closure=None if paths is None else paths.closure,
+             origin=None if net.origin is None else net.origin.described())  # fmt: skip
+    return DepthCard(tables, manifest, tuple(notes))
+
+
+def layers_applied(layers: int, heads: int) -> int:
+    """How many layers of a network are applied to the text for a card, in all; `heads` is 0 where none is taken out."""
+    return layers * (1 + BACK) + Removals.layers_applied(layers, heads)
+
+
+class _Counter:
+    """Adds up the layers that were applied to the text, and tells how many are done."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done, self.total, self.progress = 0, total, progress
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        if self.progress is not None:
+            self.progress(min(self.done, self.total), self.total)

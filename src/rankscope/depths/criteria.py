@@ -1,0 +1,245 @@
+"""Criteria by which layers and heads are kept: a score for each on given tokens, the larger the more it is needed.
+
+Called by `cut.py`. X_l are the tokens after layer l, Y the output, w the weights of a layer.
+
+| criterion        | the score of a layer                                                                           |
+|------------------|------------------------------------------------------------------------------------------------|
+| `path_share`     | `|<Y - Y_0, Y>| / <Y, Y>`, Y_0 the sum over all paths that pass by the layer: exact (`paths`)  |
+| `residual_share` | the same with the residual of Y in the place of the second Y and of the last two               |
+| `influence`      | `1 - cosine(X_{l-1}, X_l)`, mean over tokens: block influence (Men et al. 2024, ShortGPT)      |
+| `magnitude`      | the Frobenius norm of all matrices of the layer                                                |
+| `gradient`       | the sum of `|w dL/dw|` over all weights of the layer: first-order Taylor (Molchanov et al.     |
+|                  | 2017; Ma et al. 2023, LLM-Pruner), L a loss of the output                                      |
+| `error`          | `||Y' - Y|| / ||Y||`, Y' the output of the network without the layer: measured                 |
+| `random`         | a number drawn from the seed: the baseline                                                     |
+
+Scores of samples are averaged. Shares are taken with attention, norms and gates frozen as measured, and are those of
+branches: norms of a layer stay on the paths that pass by it. Of heads, `path_share` and `residual_share` are the sizes
+of those in `Decomposition.by_head`, `magnitude` is that of the head's queries, keys, values and outputs, and `gradient`
+the derivative of L by a factor on the head's output, its size averaged over samples (Michel et al. 2019).
+
+The share of a *set* of layers, of all paths that meet at least one of them, is no sum of shares, and neither is the
+measured error: `path_share`, `residual_share` and `error` have a score of sets.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.depths.readings import influence
+from rankscope.errors import PathError
+from rankscope.metrics import metric
+from rankscope.metrics.tokens import tokens, valid_tokens
+from rankscope.nets import Transformer
+from rankscope.nets.order import Branch, Half
+from rankscope.nets.traversal import Block
+from rankscope.nets.weights import converted, named
+from rankscope.paths import decompose
+from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.lengths import share
+from rankscope.paths.terms import WholeNetwork
+from rankscope.shapes import Bool, Float
+
+Loss = Callable[[Float[Tensor, "batch token width"]], Tensor]  # A number, from the output of the network
+LayerSet = Collection[int]  # Layers, numbered from 1
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What a network is scored on."""
+
+    X: Float[Tensor, "batch token width"]
+    padding: Bool[Tensor, "batch token"] | None = None
+    loss: Loss | None = None  # Of `gradient`; None: the output in a random direction, `sum of +-Y`
+    seed: int = 0  # Of `random`, and of that direction
+
+    def valid(self) -> Bool[Tensor, "batch token"]:
+        """True at tokens, False at padding."""
+        return valid_tokens(self.X.shape[:-1], self.padding, self.X.device)
+
+    def output(self, net: Transformer) -> Float[Tensor, "batch token width"]:
+        """The output of a network, zero at padding."""
+        return net.run(self.X, self.padding).output * self.valid()[..., None]
+
+    def loss_of(self, Y: Float[Tensor, "batch token width"]) -> Tensor:
+        """The loss of an output."""
+        if self.loss is not None:
+            return self.loss(Y)
+        signs = torch.randint(2, Y.shape, generator=torch.Generator().manual_seed(self.seed)).to(Y) * 2 - 1
+        return (signs * Y * self.valid()[..., None]).sum()
+
+    def alone(self, index: int) -> "Sample":
+        """One of the samples, by itself."""
+        padding = None if self.padding is None else self.padding[index : index + 1]
+        return replace(self, X=self.X[index : index + 1], padding=padding)
+
+
+class Criterion(NamedTuple):
+    """One way to say what is needed."""
+
+    name: str
+    layers: Callable[[Transformer, Sample], list[float]]  # The score of each layer, the first first
+    heads: Callable[[Transformer, Sample], list[list[float]]] | None = None  # By layer, of each head
+    sets: Callable[[Transformer, Sample, Sequence[LayerSet]], list[float]] | None = None  # Of each set of layers
+    against_whole: bool = False  # Greedy rounds score sets of the whole network, not layers of what is left
+
+
+class _PassingBy(WholeNetwork):
+    """Rules of the frozen network in which no path meets some layers: their branches are left out."""
+
+    def __init__(self, frozen: Frozen, layers: LayerSet) -> None:
+        super().__init__(frozen)
+        self.layers = frozenset(layers)
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Every branch but those of the layers that are passed by."""
+        return block.index + 1 not in self.layers
+
+
+@torch.no_grad()
+def set_shares(net: Transformer, sample: Sample, sets: Sequence[LayerSet], residual: bool = False) -> list[float]:
+    """The size of the share of all paths that meet each set of layers, in the output or in its residual.
+
+    Raises:
+        PathError: Paths do not cover the network, or with `residual` tokens of all outputs are equal.
+    """
+    frozen = freeze(net, sample.X, sample.padding)
+    output, target, counted = frozen.output, frozen.output, torch.ones(len(sample.X), dtype=torch.bool)
+    if residual:
+        of_output = tokens(output, ~frozen.valid)
+        counted = ~metric("relative_residual").read(of_output).below_floor.cpu()
+        mean = (output * frozen.valid[..., None]).sum(1, keepdim=True) / frozen.valid.sum(1)[:, None, None]
+        target = (output - mean) * frozen.valid[..., None]
+    if not bool(counted.any()):
+        sentence = "a share of the residual needs an output whose tokens differ; in all samples they are equal"
+        raise PathError(f"{sentence}: take path_share", subject="residual_share")
+    shares = [share(output - _PassingBy(frozen, layers).run(), target) for layers in sets]
+    return [float(values.abs().cpu()[counted].mean()) for values in shares]
+
+
+def _each(net: Transformer) -> list[LayerSet]:
+    """Every layer as a set of its own."""
+    return [(layer,) for layer in range(1, net.arch.layers + 1)]
+
+
+def _path_shares(residual: bool) -> Criterion:
+    column = "residual_share" if residual else "share"
+
+    def heads(net: Transformer, sample: Sample) -> list[list[float]]:
+        table = decompose(net, sample.X, sample.padding).by_head()
+        scores = table.with_columns(table[column].abs().fill_nan(None)).group_by("layer", "head").mean()
+        rows = scores.sort("layer", "head")[column].fill_null(0.0).to_list()
+        return [rows[k : k + net.arch.heads] for k in range(0, len(rows), net.arch.heads)]
+
+    return Criterion(
+        "residual_share" if residual else "path_share",
+        lambda net, sample: set_shares(net, sample, _each(net), residual),
+        heads,
+        lambda net, sample, sets: set_shares(net, sample, sets, residual),
+    )
+
+
+@torch.no_grad()
+def influences(net: Transformer, sample: Sample) -> list[float]:
+    """One minus the cosine of each token before and after a layer, mean over tokens and then over samples."""
+    valid, before, scores = sample.valid(), None, []
+    for step in net.steps(sample.X, sample.padding):
+        if before is not None:
+            scores.append(float(influence(before, step.state, valid).mean()))
+        before = step.state
+    return scores
+
+
+@torch.no_grad()
+def magnitudes(net: Transformer, sample: Sample) -> list[float]:
+    """The Frobenius norm of all matrices of each layer."""
+    squares = []
+    for layer in net.weights.layers:
+        matrices = [tensor for name, tensor in named(layer).items() if name.endswith("weight")]
+        squares.append(sum(float(tensor.double().square().sum()) for tensor in matrices))
+    return [square**0.5 for square in squares]
+
+
+@torch.no_grad()
+def head_magnitudes(net: Transformer, sample: Sample) -> list[list[float]]:
+    """The Frobenius norm of the queries, keys, values and outputs of each head."""
+    group, rows = net.arch.heads // net.arch.key_heads, []
+    for layer in net.weights.layers:
+        w = layer.attention
+        of_queries = w.query.weight.double().square().sum((0, 2)) + w.output.weight.double().square().sum((1, 2))
+        of_keys = w.key.weight.double().square().sum((0, 2)) + w.value.weight.double().square().sum((0, 2))
+        rows.append((of_queries + of_keys.repeat_interleave(group)).sqrt().tolist())
+    return rows
+
+
+def _with_gradients(net: Transformer, sample: Sample) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """By layer and name, each weight w and dL/dw. Layers that share their weights get a gradient each."""
+    net = net.held()
+    layers = tuple(converted(layer, lambda tensor: tensor.detach().requires_grad_()) for layer in net.weights.layers)
+    with torch.enable_grad():
+        tracked = replace(net, weights=replace(net.weights, layers=layers))
+        loss = sample.loss_of(tracked.run(sample.X, sample.padding).output)
+        flat = [tensor for layer in layers for tensor in named(layer).values()]
+        gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+    return [
+        {
+            name: (tensor.detach(), gradient)
+            for (name, tensor), gradient in zip(named(layer).items(), gradients, strict=False)
+            if gradient is not None
+        }
+        for layer in layers
+    ]
+
+
+def taylor_scores(net: Transformer, sample: Sample) -> list[float]:
+    """The sum of `|w dL/dw|` over all weights of each layer."""
+    found = _with_gradients(net, sample)
+    return [sum(float((w * gradient).double().abs().sum()) for w, gradient in layer.values()) for layer in found]
+
+
+def head_taylor_scores(net: Transformer, sample: Sample) -> list[list[float]]:
+    """`|dL/dm|` of each head at m = 1, m a factor on its output, mean over samples. The factor is one on the head's
+    rows of the output projection as well, so that `dL/dm = <w, dL/dw>` over these."""
+    total: Tensor | None = None
+    for index in range(len(sample.X)):
+        rows = [layer["attention.output.weight"] for layer in _with_gradients(net, sample.alone(index))]
+        scores = torch.stack([(w * gradient).double().sum((1, 2)).abs() for w, gradient in rows])
+        total = scores if total is None else total + scores
+    assert total is not None
+    listed: list[list[float]] = (total / len(sample.X)).tolist()
+    return listed
+
+
+@torch.no_grad()
+def errors(net: Transformer, sample: Sample, sets: Sequence[LayerSet]) -> list[float]:
+    """`||Y' - Y|| / ||Y||` of each sample, mean over samples, Y' the output without each set of layers."""
+    Y = sample.output(net).double()
+    changed = (sample.output(net.without(layers=layers)).double() for layers in sets)
+    return [float((torch.linalg.norm(Z - Y, dim=(1, 2)) / torch.linalg.norm(Y, dim=(1, 2))).mean()) for Z in changed]
+
+
+def _random(net: Transformer, sample: Sample, shape: tuple[int, ...]) -> Tensor:
+    # The number of layers is part of the seed: greedy choices draw anew in each round.
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sample.seed * 10007 + net.arch.layers))
+
+
+CRITERIA = {
+    criterion.name: criterion
+    for criterion in (
+        _path_shares(residual=False),
+        _path_shares(residual=True),
+        Criterion("influence", influences),
+        Criterion("magnitude", magnitudes, head_magnitudes),
+        Criterion("gradient", taylor_scores, head_taylor_scores),
+        Criterion("error", lambda net, sample: errors(net, sample, _each(net)), None, errors, True),
+        Criterion(
+            "random",
+            lambda net, sample: _random(net, sample, (net.arch.layers,)).tolist(),
+            lambda net, sample: _random(net, sample, (net.arch.layers, net.arch.heads)).tolist(),
+        ),
+    )
+}
+"""All criteria, by name."""

@@ -1,0 +1,262 @@
+"""`cut`: a smaller network, of the layers or heads that a criterion says are needed most.
+
+The order: `sources.inputs` makes a network and tokens of what was given; `criteria.py` scores layers or heads; a search
+chooses which go; `Transformer.without` takes them out; and what the output loses is measured (`fidelity`).
+
+| search     | how layers are chosen                                                                              |
+|------------|----------------------------------------------------------------------------------------------------|
+| `one_shot` | all are scored once, and those with the lowest scores go                                           |
+| `greedy`   | the layer with the lowest score goes, the rest is scored anew as a network of its own, and so on;  |
+|            | by `error`, each time against the whole network                                                    |
+| `exact`    | every set of as many layers is scored as a whole, and the one with the lowest score goes           |
+
+`exact` goes with criteria that score sets (`path_share`, `residual_share`, `error`); scores of the others add up, so
+that `one_shot` finds their best set.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
+from rankscope.errors import ArchitectureError, SourceError, one_of
+from rankscope.nets import Transformer
+from rankscope.shapes import Bool, Float
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+
+SEARCHES = ("one_shot", "greedy", "exact")
+MOST_SETS = 5000  # Sets of layers that an exact search scores at most
+Progress = Callable[[int, int], None]
+Tokens = Float[Tensor, "batch token width"]
+
+
+class Fidelity(NamedTuple):
+    """How close the output of a smaller network is to that of the whole, on the same tokens; means over samples."""
+
+    relative_error: float  # `||Y' - Y|| / ||Y||`, Y and Y' the outputs
+    cosine: float  # Of each token in both outputs, mean over tokens
+
+
+@torch.no_grad()
+def fidelity(whole: Transformer, small: Transformer, X: Tensor, padding: Tensor | None = None) -> Fidelity:
+    """What the output of the smaller network still has of the whole one's.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> fidelity(net, net, torch.randn(1, 5, 8, dtype=torch.float64)).relative_error
+    0.0
+    """
+    sample = Sample(X, padding)
+    return fidelity_of(sample.output(whole), sample.output(small), sample.valid())
+
+
+@torch.no_grad()
+def fidelity_of(Y: Tokens, Z: Tokens, valid: Bool[Tensor, "batch token"]) -> Fidelity:
+    """How close the outputs Z are to the outputs Y, both zero at padding; `valid` is True at tokens."""
+    Y, Z = Y.double(), Z.double()
+    cosines = torch.nn.functional.cosine_similarity(Y, Z, dim=-1)
+    errors = torch.linalg.norm(Z - Y, dim=(1, 2)) / torch.linalg.norm(Y, dim=(1, 2))
+    return Fidelity(float(errors.mean()), float(((cosines * valid).sum(1) / valid.sum(1)).mean()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cut:
+    """A smaller network, and how it was chosen: see `cut`."""
+
+    whole: Transformer
+    net: Transformer
+    by: str
+    search: str
+    layers: tuple[int, ...]  # Taken out, numbered from 1, in the order in which they went
+    heads: tuple[tuple[int, int], ...]  # Taken out: (layer from 1, head from 0)
+    scores: pl.DataFrame
+    """One row for each layer (or head) and round: round · layer · (head) · score; of an exact search for each set:
+    layers · score."""
+    fidelity: Fidelity  # On the tokens that it was chosen on
+
+    def __repr__(self) -> str:
+        return f"Cut({self.sentence})"
+
+    @property
+    def sentence(self) -> str:
+        """What was taken out, and what the output lost by it."""
+        error, cosine = self.fidelity
+        if self.heads:
+            real = "removed" if self.net.arch.heads < self.whole.arch.heads else "silenced, not removed"
+            what = f"{len(self.heads)} of {self.whole.arch.layers * self.whole.arch.heads} heads {real}"
+        elif self.layers:
+            *most, last = map(str, sorted(self.layers))
+            listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
+            what = f"without layer{listed} ({self.net.arch.layers} of {self.whole.arch.layers} left)"
+        else:
+            what = "nothing taken out"
+        return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
+
+    def save(self, folder: str | Path, model: nn.Module | None = None) -> Any:
+        """Write the smaller model into a new or empty folder that transformers loads, and return it.
+
+        Args:
+            folder: Where to write.
+            model: The whole model of transformers, with its head for a task; read again from where the network
+                came from, if left out.
+
+        Raises:
+            SourceError: The network did not come from a model of transformers, or heads were taken out, for which
+                configs have no words: `cut.net.save(folder)` writes the network itself.
+        """
+        from rankscope.sources.shortened import original, write_shortened
+
+        origin: Any = self.whole.origin
+        if self.heads or not hasattr(origin, "to_hf"):
+            reason = "has fewer heads in its layers" if self.heads else "was not loaded"
+            advice = "cut.net.save(folder) writes the network itself"
+            raise SourceError(f"no model of transformers holds a network that {reason}: {advice}", subject="model")
+        if model is None and origin.weights == "given":
+            message = "the network was loaded from a model in memory; save(folder, model) takes that model"
+            raise SourceError(message, subject="model")
+        whole = original(origin.name, **_revision(origin)) if model is None else model
+        return write_shortened(whole, self.whole, self.layers, folder)
+
+
+def _revision(origin: Any) -> dict[str, Any]:
+    return {"revision": origin.details["revision"]} if "revision" in origin.details else {}
+
+
+def cut(
+    net: NetworkLike,
+    X: InputsLike,
+    keep: float = 0.75,
+    by: str = "path_share",
+    search: str = "greedy",
+    *,
+    of: str = "layers",
+    padding: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    loss: Loss | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Cut:
+    """Take the layers or heads out of a network that a criterion says are needed least.
+
+    Args:
+        net: The network, or a Hugging Face model in memory.
+        X: Texts, what `net.encode` gave, token ids, or tokens `[batch, token, width]`: what needs are measured on.
+        keep: The share of layers (or of heads in each layer) that stays, above 0 and at most 1; at least one stays.
+        by: The criterion (`criteria.py`): path_share, residual_share, influence, magnitude, gradient, error, random.
+        search: one_shot, greedy or exact.
+        of: "layers", or "heads": equally many of each layer, those that share keys and values together, scored once.
+        padding: `[batch, token]`, True at padding.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        loss: For `gradient`, a number that is computed from the output `[batch, token, width]`, as a task's loss
+            through the model's head; if left out, the sum of the output's entries times random signs.
+        seed: Of `random`, and of these signs.
+        progress: Called with the rounds or sets that are done, and how many there are.
+
+    Returns:
+        A `Cut`: `net`, what was taken out, all scores, and how close the output still is.
+
+    Raises:
+        ArchitectureError: `keep`, `by`, `search` or `of` is none of those, or there are too many sets for `exact`.
+        PathError: Shares of paths were asked for, and paths do not cover the network.
+
+    >>> from rankscope.nets import Architecture
+    >>> whole = Transformer.random(Architecture(layers=4, width=8, heads=2))
+    >>> found = cut(whole, torch.randn(2, 5, 8, dtype=torch.float64), keep=0.5, by="influence")
+    >>> found.net.arch.layers, len(found.layers)
+    (2, 2)
+    """
+    net, X, padding = inputs_of("cut", net, X, padding, attention_mask)
+    for name, value, known in (("by", by, CRITERIA), ("search", search, SEARCHES), ("of", of, ("layers", "heads"))):
+        if value not in known:
+            raise ArchitectureError(one_of(name, value, known), subject=name)
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise ArchitectureError(f"keep must be a share above 0 and at most 1; got {keep!r}", subject="keep")
+    sample = Sample(X.to(dtype=net.dtype, device=net.device), padding, loss, seed)
+    criterion, layers, heads = CRITERIA[by], list[int](), list[tuple[int, int]]()
+    if of == "heads":
+        heads, scores = _lowest_heads(net, sample, criterion, keep)
+    else:
+        count = net.arch.layers - _left(net.arch.layers, keep)
+        find = {"one_shot": _one_shot, "greedy": _greedy, "exact": _exact}[search]
+        layers, scores = find(net, sample, criterion, count, progress or (lambda done, total: None))
+    if not bool(scores["score"].is_finite().all()):
+        raise ArchitectureError(f"{by} must be finite numbers; the network gives others on these tokens", subject="by")
+    small = net.without(layers=layers, heads=heads)
+    return Cut(net, small, by, search, tuple(layers), tuple(heads), scores, fidelity(net, small, sample.X, padding))
+
+
+def _left(count: int, keep: float) -> int:
+    """How many of `count` stay: the nearest whole number, halves up, and one at least."""
+    return max(1, math.floor(keep * count + 0.5))
+
+
+Found = tuple[list[int], pl.DataFrame]  # The layers that go, in order, and the scores they were chosen by
+
+
+def _one_shot(net: Transformer, sample: Sample, by: Criterion, count: int, progress: Progress) -> Found:
+    scores = by.layers(net, sample)
+    progress(1, 1)
+    lowest = sorted(range(len(scores)), key=scores.__getitem__)[:count]
+    return [index + 1 for index in lowest], _rows(1, range(1, len(scores) + 1), scores)
+
+
+def _greedy(net: Transformer, sample: Sample, by: Criterion, count: int, progress: Progress) -> Found:
+    out: list[int] = []
+    tables = [_rows(0, (), ())]
+    for done in range(count):
+        left = [layer for layer in range(1, net.arch.layers + 1) if layer not in out]
+        if by.sets is not None and by.against_whole:
+            scores = by.sets(net, sample, [(*out, layer) for layer in left])
+        else:
+            scores = by.layers(net.without(layers=out), sample)
+        tables.append(_rows(done + 1, left, scores))
+        out.append(left[scores.index(min(scores))])
+        progress(done + 1, count)
+    return out, pl.concat(tables)
+
+
+def _exact(net: Transformer, sample: Sample, by: Criterion, count: int, progress: Progress) -> Found:
+    if by.sets is None:
+        known = ", ".join(name for name, criterion in CRITERIA.items() if criterion.sets is not None)
+        sentence = f"an exact search needs a criterion that scores sets of layers ({known}); got {by.name}"
+        raise ArchitectureError(f"{sentence}, whose scores add up: one_shot finds its best set", subject="search")
+    if (number := math.comb(net.arch.layers, count)) > MOST_SETS:
+        sentence = f"an exact search scores at most {MOST_SETS} sets of layers; {count} of {net.arch.layers} are"
+        raise ArchitectureError(f"{sentence} {number}: use greedy", subject="search")
+    sets = list(combinations(range(1, net.arch.layers + 1), count))
+    scores = by.sets(net, sample, sets)
+    progress(1, 1)
+    listed = [", ".join(map(str, layers)) for layers in sets]
+    return list(sets[scores.index(min(scores))]), pl.DataFrame({"layers": listed, "score": scores})
+
+
+def _rows(number: int, layers: Any, scores: Any) -> pl.DataFrame:
+    schema = {"round": pl.Int64, "layer": pl.Int64, "score": pl.Float64}
+    return pl.DataFrame({"round": [number] * len(layers), "layer": list(layers), "score": list(scores)}, schema)
+
+
+def _lowest_heads(
+    net: Transformer, sample: Sample, by: Criterion, keep: float
+) -> tuple[list[tuple[int, int]], pl.DataFrame]:
+    """The heads of each layer that go, as pairs, and the scores of all. Heads that share keys and values go together;
+    where all share one, each goes by itself."""
+    if by.heads is None:
+        known = ", ".join(name for name, criterion in CRITERIA.items() if criterion.heads is not None)
+        raise ArchitectureError(f"heads are scored by {known}; got {by.name}", subject="by")
+    heads, scores = net.arch.heads, torch.tensor(by.heads(net, sample), dtype=torch.float64)
+    size = heads // net.arch.key_heads if net.arch.key_heads > 1 else 1
+    grouped: Float[Tensor, "layer group"] = scores.view(net.arch.layers, -1, size).sum(-1)
+    count = grouped.shape[1] - _left(grouped.shape[1], keep)
+    lowest = grouped.argsort(dim=1, stable=True)[:, :count].tolist()
+    pairs = [(layer, size * group) for layer, groups in enumerate(lowest, 1) for group in sorted(groups)]
+    out = [(layer, first + k) for layer, first in pairs for k in range(size)]
+    layers = [layer for layer in range(1, net.arch.layers + 1) for _ in range(heads)]
+    columns = {"layer": layers, "head": list(range(heads)) * net.arch.layers, "score": scores.flatten().tolist()}
+    return out, pl.DataFrame(columns)

@@ -1,0 +1,115 @@
+"""What the tables of a depth card come to: means over samples, effective depths, and a sentence."""
+
+import math
+from typing import NamedTuple
+
+import polars as pl
+
+from rankscope.cards import counted
+from rankscope.depths.tables import MARKS
+
+MOST_OF_IT = 0.95  # The part of all losses that the layers of `layers_for_most` have
+LITTLE = 0.01  # The change of the output below which a head can be spared
+
+
+class EffectiveDepth(NamedTuple):
+    """How deep a network works by one definition, which can be computed again from `DepthCard.layers`."""
+
+    name: str
+    value: float | None  # None where the columns that it is made of are not known
+    layers: int
+    definition: str
+
+    @property
+    def sentence(self) -> str:
+        """The number with its definition."""
+        number = "not known" if self.value is None else f"{self.value:.3g} of {self.layers}"
+        return f"{self.name.replace('_', ' ')}: {number} ({self.definition})"
+
+
+def means(table: pl.DataFrame, *place: str) -> pl.DataFrame:
+    """A table by sample as means over the samples that have a number. A mark stands where all that have one are
+    marked; ranks are doubtful where any is."""
+    marks = [name for name in table.columns if name in MARKS]
+    numbers = [name for name in table.columns if name not in (*place, *marks, "sample")]
+    marked = [pl.col(name).any() if name == "rank_doubtful" else pl.col(name).all() for name in marks]
+    grouped = table.group_by(*place, maintain_order=True).agg(pl.col(numbers).mean(), *marked)
+    # A mark of what nobody measured is none.
+    silent = {"lost_below_floor": "lost", "lost_residual_below_floor": "lost_residual"}
+    unknown = [pl.when(pl.col(silent[name]).is_null()).then(None).otherwise(pl.col(name)).alias(name)
+               for name in marks if name in silent]  # fmt: skip
+    return grouped.with_columns(unknown).select(column for column in table.columns if column != "sample")
+
+
+def effective_depths(layers: pl.DataFrame) -> list[EffectiveDepth]:
+    """How deep the network works, by each definition, from `DepthCard.layers`."""
+    count = layers.height
+    lost = resolved_losses(layers)
+    total = sum(lost)
+    p = [loss / total for loss in lost] if total else []
+    even = math.exp(-sum(q * math.log(q) for q in p if q > 0)) if p else None
+    most, taken = 0, 0.0
+    for share in sorted(p, reverse=True):
+        if taken < MOST_OF_IT:
+            most, taken = most + 1, taken + share
+    lengths = layers["share_attention"]
+    mean_length = None if lengths.null_count() else float(lengths.sum())
+    cosines = layers["cosine"].to_list()
+    opposed = [layer for layer, cosine in enumerate(cosines, 1) if cosine is None or cosine <= 0]
+    composing = max(opposed, default=0)
+    return [
+        EffectiveDepth("layers_that_count", even, count,
+                       "e to the entropy of lost / sum of lost: as many layers would count if all counted alike"),
+        EffectiveDepth("layers_for_most", float(most) if p else None, count,
+                       f"the fewest layers whose lost is {MOST_OF_IT:.0%} of the sum of lost"),
+        EffectiveDepth("mean_path_length", mean_length, count,
+                       "the sum of share_attention: heads on a path, each path weighed by its share of the output"),
+        EffectiveDepth("last_opposing_layer", float(composing), count,
+                       "the last layer whose cosine with the stream is not above 0; all later ones add along it"),
+    ]  # fmt: skip
+
+
+def resolved_losses(layers: pl.DataFrame) -> list[float]:
+    """What is lost without each layer, 0 where rounding may change the output as much."""
+    pairs = layers.select("lost", "lost_below_floor").iter_rows()
+    return [0.0 if lost is None or noise else lost for lost, noise in pairs]
+
+
+def sentence_of(name: str, layers: pl.DataFrame, heads: pl.DataFrame) -> str:
+    """What the card says.
+
+    Args:
+        name: The name of the model.
+        layers: The card's table of layers.
+        heads: Its table of heads.
+    """
+    lost = resolved_losses(layers)
+    even = effective_depths(layers)[0].value
+    begin = f"{name}: {counted(layers.height, 'layer')}"
+    if even is None:
+        return f"{begin}; without any one of them the output changes by no more than rounding."
+    most, least = (pick(range(len(lost)), key=lost.__getitem__) for pick in (max, min))
+    words = [f"{begin} count as {even:.1f}" if layers.height > 1 else begin]
+    words.append(f"without layer {most + 1} the output changes most, by {in_percent(lost[most])}")
+    if layers.height > 1:
+        words[-1] += f", without layer {least + 1} least, by {in_percent(lost[least])}"
+    known = heads.filter(pl.col("lost").is_not_null())
+    if known.height:
+        spared = known.filter(pl.col("lost_below_floor") | (pl.col("lost") < LITTLE)).height
+        least_of_heads = in_percent(float(known["lost"].min() or 0.0))  # type: ignore[arg-type]
+        words.append(
+            f"{spared} of {known.height} heads change it by less than {LITTLE:.0%} each" if spared
+            else f"each of {known.height} heads changes it by at least {least_of_heads}"
+        )  # fmt: skip
+    return "; ".join(words) + "."
+
+
+def in_percent(share: float) -> str:
+    """A share in percent, with two digits where it is small.
+
+    >>> in_percent(0.123), in_percent(0.0123), in_percent(12.3), in_percent(0.0)
+    ('12%', '1.2%', '1,230%', '0%')
+    """
+    if share == 0:
+        return "0%"
+    return f"{share:,.0%}" if share >= 0.1 else f"{share:.1%}" if share >= 0.001 else f"{share:.1g}"

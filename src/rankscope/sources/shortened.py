@@ -1,0 +1,142 @@
+"""A model of transformers with layers taken out, task head, tokenizer and all, as a folder that transformers loads.
+
+The order: `original` reads the model of a checkpoint in the dtype of its files, with the head for its task;
+`_shortened` deletes blocks from a copy of a model and says so in its config; `write_shortened` writes it, loads what
+was written (which checks parity), and holds it against the network without these layers, tensor by tensor: a config
+that would rebuild other layers is refused, and nothing is left behind.
+"""
+
+import copy
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.errors import FileError, RankscopeError, SourceError
+from rankscope.files import writable_folder
+from rankscope.nets import Architecture, Transformer
+from rankscope.sources.checkpoint import clear_errors, locate, quiet
+from rankscope.sources.families import Family, family_of
+from rankscope.sources.load import load
+
+SAVE = "net.without(layers=...).save(folder) writes the network as it is"  # Where no model of transformers holds it
+
+
+def original(name: str, **options: Any) -> Any:
+    """The model of a checkpoint as transformers has it: in the dtype of its files, with the head for its task.
+
+    Args:
+        name: "minilm", a directory, or an id on the hub.
+        options: revision, cache_dir, token and such, as `load` takes them.
+    """
+    location = locate(name, options)
+    with quiet(), clear_errors(location):
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(location.path_or_id, **location.options)
+        classes = [getattr(transformers, kind, None) for kind in getattr(config, "architectures", None) or ()]
+        kind: Any = next((kind for kind in classes if kind is not None), transformers.AutoModel)
+        return kind.from_pretrained(location.path_or_id, dtype="auto", weights_only=True, **location.options).eval()
+
+
+def _shortened(model: nn.Module, layers: Collection[int], family: str | Family | None) -> Any:
+    """A copy of a model of transformers without some of its layers (from 1), to be written and not to be run: blocks
+    still know their old numbers. Its head for a task stays."""
+    short: Any = copy.deepcopy(model)
+    kind = family_of(getattr(short.config, "model_type", None), family, lambda: short)
+    core = kind.core(short)
+    blocks = kind.blocks(core)
+    depth, left = len(blocks), [block for layer, block in enumerate(blocks, 1) if layer not in layers]
+    if kind.side == "decoder" or not left:
+        what = "of a decoder beside its encoder" if left else "of a model that would keep none"
+        raise SourceError(f"layers {what} cannot be taken out here: {SAVE}", subject="layers")
+    if len(dict.fromkeys(blocks)) == depth:
+        path, _, leaf = str(getattr(kind, "stack", "")).rpartition(".")
+        parent = attrgetter(path)(core) if path else core
+        _inherit(blocks[0], left[0])
+        setattr(parent, leaf, nn.ModuleList(left))
+    elif len(dict.fromkeys(blocks)) > 1:
+        raise SourceError(f"layers that share weights in groups cannot be taken out: {SAVE}", subject="layers")
+    for config in {id(config): config for config in (core.config, short.config)}.values():
+        if getattr(config, "num_hidden_layers", None) == depth:
+            config.num_hidden_layers = len(left)
+            kinds = getattr(config, "layer_types", None)
+            if kinds is not None and len(kinds) == depth:
+                config.layer_types = [kind for layer, kind in enumerate(kinds, 1) if layer not in layers]
+    return short
+
+
+def _inherit(first: nn.Module, new_first: nn.Module) -> None:
+    """Give what the first block keeps for all, as T5 its table of position biases, to the block that is first now."""
+    has = dict(new_first.named_modules())
+    for path, module in first.named_modules():
+        parent, _, leaf = path.rpartition(".")
+        if path not in has and parent in has:
+            setattr(has[parent], leaf, module)
+
+
+def write_shortened(
+    model: nn.Module, net: Transformer, layers: Collection[int], folder: str | Path, tokenizer: Any = None
+) -> Any:
+    """Write a model without some of its layers into a folder that transformers and `load` read; return it as
+    read from there.
+
+    Args:
+        model: The whole model, of transformers, which is not changed.
+        net: The network of the whole model, as `load` gave it.
+        layers: The layers to take out, numbered from 1.
+        folder: A folder that is new or empty.
+        tokenizer: The tokenizer to write; that of the network's origin, if left out and there is one.
+
+    Raises:
+        FileError: The folder holds something already, or cannot be written.
+        SourceError: The model's config cannot describe what is left; nothing is written then.
+    """
+    target, family = Path(folder), getattr(net.origin, "family", None)
+    writable_folder(target)
+    if any(target.iterdir()):
+        raise FileError(f"{target} must be a new or empty folder; it holds files already", subject=str(target))
+    short, cut = _shortened(model, layers, family), net.without(layers=layers)
+    with tempfile.TemporaryDirectory(dir=target, prefix=".writing-") as temporary, quiet():
+        short.save_pretrained(temporary)
+        with suppress(AttributeError, RankscopeError):  # none came along
+            (tokenizer or net.origin.tokenizer).save_pretrained(temporary)  # type: ignore[union-attr]
+        try:
+            again = load(temporary, family=family, stream=False)
+        except SourceError as error:
+            raise SourceError(f"what is left cannot be loaded again ({error}): {SAVE}", subject="layers") from error
+        if _by_layer(again.arch) != _by_layer(cut.arch) or not _same_tensors(again, cut):
+            message = f"a config of {short.config.model_type} must describe what is left without layers"
+            listed = ", ".join(map(str, sorted(layers)))
+            raise SourceError(f"{message} {listed}; it describes other layers: {SAVE}", subject="layers")
+        mode = (Path(temporary) / "config.json").stat().st_mode  # weights may come readable by their owner alone
+        for path in Path(temporary).iterdir():
+            if path.is_file():
+                path.chmod(mode)
+            path.rename(target / path.name)
+        return type(short).from_pretrained(target, dtype="auto").eval()
+
+
+def _by_layer(arch: Architecture) -> Architecture:
+    """The architecture with all that is given by layer, and repeats, written out for every layer."""
+    layers = range(arch.layers)
+    changes: dict[str, Any] = {}
+    if isinstance(arch.mask, str):
+        changes["mask"] = ";".join(str(arch.mask_of(index)) for index in layers)
+    for name in ("rotary_frequencies", "rotary_scales"):
+        if repeated := getattr(arch, name):
+            changes[name] = tuple(repeated[index % len(repeated)] for index in layers)
+    return arch.replace(**changes)
+
+
+def _same_tensors(a: Transformer, b: Transformer) -> bool:
+    """True if two networks have the same tensors under the same names, as float64 numbers."""
+    ours, theirs = a.state(), b.state()
+    return ours.keys() == theirs.keys() and all(
+        torch.allclose(ours[name].double().cpu(), theirs[name].double().cpu(), rtol=1e-6, atol=0) for name in ours
+    )
