@@ -5,26 +5,30 @@
     python -m benchmarks.cutting report runs/cutting                  # the tables
 
 Networks of the lab (`gpt-L`: the next character of Moby Dick; `vit-L`: scikit-learn's digits) are trained with several
-seeds; `minilm` is the bundled model, and its seeds are other calibration texts. Layers are chosen on calibration
-samples of the training data, and what is left is held against the whole network on held-out ones:
+seeds; `minilm` is the bundled model, `rxnfp` and `antiberty` are those that `make weights` brings (reactions put together
+of common reactants; antibodies with mutations), and their seeds are other calibration texts. Layers are chosen on
+calibration samples of the training data, and what is left is held against the whole network on held-out ones:
 
 | number           | what it is                                                                                       |
 |------------------|--------------------------------------------------------------------------------------------------|
 | `relative_error` | of the output                                                                                    |
 | `cosine`         | of the output's tokens with those of the whole network                                           |
 | `loss`           | of the task, through the head of the whole network; `loss_whole` is that of the whole            |
-| `rank_agreement` | of MiniLM: Spearman's correlation of the similarities of all pairs of held-out texts, their      |
+| `rank_agreement` | of encoders: Spearman's correlation of the similarities of all pairs of held-out texts, their    |
 |                  | embeddings (means of tokens) by the cut network against those by the whole                       |
-| `nearest`        | of MiniLM: the share of held-out texts whose nearest other text is the same                      |
+| `nearest`        | of encoders: the share of held-out texts whose nearest other text is the same                    |
 
-`gradient` is of the task's loss in the lab, and of a random direction for MiniLM, which has no head. Nothing is healed.
+`gradient` is of the task's loss in the lab, and of a random direction for encoders without a head. Nothing is healed.
 `rows` (for `make bench`) gives the time of a forward pass with layers taken out, over that of the whole model.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +45,21 @@ from rankscope.lab import Recipe, Training
 from rankscope.lab.model import Model
 from rankscope.lab.tasks import Digits, NextCharacter, Task
 from rankscope.nets import Transformer
+from rankscope.studies.dong2021.networks import CHEMISTRY
 
 KEEPS = (0.9, 0.75, 0.67, 0.5, 0.33, 0.25)
 LAB = [f"{kind}-{layers}" for layers in (6, 12, 24) for kind in ("gpt", "vit")]
-NETWORKS = ["minilm", *LAB]
+CHECKPOINTS = {
+    "rxnfp": ("rxnfp/models/transformers/bert_ft", "bert", "vocab.txt"),
+    "antiberty": ("antiberty/trained_models/AntiBERTy_md_smooth", None, "../vocab.txt"),
+}
+ENCODERS = ["minilm", *CHECKPOINTS]
+NETWORKS = [*ENCODERS, *LAB]
+TEXTS, CHOSEN = 48, 8  # texts of an encoder that numbers are taken on, and that layers are chosen on
+ACIDS = ("CC", "CCC", "CCCC", "CC(C)", "c1ccccc1", "Clc1ccc(cc1)", "c1ccccc1C", "C1CC1")  # before C(=O)O
+ALCOHOLS = ("OC", "OCC", "OCCC", "OC(C)C", "OCc1ccccc1", "OC1CCCCC1", "OCCCCC", "OCCO")
+AMINES = ("NC", "NCC", "NCCC", "NC(C)C", "NCc1ccccc1", "NC1CCCCC1", "N1CCCCC1", "NCCO")
+ANTIBODY = "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQER"
 MOST_SETS = 1000  # of layers: beyond it no exact search is made
 WIDTH, HEADS, CONTEXT, BATCH, STEPS = 128, 4, 64, 32, 3000
 DRAWS = 10  # of random layers, for each seed
@@ -107,22 +122,52 @@ def lab_case(folder: Path, name: str, seed: int, device: str) -> Case:
     return Case(net, Sample(model.tokens(chosen_on.inputs).detach(), None, loss, seed), numbers)
 
 
+def reactions() -> list[list[str]]:
+    """Esters and amides of every acid with every alcohol and amine, in tokens."""
+    pairs = [(acid, other) for acid in ACIDS for other in (*ALCOHOLS, *AMINES)]
+    made = [f"{acid}C(=O)O.{other}>>{acid}C(=O){other}" for acid, other in pairs]
+    return [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in made]
+
+
+def antibodies(count: int = 128) -> list[list[str]]:
+    """An antibody with every fifth residue, on average, changed to another."""
+    draw = random.Random(0)
+    changed = [
+        [draw.choice("ACDEFGHIKLMNPQRSTVWY") if draw.random() < 0.2 else x for x in ANTIBODY] for _ in range(count)
+    ]
+    return [["[CLS]", *sequence, "[SEP]"] for sequence in changed]
+
+
 @torch.no_grad()
-def minilm_case(seed: int, device: str, texts: int = 64) -> Case:
-    """MiniLM on excerpts of Moby Dick; each seed chooses layers on other excerpts."""
+def encoder_case(name: str, seed: int, device: str) -> Case:
+    """A trained encoder on texts of its kind; each seed chooses layers on other texts."""
     from rankscope.sources import bundled_excerpts, load
 
-    net, excerpts = load("minilm", device=device), bundled_excerpts(64)
-    held, rest = excerpts[-texts:], excerpts[:-texts]
-    X, padding = net.encode(held, 64)
-    chosen_on, valid = net.encode(rest[8 * seed : 8 * seed + 8], 64), ~padding
+    if name == "minilm":
+        net, texts = load("minilm", device=device), bundled_excerpts(TEXTS)
+        (X, padding), start = net.encode(texts[-TEXTS:], 64), CHOSEN * seed
+        chosen_on = net.encode(texts[:-TEXTS][start : start + CHOSEN], 64)
+    else:
+        path, family, vocabulary = CHECKPOINTS[name]
+        folder = Path(os.environ.get("RANKSCOPE_WEIGHTS", ".weights")) / path
+        net = load(folder, family=family, device=device)
+        words = {word: k for k, word in enumerate((folder / vocabulary).read_text().split("\n"))}
+        ids = [[words[word] for word in each] for each in (reactions() if name == "rxnfp" else antibodies())]
+        random.Random(0).shuffle(ids)
+        longest = max(map(len, ids))
+        filled = torch.tensor([each + [0] * (longest - len(each)) for each in ids])
+        hidden = torch.tensor([[k >= len(each) for k in range(longest)] for each in ids])
+        mine = slice(TEXTS + CHOSEN * seed, TEXTS + CHOSEN * (seed + 1))
+        X, padding = net.encode(filled[:TEXTS], longest, padding=hidden[:TEXTS])
+        chosen_on = net.encode(filled[mine], longest, padding=hidden[mine])
+    valid = ~padding
 
     def output(small: Transformer) -> Tensor:
         return small.run(X, padding).output * valid[..., None]
 
     Y = output(net)
     whole = similarities(Y, valid)
-    pairs = torch.triu_indices(texts, texts, 1)
+    pairs = torch.triu_indices(len(X), len(X), 1)
 
     @torch.no_grad()
     def numbers(small: Transformer) -> dict[str, float]:
@@ -168,12 +213,12 @@ def removals(case: Case, by: str, search: str) -> Iterator[tuple[float, tuple[in
             yield keep, cut(case.net, sample.X, keep, seed=sample.seed, **options).layers
 
 
-def run_cuts(folder: Path, name: str, seeds: int, device: str) -> None:
+def run_cuts(folder: Path, name: str, seeds: Sequence[int], device: str) -> None:
     """Append the numbers of every criterion and search to the file of a network, but for those that are there."""
     path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     done = {(row["seed"], row["by"], row["search"]) for row in read_rows(path)}
-    for seed in range(seeds):
+    for seed in seeds:
         left = [
             (by, search)
             for by, criterion in CRITERIA.items()
@@ -183,7 +228,7 @@ def run_cuts(folder: Path, name: str, seeds: int, device: str) -> None:
         ]
         if not left:
             continue
-        case = minilm_case(seed, device) if name == "minilm" else lab_case(folder, name, seed, device)
+        case = encoder_case(name, seed, device) if name in ENCODERS else lab_case(folder, name, seed, device)
         whole = {f"{key}_whole": value for key, value in case.numbers(case.net).items() if key in ("loss", "accuracy")}
         seen: dict[tuple[int, ...], dict[str, float]] = {}  # criteria often agree
         for by, search in left:
@@ -211,7 +256,7 @@ def report(folder: Path) -> str:
         if not rows:
             continue
         table = pl.DataFrame(rows, infer_schema_length=None)
-        wanted = ("rank_agreement", "nearest", "cosine") if name == "minilm" else ("loss", "accuracy", "cosine")
+        wanted = ("rank_agreement", "nearest", "cosine") if name in ENCODERS else ("loss", "accuracy", "cosine")
         for number in wanted:
             known = f"{number}_whole"
             whole = f", whole {sum(table[known]) / table.height:.3f}" if known in table.columns else ""
@@ -270,7 +315,7 @@ def main() -> None:
         return
     for name in asked.networks:
         if asked.what == "cut":
-            run_cuts(asked.folder, name, asked.seeds, asked.device)
+            run_cuts(asked.folder, name, range(asked.seeds), asked.device)
         elif name in LAB:
             train(asked.folder, name, asked.seeds, asked.device, asked.steps, asked.width)
 
