@@ -5,7 +5,7 @@
     python -m benchmarks.cutting report runs/cutting                  # the tables
 
 Networks of the lab (`gpt-L`: the next character of Moby Dick; `vit-L`: scikit-learn's digits) are trained with several
-seeds; `minilm` is the bundled model, `rxnfp` and `antiberty` are those that `make weights` brings (reactions put together
+seeds; `minilm` is the bundled model, `rxnfp` and `antiberty` are those of `make weights` (reactions put together
 of common reactants; antibodies with mutations), and their seeds are other calibration texts. Layers are chosen on
 calibration samples of the training data, and what is left is held against the whole network on held-out ones:
 

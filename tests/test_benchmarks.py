@@ -254,7 +254,7 @@ def test_cuts_of_a_trained_network_resume_and_are_reported(tmp_path: Path, monke
     monkeypatch.setattr(cutting, "HELD", 8)
     monkeypatch.setattr(cutting, "CALIBRATION", 2)
     monkeypatch.setattr(cutting, "DRAWS", 2)
-    cutting.train(tmp_path, "gpt-6", seeds=[0], device="cpu", steps=2, width=8)
+    cutting.train(tmp_path, "gpt-6", seeds=1, device="cpu", steps=2, width=8)
     cutting.run_cuts(tmp_path, "gpt-6", seeds=[0], device="cpu")
     rows = cutting.read_rows(tmp_path / "gpt-6.jsonl")
     assert len(rows) == len(cutting.KEEPS) * (12 + 3 + 2)  # greedy and one_shot of six, three exact, two random draws
