@@ -21,8 +21,8 @@ SEARCHES = ("one_shot", "greedy", "exact")
 def cut(
     model: opt.Model,
     keep: Annotated[float, opt.option(opt.NETWORK, "SHARE", "The share of layers that stays.")] = 0.75,
-    by: Annotated[str, opt.option(opt.NETWORK, "NAME", "by", CRITERIA)] = "path_share",
-    search: Annotated[str, opt.option(opt.NETWORK, "NAME", "search", SEARCHES)] = "greedy",
+    by: Annotated[str, opt.option(opt.NETWORK, "NAME", "by", CRITERIA)] = "influence",
+    search: Annotated[str, opt.option(opt.NETWORK, "NAME", "search", SEARCHES)] = "one_shot",
     seed: Annotated[int, opt.option(opt.NETWORK, "N", "The seed of random choices and directions.", min=0)] = 0,
     device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(),
