@@ -60,7 +60,7 @@ ACIDS = ("CC", "CCC", "CCCC", "CC(C)", "c1ccccc1", "Clc1ccc(cc1)", "c1ccccc1C", 
 ALCOHOLS = ("OC", "OCC", "OCCC", "OC(C)C", "OCc1ccccc1", "OC1CCCCC1", "OCCCCC", "OCCO")
 AMINES = ("NC", "NCC", "NCCC", "NC(C)C", "NCc1ccccc1", "NC1CCCCC1", "N1CCCCC1", "NCCO")
 ANTIBODY = "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQER"
-MOST_SETS = 1000  # of layers: beyond it no exact search is made
+MOST_SETS = {True: 70, False: 1000}  # of layers, of encoders and others: beyond it no exact search is made
 WIDTH, HEADS, CONTEXT, BATCH, STEPS = 128, 4, 64, 32, 3000
 DRAWS = 10  # of random layers, for each seed
 CALIBRATION, HELD = 16, 256  # samples that layers are chosen on, and that numbers are taken on
@@ -198,7 +198,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(ranks)[0, 1])
 
 
-def removals(case: Case, by: str, search: str) -> Iterator[tuple[float, tuple[int, ...]]]:
+def removals(case: Case, by: str, search: str, encoder: bool = False) -> Iterator[tuple[float, tuple[int, ...]]]:
     """(share that stays, layers that go) for every share of `KEEPS`; greedy and one-shot choices are made once."""
     depth, sample = case.net.arch.layers, case.sample
     options: dict[str, Any] = {"by": by, "search": search, "padding": sample.padding, "loss": sample.loss}
@@ -209,7 +209,7 @@ def removals(case: Case, by: str, search: str) -> Iterator[tuple[float, tuple[in
             yield from ((keep, found.layers[:count]) for keep, count in counts.items())
         return
     for keep, count in counts.items():
-        if math.comb(depth, count) <= MOST_SETS:
+        if math.comb(depth, count) <= MOST_SETS[encoder]:
             yield keep, cut(case.net, sample.X, keep, seed=sample.seed, **options).layers
 
 
@@ -234,7 +234,7 @@ def run_cuts(folder: Path, name: str, seeds: Sequence[int], device: str) -> None
         for by, search in left:
             common = {"network": name, "seed": seed, "by": by, "search": search}
             lines = []
-            for keep, layers in removals(case, by, search):
+            for keep, layers in removals(case, by, search, name in ENCODERS):
                 out = tuple(sorted(layers))
                 seen[out] = seen.get(out) or case.numbers(case.net.without(out))
                 lines.append({**common, "keep": keep, "layers": out, **seen[out], **whole})
