@@ -2,7 +2,8 @@
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
 then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
-`polynomials.py`), by layer and head (`by_part.py`), by source token (`positions.py`), single paths (`terms.py`), the heaviest (`heaviest.py`).
+`polynomials.py`), by layer and head (`by_part.py`), by source token (`positions.py`), single paths
+(`terms.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -12,7 +12,8 @@ polynomial: coefficient k has what came back along paths of length k, and a laye
 
 The size of a term has no such shortcut: it takes a forward pass for each source.
 
-Called by `Decomposition.by_position`; uses the rules of `terms.py`, one layer at a time, so that layers may be streamed.
+Called by `Decomposition.by_position`; uses the rules of `terms.py`, one layer at a time, so that layers may stay in
+their files.
 """
 
 from collections.abc import Iterator
