@@ -210,7 +210,7 @@ def main() -> None:
         pl.DataFrame({"layers": layers, "source": range(TOKENS), "share": by_paths(TOKENS, layers, 0.1)})
         for layers in DEPTHS
     )
-    printed(positions_chart(paths, 0.1, table)).savefig(options.output, dpi=150)
+    printed(positions_chart(paths, 0.1, table)).savefig(options.output, dpi=110)
     print(continuum())
     print(differences(table))
 

@@ -148,17 +148,21 @@ def positions_chart(paths: pl.DataFrame, a: float, models: pl.DataFrame) -> fig.
     marks = []
     for index, (name, rows) in enumerate(trained.items()):
         marks += _profiles(rows, "size", index, name.replace("small GPT ", ""))
-    marks += _profiles(small["small GPT trained", 12], "published", 3, "published, 12 layers", "dash")
+    marks += _profiles(small["small GPT trained", 12], "published", 3, "published for trained, 12 layers", "dash")
     panels.append(_sizes_panel(marks, "small GPTs, before and after"))
-    for shown, heading in ((random, "shares at initialisation"), (trained | both_ways, "shares of trained networks")):
+    quarters = {k / 4: f"{k / 4:.0%}" for k in range(5)}
+    up = fig.Axis("share of this and earlier tokens", range=(-0.05, 1.65), labels=quarters)  # The legend is above
+    random.pop("Llama, unit tokens")  # Its shares are those of GPT-2, line upon line
+    for shown, heading in (
+        (random, "shares at initialisation (dashed: published density)"),
+        (trained | both_ways, "shares before and after training"),
+    ):
         lines: list[fig.Line] = []
         for index, (name, rows) in enumerate(shown.items()):
             lines += _profiles(rows, "share", index, name.replace("small GPT ", ""), logs=False)
             if shown is random:
-                label = "published density" if index == 0 else None
-                lines += _profiles(rows, "published", index, label, "dash", logs=False)
-        across, up = fig.Axis(POSITION, range=(-0.02, 1.04)), fig.Axis("share of this and earlier tokens", percent=True)
-        panels.append(fig.Panel(across, up, lines, heading))
+                lines += _profiles(rows, "published", index, None, "dash", logs=False)
+        panels.append(fig.Panel(fig.Axis(POSITION, range=(-0.02, 1.04)), up, lines, heading))
     return fig.Chart(
         panels, models.to_dict(as_series=False),
         "Which source tokens the last one comes from: with uniform attention as predicted, in random networks and in "
