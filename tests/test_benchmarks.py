@@ -21,6 +21,7 @@ from benchmarks import (
     encoder_collapse,
     giorlandino2026,
     instabilities,
+    lost_in_the_middle,
     mean_field,
     mends,
     opening,
@@ -30,6 +31,8 @@ from benchmarks import (
     timing,
 )
 
+from rankscope.depths.chowdhury2026 import exact_weights
+from rankscope.depths.figures import positions_chart
 from rankscope.figures.plot import plot
 from rankscope.forecasts.changes import changes
 from rankscope.forecasts.designs import draw_design
@@ -47,6 +50,7 @@ ALONE = {
     "giorlandino2026",
     "instabilities",
     "lab",
+    "lost_in_the_middle",
     "mean_field",
     "mends",
     "peers",
@@ -163,6 +167,39 @@ def test_points_of_a_figure_are_compared_with_networks() -> None:
     first, second = cosines_chart(table).panels
     assert [len(panel.marks) for panel in (first, second)] == [3, 3]
     assert plot(cosines_chart(table)).axes
+
+
+def test_weights_of_source_tokens_are_compared_with_theory() -> None:
+    [row] = lost_in_the_middle.continuum((2,), ((1, 0.5),)).splitlines()[2:]
+    # One layer of weight 1/2 on two tokens: weights 1/4 and 3/4, and the density is 1/2 on (0, 1).
+    assert row.startswith("| 1 | 0.5 | 2 | ") and row.endswith("| 0.0000 (token 1) | 0.2500, 0.2500 | 0.0% |")
+    columns = ("model", "layers", "seed", "source", "share", "size", "published", "independent")
+    lines = [
+        ("small GPT trained", 6, 0, 0, 0.5, 0.4, 0.1, 0.3), ("small GPT trained", 6, 0, 1, 0.4, 0.6, 0.9, 0.7),
+        ("small GPT trained", 6, 1, 0, 0.3, 0.4, 0.1, 0.1), ("small GPT trained", 6, 1, 1, 0.6, 0.6, 0.9, 0.9),
+        ("MiniLM, all tokens", 6, 0, 0, 0.5, 0.4, None, None), ("MiniLM, all tokens", 6, 0, 1, 0.5, 0.6, None, None),
+    ]  # fmt: skip
+    table = pl.DataFrame(lines, schema=columns, orient="row")
+    first, second = lost_in_the_middle.differences(table).splitlines()[2:]
+    sizes, shares = "0.300 (0.300 to 0.300) | 0.200 (0.100 to 0.300)", "0.300 (0.200 to 0.400)"
+    assert first.startswith(f"| small GPT trained | 6 | {sizes} | {shares} | 0.500 (0.400 to 0.600), 0.900 (")
+    assert second == "| MiniLM, all tokens | 6 | – | – | – | 0.500, – | 0.500, – |"
+    paths = pl.DataFrame({"layers": [6, 6], "source": [0, 1], "share": [0.4, 0.6]})
+    chart = positions_chart(paths, 0.1, table)
+    assert [len(panel.marks) for panel in chart.panels] == [3, 0, 0, 1, 0, 2] and plot(chart).axes
+
+
+def test_networks_give_shares_of_source_tokens_beside_theory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_in_the_middle, "TOKENS", 5)
+    parts = [lost_in_the_middle.initialised("Llama", "unit tokens", 2, 0), *lost_in_the_middle.trained(1, 1, 2)]
+    assert [len(part) for part in parts] == [5] * 5
+    for part in parts:
+        for name in ("size", "published", "independent"):
+            assert part[name].sum() == pytest.approx(1, abs=1e-6) and bool((part[name] > 0).all())
+    assert parts[0]["share"].sum() == pytest.approx(1, abs=1e-6)  # Without biases, at initialisation
+    a = parts[0]["published"].to_list()
+    assert a[0] > a[1] > a[2] > a[3] < a[4]
+    np.testing.assert_allclose(lost_in_the_middle.by_paths(5, 3, 0.3), exact_weights(5, [0.3] * 3), rtol=1e-12)
 
 
 def test_what_became_of_changes_is_counted_by_kind() -> None:

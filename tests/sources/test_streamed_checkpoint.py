@@ -129,6 +129,16 @@ def test_biases_are_found_where_layers_are_read_one_by_one(tmp_path: Path) -> No
     assert one.fingerprint == other.fingerprint
 
 
+@pytest.mark.parametrize("options", [{}, {"lengths": True}, {"sizes": True}])
+def test_shares_by_source_token_need_one_layer_at_a_time(tmp_path: Path, options: dict[str, bool]) -> None:
+    folder = saved(tmp_path, "gpt2", "decoder", torch.float32)
+    one, other = load(folder, stream=True), load(folder, stream=False)
+    assert one.streamed and not other.streamed
+    X, padding = inputs(one)
+    e, f = (decompose(net, X, padding).by_position(**options).table for net in (one, other))
+    assert e.equals(f) and bool((f["share"] != 0).any())
+
+
 def test_a_decoder_reads_its_memory(tmp_path: Path) -> None:
     folder = saved(tmp_path, "t5_decoder", "plain")
     M = torch.randn(3, 5, 16, dtype=torch.float64)

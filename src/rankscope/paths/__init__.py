@@ -5,8 +5,9 @@ from rankscope.paths.counts import Path, all_paths, length_of, path_counts, path
 from rankscope.paths.decompose import Decomposition, PathTerm, decompose
 from rankscope.paths.heaviest import Heaviest
 from rankscope.paths.lengths import ByLength
+from rankscope.paths.positions import ByPosition
 
 __all__ = [
-    "ByLength", "Decomposition", "Heaviest", "Path", "PathTerm", "all_paths", "decompose", "length_of",
+    "ByLength", "ByPosition", "Decomposition", "Heaviest", "Path", "PathTerm", "all_paths", "decompose", "length_of",
     "path_counts", "path_shares", "rate",
 ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
 then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
-`polynomials.py`), by layer and head (`by_part.py`), single paths (`terms.py`), the heaviest (`heaviest.py`).
+`polynomials.py`), by layer and head (`by_part.py`), by source token (`positions.py`), single paths
+(`terms.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from rankscope.paths.counts import Path, checked, checked_length, counts_along, 
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
+from rankscope.paths.positions import ByPosition, by_position
 from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNetwork, path_sum
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
@@ -150,6 +152,33 @@ class Decomposition:
     def by_head(self) -> pl.DataFrame:
         """Everything that passes through each head, and how it contracts (`by_part.py`)."""
         return by_head(self.frozen)
+
+    def by_position(self, query: int | None = -1, *, lengths: bool = False, sizes: bool = False) -> ByPosition:
+        """Return the share of the output that starts at each source token, exactly (`positions.py`).
+
+        Its `table` has the columns sample · start · source · share, a row for each token of a sample and one for all of
+        its biases (`start` is "bias", `source` null). The share of a source is `<term, y> / <y, y>`, y the output of
+        the query token: those of a sample add up to one, and `closure` says how nearly.
+
+        Args:
+            query: The token whose output it is, counted from 0 or, if negative, from the end of each sample; None is
+                the output of all tokens.
+            lengths: Give a row for each `length` of paths too.
+            sizes: Give the `norm` of each term too, which takes a forward pass for each source token.
+
+        Raises:
+            PathError: A sample has no such token.
+            ClosureError: The shares do not add up to one.
+
+        `source` counts the tokens of a sample from 0, without its padding.
+
+        >>> from rankscope.nets import Architecture, Transformer
+        >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"))
+        >>> d = decompose(net, torch.randn(1, 3, 8, dtype=torch.float64))
+        >>> d.by_position().table["source"].to_list(), d.by_position(query=0).table["share"][1:].to_list()
+        ([0, 1, 2, None], [0.0, 0.0, 0.0])
+        """
+        return by_position(self.frozen, query, lengths, sizes)
 
     def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
         """One path's term: a head, or None to go past the heads, in every layer.

@@ -131,8 +131,12 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
     """How far the parts are from the output, relative to it; an error where that is more than rounding."""
     output_size = float(torch.linalg.vector_norm(frozen.output))
     gap = float(torch.linalg.vector_norm(total - frozen.output))
-    closure = gap / output_size if output_size else gap
-    allowed = unit_of(total.dtype) ** DIGITS
+    return require_closure(gap / output_size if output_size else gap, total.dtype)
+
+
+def require_closure(closure: float, dtype: torch.dtype) -> float:
+    """Return how far parts are from the output, relative to it; an error where that is more than rounding."""
+    allowed = unit_of(dtype) ** DIGITS
     if not closure <= allowed:
         sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
         why = "the frozen network overflows, or its terms cancel to nothing; use float64"

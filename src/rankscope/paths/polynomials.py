@@ -101,10 +101,10 @@ class PolynomialRules(FrozenRules):
 
 
 @torch.no_grad()
-def length_terms(frozen: Frozen) -> tuple[Coefficients, Coefficients]:
-    """The sums of terms by length: of paths from the embedding, and of paths from biases."""
+def length_terms(frozen: Frozen, biases: bool = True) -> tuple[Coefficients, Coefficients]:
+    """The sums of terms by length: of paths from the embedding, and of paths from biases unless they are left out."""
     rules, Y = PolynomialRules(frozen), frozen.X[None]
-    biased = frozen.has_constants
+    biased = biases and frozen.has_constants
     terms = Terms(torch.cat([Y, torch.zeros_like(Y)]), 1) if biased else Terms(Y)
     for layer in frozen.layers:
         terms = rules.through(layer.block, terms)
