@@ -394,8 +394,9 @@ def test_a_packed_batch_is_block_diagonal() -> None:
 class Reporting(nn.Module):
     """A block that reports its attention: uniform over all tokens, with scores and outputs as given."""
 
-    def __init__(self, scores: Any, products: Any) -> None:
+    def __init__(self, scores: Any, products: Any, by_kernel: bool = False) -> None:
         super().__init__()
+        self.by_kernel = by_kernel
         self.attention_listeners: list[Any] = []
         self.line = nn.Linear(8, 8)
         self.scores, self.products = scores, products
@@ -404,7 +405,7 @@ class Reporting(nn.Module):
         P = torch.full((len(x), 2, x.shape[1], x.shape[1]), 1 / x.shape[1])
         for listener in self.attention_listeners:
             products = (lambda rows, p: (p.transpose(1, 2), P[:, :, rows].transpose(1, 2))) if self.products else None
-            listener(AttentionCall(pattern=lambda: P, scores=self.scores, products=products))
+            listener(AttentionCall(pattern=lambda: P, scores=self.scores, products=products, by_kernel=self.by_kernel))
         return x + self.line(x)
 
 
@@ -523,7 +524,7 @@ def test_later_calls_are_read_together_and_are_the_same() -> None:
 @pytest.mark.parametrize("at", [0, 1])
 def test_scores_that_are_no_longer_right_are_found_in_turn(at: int) -> None:
     made, X = [right, right], torch.randn(1, 5, 8)
-    model = nn.Sequential(*(Reporting(lambda k=k: made[k](), True) for k in range(2)))
+    model = nn.Sequential(*(Reporting(lambda k=k: made[k](), True, by_kernel=True) for k in range(2)))
     with torch.no_grad(), rankscope.watch(model, ["entropy"]) as w:
         model(X)
         made[at] = wrong
@@ -534,10 +535,21 @@ def test_scores_that_are_no_longer_right_are_found_in_turn(at: int) -> None:
     torch.testing.assert_close(curve(w, "entropy")[-1].exp(), torch.full((2, 2), 5.0).double())
 
 
+def test_what_no_kernel_of_torch_gave_is_checked_in_every_call() -> None:
+    """A module may change its pattern after a training step: the pattern is read from then on."""
+    made, X = [right, right], torch.randn(1, 5, 8)
+    model = nn.Sequential(*(Reporting(lambda k=k: made[k](), True) for k in range(2)))
+    with torch.no_grad(), rankscope.watch(model, ["entropy"]) as w:
+        model(X)
+        made[1] = wrong
+        model(X)
+    torch.testing.assert_close(curve(w, "entropy").exp(), torch.full((2, 2, 2), 5.0).double())
+
+
 def test_scores_that_are_made_in_another_way_are_checked_at_once() -> None:
     """With a scale of zero scores give the uniform pattern, with another they do not."""
     scales, X = [0.0, 0.0], torch.randn(1, 5, 8)
-    model = nn.Sequential(*(Reporting(lambda k=k: replace(wrong(), scale=scales[k]), True) for k in range(2)))
+    model = nn.Sequential(*(Reporting(lambda k=k: replace(wrong(), scale=scales[k]), True, True) for k in range(2)))
     with torch.no_grad(), rankscope.watch(model, NAMES):
         model(X)
         scales[1] = 1.0

@@ -5,9 +5,9 @@ report, with the layer that runs. `read` decides whether that is the attention o
 themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
 which `attention/head_outputs.py` finds. When the call ends, the recorder calls `finish` and `check`.
 
-What scores give is checked at a few rows. A GPU would wait for the answer, so in layers where scores were right
-in an earlier call and are still made in the same way, it is asked for all layers together, in `finish`, and at each
-call for one such layer in `IN_TURN`. `finish` also computes the metrics of all layers from their rows.
+What scores give is checked at a few rows. A GPU would wait for the answer. So of kernels of torch, in layers where
+scores were right in an earlier call and are still made in the same way, it is asked for one layer in `IN_TURN` at each
+call, all of these together in `finish`, which also computes the metrics of all layers from their rows.
 """
 
 import math
@@ -248,7 +248,8 @@ class AttentionReadings:
         of padding too."""
         chosen = [metric for metric in self.plan.metrics if metric.from_scores is not None]
         kind, calls = self.plan.known_scores.get(layer, (None, 0))
-        known = kind == scores.kind and self.batch.all_valid and self.batch.unit > unit_of(torch.float64)
+        known = attention.by_kernel and kind == scores.kind and self.batch.all_valid
+        known = known and self.batch.unit > unit_of(torch.float64)  # else float32 inside must be found out first
         calls = calls + 1 if known else 0
         with isolated(scores.device):
             valid, dtype = self.batch.valid_on(scores.device), torch.float64

@@ -44,6 +44,8 @@ class AttentionCall:
         products: A function of some queries (their indices) and of their rows of a pattern, `[batch, head, row, key]`,
             that gives what attention gives with these rows and what it gave, `[batch, row, head, ...]` both. Scores
             are checked by it; None where that cannot be known, as with dropout.
+        by_kernel: True if a kernel of torch was called with the queries, keys and mask that `scores` has, and gave the
+            output: nothing of the model comes between, so that scores which were right once are right again.
 
     >>> import torch
     >>> call = AttentionCall(pattern=lambda: torch.full((1, 2, 3, 3), 1 / 3))
@@ -62,6 +64,7 @@ class AttentionCall:
     hidden_tokens: Callable[[], Bool[Tensor, "batch token"] | None] = lambda: None
     scores: Callable[[], AnyScores | None] | None = None
     products: Products | None = None
+    by_kernel: bool = False
 
 
 OnAttention = Callable[[AttentionCall], None]

@@ -139,5 +139,5 @@ class FunctionTracer(TorchFunctionMode):
             remark += " (heads are as wide as there are tokens: call it on another number of them)"
         parts: Any = {"pattern": call.pattern, "head_outputs": call.head_outputs, "sizes": call.sizes}
         parts |= {"altered_by": call.altered_by, "hidden_tokens": call.hidden_tokens}
-        parts |= {"scores": call.scores, "products": call.products}
+        parts |= {"scores": call.scores, "products": call.products, "by_kernel": isinstance(call, ScaledDotProduct)}
         self.on_attention(AttentionCall(**parts, self_attention=self_attention, remark=remark))
