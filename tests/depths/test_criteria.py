@@ -104,7 +104,9 @@ def test_magnitude_is_the_frobenius_norm_of_matrices() -> None:
     assert heads(net, sample)[1][1] == pytest.approx(float(one.norm()), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["pre-norm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "pre-norm")]
+)
 def test_gradient_is_first_order_taylor_by_finite_differences(kind: str) -> None:
     """By central differences of a loss, weight by weight."""
     net, _ = made(kind, layers=2)
