@@ -1,6 +1,5 @@
 """`rankscope study`: questions of one's own, answered by experiment."""
 
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -68,12 +67,12 @@ def study(
                 placed = replace(
                     setup, folder=home(setup) / question.name, say=lambda doing, at=done: bar(at, None, doing)
                 )
-                began, sizes = time.monotonic(), question.sizes(options.full)
+                sizes = question.sizes(options.full)
                 result = question.run(placed, sizes)
                 command = f"rankscope study {question.name}{' --full' if options.full else ''}"
                 folder = write_study(question.study, placed, result, command)
                 if pages is not None:
-                    keep(pages, question, placed, result, sizes, time.monotonic() - began)
+                    keep(pages, question, placed, result, sizes)
                     write_pages(pages, QUESTIONS)
                 comparisons = [asdict(comparison) for comparison in result.comparisons]
                 answers.append({"study": question.name, "answer": result.summary, "comparisons": comparisons,

@@ -39,7 +39,7 @@ THRESHOLD = 0.1  # Positions that share nine tenths of their length count as the
 LEARNT = 0.5  # Accuracy from which on a network has learnt; guessing gives 0.1
 GEOMETRIC = 1.5  # A fall whose steps grow by more than this factor from layer to layer is faster than geometric
 RELATED = 0.7  # Rank correlation from which on the first block is said to foretell the stack
-TINY = 1e-300  # In place of a ratio of zero, whose logarithm there is not
+TINY = 1e-12  # Ratios below are zero but for the rounding of central differences
 AVERAGING = ("attention", "gcn ring", "gcn path", "gcn complete")  # Rows of positive weights that sum to one
 FREE = ("mixer", "conv")  # Weights of any sign
 RECURRENT = ("lstm", "gru")
@@ -121,7 +121,7 @@ def trained_rows(mixer: str, form: str, seed: int, sizes: MixerSizes, device: st
     count = sum(parameter.numel() for parameter in network.parameters())
     score = {"mixer": mixer, "form": form, "seed": seed, "loss": float(task.loss(logits, held)),
              "accuracy": float(task.accuracy(logits, held)), "parameters": count}  # fmt: skip
-    rows = measured(network, held.inputs[: sizes.images])
+    rows = [row for row in measured(network, held.inputs[: sizes.images]) if row["metric"] != ACROSS]
     found = pl.DataFrame([score], schema=SCORES)
     return pl.concat([found, _labelled(rows, mixer, form, seed, trained=True)], how="diagonal")
 
@@ -147,8 +147,8 @@ def _clip(parameters: Sequence[Tensor], max_norm: float) -> None:
 def measured(network: MixingNetwork, images: Tensor) -> list[dict[str, object]]:
     """Metrics after every block, in float64: the mean of log10 over images, and whether any image lies at its floor.
 
-    `across_images` is `relative_mu` over images in place of positions, at each position: by how much what a position
-    holds depends on the image at all.
+    `across_images` is `relative_mu` over images in place of positions, an image being one row of all its positions: by
+    how much what the network holds depends on the image at all.
     """
     network = network.double().eval()
     settings = {"blocks": "blocks", "padding": "none", "layout": "batch first", "keep": "states"}
@@ -161,7 +161,7 @@ def measured(network: MixingNetwork, images: Tensor) -> list[dict[str, object]]:
         for layer in range(logs.shape[1]):
             rows.append(_row(layer, metric, logs[:, layer], floors[:, layer] == 1))
     for layer, (states,) in watched.states.items():
-        reading = METRICS[METRIC].read(states.transpose(0, 1))
+        reading = METRICS[METRIC].read(states.flatten(1)[None])
         rows.append(_row(layer, ACROSS, reading.log10, reading.below_floor))
     return rows
 
@@ -238,21 +238,18 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
     curves, scores = tables["curves"], tables["scores"]
     bare, norm, whole = ({mixer: fall(curves, mixer, form) for mixer in sizes.mixers} for form in FORMS)
     images = {mixer: fall(curves, mixer, "bare", metric=ACROSS) for mixer in sizes.mixers}
+    ranks = {mixer: fall(curves, mixer, "bare", metric="effective_rank") for mixer in sizes.mixers}
     ratios = {mixer: tables["averages"].filter(mixer=mixer)["ratio"].to_list() for mixer in sizes.mixers}
-    others = [mixer for mixer in sizes.mixers if mixer != "attention"]
-    fallen = [mixer for mixer in others if _is_collapsed(bare, mixer)]
-    standing = [mixer for mixer in others if mixer not in fallen]
-    held = [mixer for mixer in sizes.mixers if not _is_collapsed(whole, mixer)]
     rows = [
         [mixer, _spread(ratios[mixer]), _text(bare, mixer), _speed(bare[mixer]), _order(bare[mixer]),
-         _text(images, mixer), _text(norm, mixer), _text(whole, mixer)]
+         _text(images, mixer), _text(ranks, mixer), _text(norm, mixer), _text(whole, mixer)]
         for mixer in sizes.mixers
     ]  # fmt: skip
     first = PageTable(
         f"Fresh networks of {sizes.depth} blocks: `relative_mu` over positions after the last, median (range) of "
         f"{sizes.seeds} seeds",
         ["mixer", "averaging ratio", "bare", "decades a block", "growth of steps", "bare, between images",
-         "norm", "whole"], rows,
+         "bare, effective rank", "norm", "whole"], rows,
         "*Averaging ratio*: by how much the first block weakens differences between positions against what they share. "
         "*Growth of steps*: the factor from one block's fall to the next's (1 is geometric, 3 is pure attention's "
         "law); of falls of two decades and more. *Between images*: what a position still says about the image.",
@@ -272,27 +269,32 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
         "marked, and stand as upper limits.",
     ]
     return StudyAnswer(
-        _sentence(sizes, bare, fallen, standing, held), verdicts, [first, _trained_table(curves, scores, sizes)], notes
+        _sentence(sizes, bare, images, whole), verdicts, [first, _trained_table(curves, scores, sizes)], notes
     )
 
 
 Falls = dict[str, Fall | None]
 
 
-def _sentence(sizes: MixerSizes, bare: Falls, fallen: list[str], standing: list[str], held: list[str]) -> str:
+def _sentence(sizes: MixerSizes, bare: Falls, images: Falls, whole: Falls) -> str:
+    others = [mixer for mixer in sizes.mixers if mixer != "attention"]
+    fallen = [mixer for mixer in others if _is_collapsed(bare, mixer)]
+    standing = [mixer for mixer in others if mixer not in fallen]
+    forgetful = [mixer for mixer in others if _is_collapsed(images, mixer)]
+    held = [mixer for mixer in sizes.mixers if not _is_collapsed(whole, mixer)]
     beginning = f"No: {len(fallen)}" if fallen else "Yes: none"
-    count = len(fallen) + len(standing)
     which = f" ({', '.join(fallen)})" if fallen else ""
     stay = f", {', '.join(standing)} {'do' if len(standing) > 1 else 'does'} not" if standing and fallen else ""
+    forget = f"; {', '.join(forgetful)} {'forget' if len(forgetful) > 1 else 'forgets'} the image" if forgetful else ""
     mine = bare.get("attention")
     speed = "attention was not measured"
     if mine is not None:
         grown = "" if math.isnan(mine.order) else f", each step {mine.order:.1f} times the one before"
-        verb = "loses" if mine.collapsed else "keeps its differences and loses"
+        verb = "falls by" if mine.collapsed else "keeps positions apart, falling by"
         speed = f"attention {verb} {_speed(mine)} decades a block{grown}"
     return (
-        f"{beginning} of {count} other mixers {'makes' if len(fallen) == 1 else 'make'} positions the same in "
-        f"{sizes.depth} bare blocks{which}{stay}; {speed}; with skips, norms and MLPs {len(held)} of "
+        f"{beginning} of {len(others)} other mixers {'makes' if len(fallen) == 1 else 'make'} positions the same in "
+        f"{sizes.depth} bare blocks{which}{stay}{forget}; {speed}; with skips, norms and MLPs {len(held)} of "
         f"{len(sizes.mixers)} keep their positions apart."
     )
 
@@ -353,7 +355,9 @@ def _learning_verdict(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSi
     ours = f"whole: {len(learnt['whole'])} of {len(sizes.mixers)} learn; bare: {', '.join(learnt['bare']) or 'none'}"
     if against:
         ours += f"; of these {', '.join(against)} begin collapsed at {sizes.depth} blocks"
-    return HypothesisVerdict(ours, not against and not missing if len(scores) else None)
+    if not scores.height or (missing and "attention" in missing):  # whole attention learns, given the steps
+        return HypothesisVerdict(f"{ours}: too few steps to tell", None)
+    return HypothesisVerdict(ours, not against and not missing)
 
 
 def _learns(scores: pl.DataFrame, mixer: str, form: str) -> bool:
@@ -403,7 +407,8 @@ def _spread(values: Sequence[float]) -> str:
     """The median and the range of numbers."""
     if not values:
         return "–"
-    return f"{statistics.median(values):.3g} ({min(values):.3g}–{max(values):.3g})"
+    low, middle, high = (0.0 if abs(x) < TINY else x for x in (min(values), statistics.median(values), max(values)))
+    return f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g}–{high:.3g})"
 
 
 # ---- The figure
@@ -412,20 +417,31 @@ def _spread(values: Sequence[float]) -> str:
 def draw(tables: Tables, sizes: MixerSizes) -> "dict[str, Figure]":
     """Differences between positions by layer in three forms, fresh; and the same trained, against accuracy."""
     from rankscope.figures.matplotlib import panels
+    from rankscope.figures.text import tick
 
-    figure, axes = panels(2, width=5.0, height=3.3, rows=2)
-    titles = {"bare": "bare: the mixer alone", "norm": "norm after every mixer", "whole": "skips, norms and MLPs"}
-    for panel, form in zip(axes, FORMS, strict=False):
+    figure, axes = panels(3, width=4.2, height=3.3, rows=2)
+    fresh = tables["curves"].filter(~pl.col("trained"))
+    shown = {
+        "bare: the mixer alone": ("bare", METRIC), "norm after every mixer": ("norm", METRIC),
+        "skips, norms and MLPs": ("whole", METRIC), "bare, between images": ("bare", ACROSS),
+    }  # fmt: skip
+    for panel, (title, (form, metric)) in zip(axes, shown.items(), strict=False):
         for number, mixer in enumerate(sizes.mixers):
-            _curve(panel, tables["curves"].filter(mixer=mixer, form=form, trained=False, metric=METRIC), mixer, number)
+            _curve(panel, fresh.filter(mixer=mixer, form=form, metric=metric), mixer, number)
         panel.axhline(math.log10(THRESHOLD), color="grey", linewidth=0.8, linestyle=":")
-        panel.set_title(f"Fresh, {titles[form]}", loc="left", fontsize=9)
+        panel.set_title(f"Fresh, {title}", loc="left", fontsize=9)
         panel.set_xlabel("block")
-        panel.set_ylabel("log10 of relative mu")
-    axes[0].set_ylim(bottom=-16.5)
-    _scores(axes[3], tables, sizes)
+        if form != "whole":
+            panel.set_yscale("symlog", linthresh=1.0)
+            panel.set_ylim(-25, 0.2)
+            panel.set_yticks([0, -1, -4, -16])
+        panel.yaxis.set_major_formatter(tick)
+    axes[0].set_ylabel("relative mu over positions")
+    axes[3].set_ylabel("relative mu over images")
+    _scores(axes[4], tables, sizes)
+    axes[5].axis("off")
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=8)
+    axes[5].legend(handles, names, loc="center", frameon=False, fontsize=9)
     return {QUESTION.name: figure}
 
 
@@ -455,6 +471,7 @@ def _scores(axes: "Axes", tables: Tables, sizes: MixerSizes) -> None:
     """Accuracy of trained networks against what is left of differences between their positions."""
     from rankscope.figures.matplotlib import palette
     from rankscope.figures.style import MARKERS, line_style
+    from rankscope.figures.text import tick
 
     for number, mixer in enumerate(sizes.mixers):
         style = line_style(number, palette())
@@ -468,7 +485,10 @@ def _scores(axes: "Axes", tables: Tables, sizes: MixerSizes) -> None:
                       color=style.colour, markerfacecolor=face)  # fmt: skip
     axes.axhline(0.1, color="grey", linewidth=0.8, linestyle=":")
     axes.set_title("Trained: accuracy (filled: whole, open: bare)", loc="left", fontsize=9)
-    axes.set_xlabel("log10 of relative mu after the last block")
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(-25, 0.2)
+    axes.set_xticks([0, -1, -4, -16], [tick(log10) for log10 in (0, -1, -4, -16)])
+    axes.set_xlabel("relative mu after the last block")
     axes.set_ylabel("held-out accuracy")
 
 
@@ -497,7 +517,8 @@ QUESTION = Question(
         "`bare` (the mixer alone), `norm` (a LayerNorm after it) and `whole` (pre-norm, with skips and an MLP). "
         "Positions are the 64 pixels of 8 × 8 digits, embedded as `pixel · a + position`. Fresh networks are watched "
         "in float64 with `rankscope.watch(network, blocks=\"blocks\")`: `relative_mu`, `relative_residual` and "
-        "`effective_rank` after every block, and `relative_mu` between images at each position, which tells a network "
+        "`effective_rank` after every block, and `relative_mu` between images (an image is one row of all its "
+        "positions), which tells a network "
         "whose positions are alike from one that has forgotten what it was shown. Positions count as the same where "
         "`relative_mu` is below 0.1 in the median over seeds. Networks are trained on which digit is shown with the "
         "lab's recipe (AdamW, rate 0.001, warm-up and cosine) and measured again. Linear maps start as N(0, "
@@ -513,5 +534,5 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption="Lines: medians over seeds, bands: their range, open markers: the floor of float64. Dotted: 0.1, below "
-    "which positions count as the same; right below, guessing.",
+    "which positions count as the same; of trained networks, guessing.",
 )  # fmt: skip

@@ -62,7 +62,7 @@ PATTERNS: dict[str, tuple[str, str]] = {  # name: (mask, kernel)
 FORMS = {"bare": "san", "norm": "san+norm", "whole": "transformer"}
 METRIC = "relative_residual"
 THRESHOLD = 0.1  # Tokens that share nine tenths of their length count as the same
-FAST = 1.5  # A fall whose step in the second half is so many times that in the first is faster than geometric
+FAST = 10.0  # A fall whose step in the second half is so many times that in the first is faster than geometric
 RELATED = 0.7  # Rank correlation from which on one thing is said to order the other
 INIT = "xavier"
 
@@ -279,15 +279,20 @@ def pattern_fall(curves: pl.DataFrame, name: str, form: str) -> PatternFall | No
         known = max(known, 3)
         last, middle = known - 1, (known - 1) // 2
         ends.append(logs[-1])
+        if math.isinf(logs[last]):  # tokens are the same to the last bit: all at once
+            rates.append(math.inf)
+            growths.append(math.inf)
+            continue
         first, second = (logs[0] - logs[middle]) / max(1, middle), (logs[middle] - logs[last]) / (last - middle)
         rates.append(second)
         growths.append(second / first if first > 0 else 1.0)
     return PatternFall(tuple(ends), tuple(rates), statistics.median(growths), floor) if ends else None
 
 
-def correlations(tables: Tables, form: str) -> dict[str, list[float]]:
+def correlations(tables: Tables, form: str, of: str = "ends") -> dict[str, list[float]]:
     """Spearman's rank correlation, for each seed, of log10 of the last residual with what may decide it, over masks of
-    softmax attention: radius (without a centre: larger than any), second eigenvalue, and keys seen (with a minus)."""
+    softmax attention: radius (without a centre: larger than any), second eigenvalue, and keys seen (with a minus). With
+    `of="rates"` it is that of the decades a layer in the second half, with a minus."""
     known = tables["graphs"].filter("masked")
     radius = [math.inf if value is None else value for value in known["radius"].to_list()]
     causes = {"radius": radius, "second eigenvalue": known["eigenvalue"].to_list(),
@@ -297,9 +302,15 @@ def correlations(tables: Tables, form: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for cause, values in causes.items():
         pairs = [(value, one) for value, one in zip(values, falls, strict=True) if one is not None]
-        ranks = [_rank([value for value, _ in pairs], [one.ends[seed] for _, one in pairs]) for seed in range(seeds)]
+        ranks = [
+            _rank([value for value, _ in pairs], [_left(one, seed, of) for _, one in pairs]) for seed in range(seeds)
+        ]
         found[cause] = [rank for rank in ranks if not math.isnan(rank)]
     return found
+
+
+def _left(one: PatternFall, seed: int, of: str) -> float:
+    return one.ends[seed] if of == "ends" else -one.rates[seed]
 
 
 def _rank(a: Sequence[float], b: Sequence[float]) -> float:
@@ -338,18 +349,21 @@ def _sentence(
     known = {name: one for name, one in falls["norm"].items() if one is not None}
     kept = [name for name, one in known.items() if not one.collapsed]
     fast = [name for name, one in known.items() if one.faster]
-    middle = {cause: statistics.median(found) for cause, found in ranks.items() if found}
-    best = max(middle, key=lambda cause: middle[cause], default="")
-    decides = middle.get("radius", math.nan) >= RELATED and best == "radius"
-    verdict = "is" if decides else "is not"
-    numbers = ", ".join(f"{cause} {value:.2f}" for cause, value in middle.items())
+    decides = {True: "is", False: "is not", None: "cannot be told from its rivals as"}[_leads(ranks)]
+    numbers = ", ".join(f"{cause} {statistics.median(found):.2f}" for cause, found in ranks.items() if found)
+    near = tables["graphs"].filter(pl.col("masked") & (pl.col("radius") == 1))["pattern"].to_list()
+    ends = sorted((known[name].end, name) for name in near if name in known)
+    between = ""
+    if len(ends) > 1:
+        (least, fastest), (most, slowest) = ends[0], ends[-1]
+        between = f"; at a radius of 1 they still end between {power(least)}, {fastest}, and {power(most)}, {slowest}"
     lost = [name for name, one in falls["whole"].items() if one is not None and one.collapsed]
     whole = f"{len(lost)} of {len(known)} collapse" if lost else "no pattern collapses"
     return (
         f"With norms and without skips, {len(kept)} of {len(known)} patterns keep tokens apart for {sizes.depth} layers"
         f"{' (' + ', '.join(kept) + ')' if kept else ''}, and {len(fast)} fall faster than geometrically"
-        f"{' (' + ', '.join(fast) + ')' if fast else ''}; the radius {verdict} what decides among masks (rank "
-        f"correlation with what is left of differences: {numbers}), and with skips and MLPs {whole}."
+        f"{' (' + ', '.join(fast) + ')' if fast else ''}; the radius {decides} what decides among masks (rank "
+        f"correlation with what is left of differences: {numbers}{between}), and with skips and MLPs {whole}."
     )
 
 
@@ -373,12 +387,21 @@ def _radius_verdict(ranks: dict[str, list[float]]) -> HypothesisVerdict:
     return HypothesisVerdict(f"rank correlation {_spread(found, '.2f')}", min(found) >= RELATED)
 
 
+def _leads(ranks: dict[str, list[float]]) -> bool | None:
+    """Whether the radius orders masks, better than every rival: with every seed, with none, or None of both."""
+    radius = ranks["radius"]
+    if not all(ranks.values()):
+        return None
+    rivals = [max(found) for found in zip(*(ranks[cause] for cause in ranks if cause != "radius"), strict=True)]
+    better = [mine >= RELATED and mine > rival for mine, rival in zip(radius, rivals, strict=True)]
+    return True if all(better) else None if any(better) else False
+
+
 def _rival_verdict(ranks: dict[str, list[float]]) -> HypothesisVerdict:
     if not all(ranks.values()):
         return HypothesisVerdict("masks do not differ", None)
     ours = "; ".join(f"{cause}: {_spread(found, '.2f')}" for cause, found in ranks.items())
-    radius, *others = (statistics.median(found) for found in ranks.values())
-    return HypothesisVerdict(ours, radius > max(others))
+    return HypothesisVerdict(ours, _leads(ranks))
 
 
 def _kernel_verdict(tables: Tables, norm: PatternFalls) -> HypothesisVerdict:
@@ -441,7 +464,7 @@ def _fresh_table(tables: Tables, falls: dict[str, PatternFalls], sizes: PatternS
     for name, mask, kernel, _, radius, _, keys, eigenvalue in tables["graphs"].iter_rows():
         norm = falls["norm"].get(name)
         speed = "–" if norm is None else _number(norm.rate)
-        expected = f"{-math.log10(eigenvalue):.2f}" if eigenvalue > ZERO else "∞"
+        expected = f"{abs(math.log10(eigenvalue)):.2f}" if eigenvalue > ZERO else "∞"
         rows.append([
             name, f"`{mask}`" if kernel == "softmax" else f"`{kernel}`", "none" if radius is None else str(radius),
             f"{keys:.1f}", f"{eigenvalue:.3f}" if eigenvalue > ZERO else "0", expected, speed,
@@ -481,13 +504,16 @@ def _trained_table(tables: Tables, sizes: PatternSizes) -> PageTable:
 
 def _rank_table(tables: Tables) -> PageTable:
     rows = [
-        [form, *(_spread(found, ".2f") if found else "–" for found in correlations(tables, form).values())]
+        [f"{form}, {said}", *(_spread(found, ".2f") if found else "–" for found in ranks.values())]
         for form in FORMS
+        for said, of in (("last residual", "ends"), ("rate", "rates"))
+        for ranks in (correlations(tables, form, of),)
     ]
     return PageTable(
-        "Rank correlation, over masks of softmax attention, of log10 of the last residual with what may decide it: "
+        "Rank correlation, over masks of softmax attention, of what is left of differences with what may decide it: "
         "median (range) over seeds",
         ["form", "radius", "second eigenvalue", "fewer keys"], rows,
+        "*Last residual*: its log10. *Rate*: decades a layer in the second half, with a minus.",
     )  # fmt: skip
 
 
@@ -497,6 +523,8 @@ def _collapsed(falls: PatternFalls, name: str) -> bool:
 
 
 def _number(value: float) -> str:
+    if math.isinf(value):
+        return "all at once"
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.1e}"
 
 

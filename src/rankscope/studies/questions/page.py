@@ -3,7 +3,7 @@
     FOLDER/index.md            every answered question with its answer
     FOLDER/NAME.md             question, answer, figure, evidence, method, what would change the answer, command
     FOLDER/images/NAME*.png    the figures
-    FOLDER/data/NAME/          tables in Parquet, and `kept.json`: sizes, command, device, versions, seconds
+    FOLDER/data/NAME/          tables in Parquet, and `kept.json`: sizes, command, device, versions
 
 `keep` writes the data of a run; `write_pages` makes all pages of a folder from the data in it. `rankscope study
 --page FOLDER` calls both, `rankscope study --redraw --page FOLDER` the second alone.
@@ -36,7 +36,7 @@ INTRODUCTION = (
 )
 
 
-def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, sizes: Any, seconds: float) -> Path:
+def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, sizes: Any) -> Path:
     """Write the tables of a run, and what the page says of the run, beside the page.
 
     Args:
@@ -45,7 +45,6 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
         setup: How the question was run.
         result: What `question.run` gave.
         sizes: The sizes of the run.
-        seconds: How long the run took; of a resumed run, what was left of it.
 
     Returns:
         The folder of the data.
@@ -67,7 +66,7 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
         raise StudyError(f"{wanted}; those of {question.name} take {size // 1000} kB", subject=question.name)
     kept = {
         "study": question.name, "full": setup.full, "device": setup.device, "command": manifest.command,
-        "seconds": round(seconds), "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
+        "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
         "machine": manifest.machine,
     }  # fmt: skip
     write_text(place / KEPT, json.dumps(kept, indent=1) + "\n")
@@ -157,7 +156,7 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     lines = [f"# {question.title}", "", f"**{result.summary}**", ""]
     for name in result.figures:
         lines += [f"![{question.title}](images/{_stem(question, name)}.png)", ""]
-    ran = f"`{kept['command']}`, {size}, on {kept['device']}, {_duration(kept['seconds'])}."
+    ran = f"`{kept['command']}`, {size}, on {kept['device']}."
     lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
     expected = PageTable(
         "", ["expected before the run", "what came", ""],
@@ -177,10 +176,6 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         f"`rankscope study --redraw --page docs/studies` writes the page from them. Made with {versions}."
     ]
     return "\n".join(lines) + "\n"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _sizes_table(question: Question, sizes: Any) -> PageTable:
