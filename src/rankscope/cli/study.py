@@ -8,7 +8,7 @@ from rankscope.cli import options as opt
 from rankscope.cli.reproduce import comparison_table
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
 
-STUDIES = ("efficient", "beyond-attention", "hysteresis")
+STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ def study(
 ) -> None:
     """Answer a question by experiment: figure, data, and the answer in a sentence.
 
+    [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
     convolutional networks collapse. [bold]hysteresis[/bold]: skips are taken away in
@@ -36,7 +37,7 @@ def study(
     """
     from rankscope.extras import need
 
-    need("studies", "matplotlib", "PIL", "sklearn")
+    need("studies", "matplotlib", "PIL")
     from rankscope.errors import StudyError
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
@@ -56,8 +57,9 @@ def study(
             say_where("Written", path)
         return
     writable_folder(output)
-    for question in chosen if pages is not None else ():
-        refuse_smaller(pages, question, options.full)  # before hours of work
+    if pages is not None:
+        for question in chosen:
+            refuse_smaller(pages, question, options.full)  # before hours of work
     setup = Setup(folder=output, full=options.full, device=options.device)
     answers = []
     try:

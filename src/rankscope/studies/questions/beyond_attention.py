@@ -61,7 +61,7 @@ class MixerSizes:
 
 
 QUICK = MixerSizes(tuple(MIXERS), 24, 32, 3, 4, trained_depth=4, trained_seeds=2, steps=80, batch=16)
-FULL = MixerSizes(tuple(MIXERS), 48, 64, 5, 16, trained_depth=24, trained_seeds=5, steps=1500, batch=64)
+FULL = MixerSizes(tuple(MIXERS), 48, 64, 5, 16, trained_depth=12, trained_seeds=3, steps=600, batch=64)
 CURVES = {
     "mixer": pl.String, "form": pl.String, "trained": pl.Boolean, "seed": pl.Int64, "layer": pl.Int64,
     "metric": pl.String, "log10": pl.Float64, "marked": pl.Boolean,
@@ -252,7 +252,8 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
          "bare, effective rank", "norm", "whole"], rows,
         "*Averaging ratio*: by how much the first block weakens differences between positions against what they share. "
         "*Growth of steps*: the factor from one block's fall to the next's (1 is geometric, 3 is pure attention's "
-        "law); of falls of two decades and more. *Between images*: what a position still says about the image.",
+        "law); of falls of two decades and more. *Between images*: `relative_mu` over images, by how much what the "
+        "network holds depends on the image.",
     )  # fmt: skip
     verdicts = [
         _averaging_verdict(bare), _order_verdict(bare), _forgetting_verdict(bare, images),
@@ -313,7 +314,13 @@ def _order_verdict(bare: Falls) -> HypothesisVerdict:
         return HypothesisVerdict("attention falls by less than two decades above its floor", None)
     faster = [mixer for mixer, order in orders.items() if order > GEOMETRIC]
     listed = ", ".join(f"{mixer} {order:.2f}" for mixer, order in orders.items())
-    return HypothesisVerdict(f"growth of steps: {listed}", faster == ["attention"])
+    sudden = [mixer for mixer, one in bare.items() if one is not None and math.isinf(one.decades)]
+    flat = [mixer for mixer, one in bare.items() if one is not None and mixer not in (*orders, *sudden)]
+    ours = f"growth of steps: {listed}"
+    ours += f"; at the floor after one block: {', '.join(sudden)}" if sudden else ""
+    ours += f"; too small a fall: {', '.join(flat)}" if flat else ""
+    only = faster == ["attention"]
+    return HypothesisVerdict(ours, None if only and sudden else only)
 
 
 def _forgetting_verdict(bare: Falls, images: Falls) -> HypothesisVerdict:

@@ -95,7 +95,7 @@ QUICK = PatternSizes(
 )  # fmt: skip
 FULL = PatternSizes(
     tuple(PATTERNS), depth=32, width=64, heads=4, tokens=64, samples=2, seeds=5, certified_depth=6, certified_seeds=3,
-    trained_depth=6, trained_width=128, trained_seeds=5, steps=1000, batch=64, patch=1, timed_steps=20,
+    trained_depth=6, trained_width=128, trained_seeds=5, steps=600, batch=64, patch=1, timed_steps=20,
 )  # fmt: skip
 CURVES = {
     "pattern": pl.String, "form": pl.String, "seed": pl.Int64, "layer": pl.Int64, "log10": pl.Float64,
@@ -455,7 +455,7 @@ def _certificates(table: pl.DataFrame, name: str, depth: int) -> dict[str, float
     mine = table.filter(pattern=name, kind="upper")
     seeds = table.filter(pattern=name)["seed"].n_unique()
     says = mine.filter(pl.col("says_at") == depth)
-    groups = says.group_by("theorem").agg(pl.len().alias("count"), pl.col("slack").max()).sort("slack")
+    groups = says.group_by("theorem").agg(pl.len().alias("count"), pl.col("slack").max()).sort("slack", "theorem")
     return {theorem: slack for theorem, count, slack in groups.iter_rows() if count == seeds}
 
 

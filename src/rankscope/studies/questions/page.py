@@ -18,8 +18,8 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import StudyError
-from rankscope.figures.matplotlib import save
-from rankscope.files import write_text
+from rankscope.figures.matplotlib import png, rendered
+from rankscope.files import atomic, write_text
 from rankscope.runs import tables as parquet
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
@@ -122,7 +122,8 @@ def write_pages(folder: Path, questions: Sequence[Question]) -> list[Path]:
         tables, sizes, kept = read_kept(folder, question)
         result = question.result(tables, sizes)
         for name, figure in result.figures.items():
-            save(figure, folder / "images" / _stem(question, name), ("png",))
+            with atomic(folder / "images" / f"{_stem(question, name)}.png") as temporary:
+                temporary.write_bytes(png(rendered(figure)))
         path = folder / f"{question.name}.md"
         write_text(path, page(question, result, sizes, kept))
         pages.append(path)

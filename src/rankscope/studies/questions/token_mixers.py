@@ -152,7 +152,7 @@ class ImageConvolution(nn.Module):
 
     def forward(self, X: Positions) -> Positions:
         """Convolve the image."""
-        image = X.mT.unflatten(-1, (self.side, self.side))
+        image = X.mT.reshape(len(X), -1, self.side, self.side)
         return F.relu(self.layer(image)).flatten(2).mT
 
 
