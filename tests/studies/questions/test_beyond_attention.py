@@ -6,14 +6,16 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from rankscope.lab.tasks import Digits
 from rankscope.studies.questions import beyond_attention as study
 from rankscope.studies.questions.beyond_attention import ACROSS, CURVES, METRIC, QUESTION, SCORES, MixerSizes
+from rankscope.studies.questions.token_mixers import MIXERS
 from rankscope.studies.study import Setup
 
 pytest.importorskip("sklearn")
 TINY = MixerSizes(("attention", "gru", "gcn complete", "mixer"), 3, 8, 2, 2, 2, 1, steps=2, batch=4)
 DEPTH = 8
-MADE_UP = MixerSizes(tuple(study.MIXERS), DEPTH, 8, 2, 2, 2, 2, steps=2, batch=4)
+MADE_UP = MixerSizes(tuple(MIXERS), DEPTH, 8, 2, 2, 2, 2, steps=2, batch=4)
 
 
 def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
 def tables(ends: dict[str, tuple[float, float]], accuracy: float = 0.9) -> dict[str, pl.DataFrame]:
     """Made-up tables: log10 of what is left after the last block, (bare, whole), of every mixer; straight curves."""
     curves, scores, averages = [], [], []
-    for mixer in study.MIXERS:
+    for mixer in MIXERS:
         bare, whole = ends.get(mixer, (-0.1, -0.1))
         for seed in (0, 1):
             averages.append({"mixer": mixer, "seed": seed, "ratio": 10 ** (bare / DEPTH)})
@@ -89,7 +91,7 @@ def test_across_images_says_what_depends_on_the_image() -> None:
     """A network that multiplies its embedding by zero but for positions has no difference between images left."""
     network = study._network("gcn ring", "bare", 1, 0, TINY)
     network.pixel.weight.data.zero_()
-    images = study.Digits(patch=1).held_out(3).inputs
+    images = Digits(patch=1).held_out(3).inputs
     rows = {(row["layer"], row["metric"]): row for row in study.measured(network, images)}
     assert rows[0, ACROSS]["marked"] and not rows[0, METRIC]["marked"]
     assert math.isfinite(float(str(rows[0, METRIC]["log10"])))

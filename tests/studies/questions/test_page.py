@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from rankscope.cli.study import StudyOptions, study
 from rankscope.errors import StudyError
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.questions import QUESTIONS, Question, keep, read_kept, write_pages
@@ -138,3 +139,11 @@ def test_the_pages_of_the_docs_are_those_of_their_data(question: Question) -> No
     tables, sizes, more = read_kept(DOCS, question)
     expected = pages.page(question, question.result(tables, sizes), sizes, more)
     assert (DOCS / f"{question.name}.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_command_writes_pages_again_without_an_experiment(tmp_path: Path) -> None:
+    study(options=StudyOptions(page=tmp_path, redraw=True), output=tmp_path / "run")
+    text = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert all(question.title in text for question in QUESTIONS) and not (tmp_path / "run").exists()
+    with pytest.raises(StudyError, match="--page"):
+        study(options=StudyOptions(redraw=True), output=tmp_path / "run")

@@ -118,11 +118,12 @@ def test_a_mixer_moves_differences_that_averages_lose() -> None:
 def test_averaging_ratio_is_that_of_a_linear_mixer() -> None:
     """Of `A X W` the ratio is `||A D|| / ||D||` for D of mean zero: here of a matrix that halves all differences."""
     network = MixingNetwork("gcn ring", "bare", 1, N, WIDTH, 3, seed=0).double()
-    block = network.blocks[0]
+    mixer = network.blocks[0].mix
+    assert isinstance(mixer, GraphConvolution)
     J = torch.full((N, N), 1 / N, dtype=torch.float64)
-    block.mix.average = J + 0.5 * (torch.eye(N, dtype=torch.float64) - J)
+    mixer.average = J + 0.5 * (torch.eye(N, dtype=torch.float64) - J)
     with torch.no_grad():
-        block.mix.weight.weight.copy_(torch.eye(WIDTH))
+        mixer.weight.weight.copy_(torch.eye(WIDTH))
     X = positions().abs() + 1  # far from the bend of ReLU
     assert averaging_ratio(network, X) == pytest.approx(0.5, rel=1e-6)
 

@@ -117,8 +117,9 @@ class PositionMLP(nn.Module):
 
 
 class GraphConvolution(nn.Module):
-    """`relu(A X W)`: A takes the mean of a position and its neighbours, so its rows sum to one as those of "
-    "attention."""
+    """`relu(A X W)`: A takes the mean of a position and its neighbours, so its rows sum to one as attention's do."""
+
+    average: Tensor
 
     def __init__(self, positions: int, width: int, graph: str) -> None:
         super().__init__()

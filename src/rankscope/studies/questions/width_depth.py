@@ -136,8 +136,7 @@ def shape_rows(family: str, layers: int, width: int, sizes: ShapeSizes, device: 
 
 
 def _mean_length(rows: pl.DataFrame) -> float:
-    """How many heads the paths that carry the output go through, on average; shares may be negative, their sizes "
-    "count."""
+    """How many heads the paths that carry the output go through, on average; a negative share counts by its size."""
     shares = {
         int(quantity.removeprefix("path_share_")): abs(value)
         for quantity, value in rows.select("quantity", "value").iter_rows()
