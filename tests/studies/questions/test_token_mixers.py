@@ -13,6 +13,7 @@ from rankscope.studies.questions.token_mixers import (
     AttentionMixer,
     GraphConvolution,
     ImageConvolution,
+    MixingBlock,
     MixingNetwork,
     PositionMLP,
     StateSpaceMixer,
@@ -50,7 +51,7 @@ def test_a_network_is_drawn_from_its_seed_alone(form: str) -> None:
 
 
 def test_forms_are_what_they_say() -> None:
-    bare, norm, whole = (MixingNetwork("conv", form, 1, N, WIDTH, 3, seed=0).double().blocks[0] for form in FORMS)
+    bare, norm, whole = (MixingBlock("conv", form, N, WIDTH).double() for form in FORMS)
     X = positions()
     mixed = bare(X)
     torch.testing.assert_close(norm(X), torch.nn.functional.layer_norm(norm.mix(X), (WIDTH,)))
