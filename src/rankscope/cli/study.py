@@ -2,11 +2,15 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.reproduce import comparison_table
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankscope.studies import StudyResult
 
 STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
 
@@ -81,10 +85,22 @@ def study(
                                 "notes": result.notes, "folder": str(folder)})  # fmt: skip
                 if not printing.as_json:
                     with start.paused():
-                        console().print(comparison_table(question.study, result))
+                        console().print(hypotheses_table(question.title, result))
                         say("", result.summary, *result.notes, "")
                         say_where("Written", folder if pages is None else pages / f"{question.name}.md")
     except KeyboardInterrupt as stop:
         raise Interruption(f"in {chosen[len(answers)].name}; the same command resumes from here") from stop
     if printing.as_json:
         machine(answers)
+
+
+def hypotheses_table(title: str, result: "StudyResult") -> "Table":
+    """What was expected before the run, what came, and the verdict."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None)
+    for heading, ratio in (("expected", 4), ("what came", 4), ("", 1)):
+        table.add_column(heading, ratio=ratio)
+    for comparison in result.comparisons:
+        table.add_row(comparison.what, comparison.ours, comparison.verdict)
+    return table

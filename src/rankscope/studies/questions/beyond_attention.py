@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from rankscope.figures.text import power
@@ -26,6 +25,7 @@ from rankscope.lab.tasks import Digits
 from rankscope.live.watch import watch
 from rankscope.metrics import METRICS
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
 from rankscope.studies.questions.token_mixers import FORMS, MIXERS, MixingNetwork, averaging_ratio
 from rankscope.studies.study import PageTable, Setup
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 METRIC, ACROSS = "relative_mu", "across_images"
 WATCHED = (METRIC, "relative_residual", "effective_rank")
 THRESHOLD = 0.1  # Positions that share nine tenths of their length count as the same
+FORGOTTEN = 1e-3  # Images that differ by less than this share of their size count as forgotten
 LEARNT = 0.5  # Accuracy from which on a network has learnt; guessing gives 0.1
 GEOMETRIC = 1.5  # A fall whose steps grow by more than this factor from layer to layer is faster than geometric
 RELATED = 0.7  # Rank correlation from which on the first block is said to foretell the stack
@@ -208,7 +209,7 @@ class Fall:
         """The median and the range over seeds; at the floor, that it is an upper limit."""
         if self.at_floor:
             return f"≤ {power(max(self.ends))} (floor)"
-        return f"{power(self.end)} ({power(min(self.ends))}–{power(max(self.ends))})"
+        return spread_of_logs(self.ends)
 
 
 def fall(curves: pl.DataFrame, mixer: str, form: str, trained: bool = False, metric: str = METRIC) -> Fall | None:
@@ -239,9 +240,10 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
     bare, norm, whole = ({mixer: fall(curves, mixer, form) for mixer in sizes.mixers} for form in FORMS)
     images = {mixer: fall(curves, mixer, "bare", metric=ACROSS) for mixer in sizes.mixers}
     ranks = {mixer: fall(curves, mixer, "bare", metric="effective_rank") for mixer in sizes.mixers}
-    ratios = {mixer: tables["averages"].filter(mixer=mixer)["ratio"].to_list() for mixer in sizes.mixers}
+    known = tables["averages"].with_columns(ratio=pl.when(pl.col("ratio") < TINY).then(0.0).otherwise(pl.col("ratio")))
+    ratios = {mixer: known.filter(mixer=mixer)["ratio"].to_list() for mixer in sizes.mixers}
     rows = [
-        [mixer, _spread(ratios[mixer]), _text(bare, mixer), _speed(bare[mixer]), _order(bare[mixer]),
+        [mixer, spread(ratios[mixer]), _text(bare, mixer), _speed(bare[mixer]), _order(bare[mixer]),
          _text(images, mixer), _text(ranks, mixer), _text(norm, mixer), _text(whole, mixer)]
         for mixer in sizes.mixers
     ]  # fmt: skip
@@ -281,7 +283,7 @@ def _sentence(sizes: MixerSizes, bare: Falls, images: Falls, whole: Falls) -> st
     others = [mixer for mixer in sizes.mixers if mixer != "attention"]
     fallen = [mixer for mixer in others if _is_collapsed(bare, mixer)]
     standing = [mixer for mixer in others if mixer not in fallen]
-    forgetful = [mixer for mixer in others if _is_collapsed(images, mixer)]
+    forgetful = [mixer for mixer, one in images.items() if one is not None and one.end < math.log10(FORGOTTEN)]
     held = [mixer for mixer in sizes.mixers if not _is_collapsed(whole, mixer)]
     beginning = f"No: {len(fallen)}" if fallen else "Yes: none"
     which = f" ({', '.join(fallen)})" if fallen else ""
@@ -337,10 +339,11 @@ def _ratio_verdict(ratios: dict[str, list[float]], bare: Falls) -> HypothesisVer
         for m, one in bare.items()
         if one is not None and ratios[m]
     ]
-    if len(pairs) < 4 or any(len({pair[k] for pair in pairs}) < 2 for k in (0, 1)):
-        return HypothesisVerdict("fewer than four mixers that differ", None)
-    rank = float(spearmanr(*zip(*pairs, strict=True))[0])
-    return HypothesisVerdict(f"rank correlation {rank:.2f} over {len(pairs)} mixers", rank >= RELATED)
+    if len(pairs) < 4:
+        return HypothesisVerdict("fewer than four mixers", None)
+    rank = rank_correlation(*zip(*pairs, strict=True))
+    holds = None if math.isnan(rank) else rank >= RELATED
+    return HypothesisVerdict(f"rank correlation {rank:.2f} over {len(pairs)} mixers", holds)
 
 
 def _whole_verdict(whole: Falls) -> HypothesisVerdict:
@@ -379,7 +382,7 @@ def _trained_table(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSizes
         for form in ("bare", "whole"):
             mine = scores.filter(mixer=mixer, form=form)
             after = {mixer: fall(curves, mixer, form, trained=True)}
-            row += [_spread(mine["accuracy"].to_list()), _spread(mine["loss"].to_list()), _text(after, mixer)]
+            row += [spread(mine["accuracy"].to_list()), spread(mine["loss"].to_list()), _text(after, mixer)]
         rows.append(row)
     return PageTable(
         f"Trained on digits: {sizes.trained_depth} blocks, {sizes.steps} steps, {sizes.trained_seeds} seeds; held-out "
@@ -410,14 +413,6 @@ def _order(one: Fall | None) -> str:
     return "–" if one is None or math.isnan(one.order) else f"{one.order:.2f}"
 
 
-def _spread(values: Sequence[float]) -> str:
-    """The median and the range of numbers."""
-    if not values:
-        return "–"
-    low, middle, high = (0.0 if abs(x) < TINY else x for x in (min(values), statistics.median(values), max(values)))
-    return f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g}–{high:.3g})"
-
-
 # ---- The figure
 
 
@@ -442,7 +437,7 @@ def draw(tables: Tables, sizes: MixerSizes) -> "dict[str, Figure]":
             panel.set_yscale("symlog", linthresh=1.0)
             panel.set_ylim(-25, 0.2)
             panel.set_yticks([0, -1, -4, -16])
-        panel.yaxis.set_major_formatter(tick)
+        panel.yaxis.set_major_formatter(tick if form != "whole" else lambda log10, _: power(log10))
     axes[0].set_ylabel("relative mu over positions")
     axes[3].set_ylabel("relative mu over images")
     _scores(axes[4], tables, sizes)

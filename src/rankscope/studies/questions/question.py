@@ -7,7 +7,8 @@ A file of this folder reads like a method section, from top to bottom:
 2. a frozen dataclass of sizes, with one `quick` and one `full` value of it;
 3. `gather(setup, sizes)`: runs the experiment and gives tables. Every piece goes through `setup.cached_parts`, so an
    interrupted study resumes, and a second run gives the same bits;
-4. `answer(tables, sizes)`: the answer, computed from the tables alone; no number stands in its sentences;
+4. `answer(tables, sizes)`: the answer, computed from the tables alone (`summaries.py` has medians, ranges and rank
+   correlations); no number stands in its sentences;
 5. `draw(tables, sizes)`: the figure, from the tables alone.
 
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add

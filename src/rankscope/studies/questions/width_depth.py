@@ -11,16 +11,14 @@ compute, `L (24 d^2 + 4 n d)` is, the operations of one token among n in all blo
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from scipy.stats import spearmanr
 
-from rankscope.figures.text import power
 from rankscope.forecasts.forecast import forecast
 from rankscope.lab import Initialisation
 from rankscope.lab.tasks import NextCharacter
@@ -29,6 +27,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
@@ -192,13 +191,13 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
     ]  # fmt: skip
     evidence = [_shape_table(table, family) for family in FAMILIES]
     rows = [
-        [str(width), _spread(tables["pure"].filter(width=width)["log10"].drop_nans().to_list(), ".2f")]
+        [str(width), spread(tables["pure"].filter(width=width)["log10"].drop_nans().to_list(), ".2f")]
         for width in sizes.widths
     ]
     evidence.append(PageTable(
         f"Pure attention of {sizes.pure_depth} layers and {HEADS} heads: log10 of c, median (range) of "
         f"{sizes.pure_seeds} seeds", ["width", "log10 c"], rows,
-        f"`mu(X_L) = c mu(X_(L-1))³`. Slope in log10 of the width: {_spread(steep, '.2f')}; the bound's 1/√d: {BOUND}.",
+        f"`mu(X_L) = c mu(X_(L-1))³`. Slope in log10 of the width: {spread(steep, '.2f')}; the bound's 1/√d: {BOUND}.",
     ))  # fmt: skip
     notes = [
         f"{sizes.seeds} seeds of each shape, {sizes.steps} steps of AdamW at 0.001 on {sizes.batch} excerpts of "
@@ -224,7 +223,7 @@ def _sentence(table: pl.DataFrame, steep: list[float]) -> str:
             parts.append(f"at equal {family} nothing was learnt")
             continue
         parts.append(f"at equal {family} {best[0]} layers of width {best[1]} learn best "
-                     f"(loss {_spread(losses[best[0]], '.3f')})")  # fmt: skip
+                     f"(loss {spread(losses[best[0]], '.3f')})")  # fmt: skip
     left = by_shape(table, "parameters", FRESH)
     shown = "what is left of differences was not measured"
     if len(left) > 1:
@@ -244,11 +243,11 @@ def _depth_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether deeper shapes of equal parameters keep less of differences, with every seed."""
     left = by_shape(table, "parameters", FRESH)
     seeds = min(map(len, left.values()), default=0)
-    ranks = [_rank([*left], [values[seed] for values in left.values()]) for seed in range(seeds)]
+    ranks = [rank_correlation([*left], [values[seed] for values in left.values()]) for seed in range(seeds)]
     ranks = [rank for rank in ranks if not math.isnan(rank)]
     if not ranks:
         return HypothesisVerdict("not measured", None)
-    return HypothesisVerdict(f"rank correlation of depth and residual {_spread(ranks, '.2f')}", max(ranks) <= -RELATED)
+    return HypothesisVerdict(f"rank correlation of depth and residual {spread(ranks, '.2f')}", max(ranks) <= -RELATED)
 
 
 def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
@@ -256,7 +255,7 @@ def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
         return HypothesisVerdict("not measured", None)
     near = [abs(slope - BOUND) <= NEAR for slope in steep]
     holds = True if all(near) else None if any(near) else False
-    return HypothesisVerdict(f"slope of log c in log width {_spread(steep, '.2f')}", holds)
+    return HypothesisVerdict(f"slope of log c in log width {spread(steep, '.2f')}", holds)
 
 
 def _inner_verdict(table: pl.DataFrame, family: str) -> HypothesisVerdict:
@@ -266,8 +265,8 @@ def _inner_verdict(table: pl.DataFrame, family: str) -> HypothesisVerdict:
     if best is None or len(losses) < 3:
         return HypothesisVerdict("fewer than three shapes", None)
     ends = {depth: losses[depth] for depth in (min(losses), max(losses))}
-    ours = f"best at {best[0]} layers: {_spread(losses[best[0]], '.3f')}; ends: " + ", ".join(
-        f"{depth}: {_spread(values, '.3f')}" for depth, values in ends.items()
+    ours = f"best at {best[0]} layers: {spread(losses[best[0]], '.3f')}; ends: " + ", ".join(
+        f"{depth}: {spread(values, '.3f')}" for depth, values in ends.items()
     )
     if best[0] in ends:
         return HypothesisVerdict(ours, False)
@@ -283,7 +282,7 @@ def _forecast_verdict(table: pl.DataFrame) -> HypothesisVerdict:
         for depth, values in by_shape(table, family, "loss").items()
         if depth in by_shape(table, family, PLACE)
     ]
-    rank = _rank(*zip(*pairs, strict=True)) if pairs else math.nan
+    rank = rank_correlation(*zip(*pairs, strict=True)) if pairs else math.nan
     if math.isnan(rank):
         return HypothesisVerdict("not measured", None)
     return HypothesisVerdict(f"rank correlation {rank:.2f} over {len(pairs)} shapes", rank >= RELATED)
@@ -300,13 +299,6 @@ def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     return HypothesisVerdict(f"length ∝ depth^{slope:.2f} ({ours})", 0 < slope < 1)
 
 
-def _rank(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's correlation; NaN where one of the two does not vary, or there are fewer than three pairs."""
-    if len(a) < 3 or len({*a}) < 2 or len({*b}) < 2:
-        return math.nan
-    return float(spearmanr(a, b)[0])
-
-
 def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
     rows = []
     for layers in table.filter(family=family)["layers"].unique().sort():
@@ -316,9 +308,9 @@ def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
             return mine.filter(quantity=quantity)["value"].drop_nans().to_list()
 
         rows.append([
-            f"{layers} × {mine['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", _spread(of("loss"), ".3f"),
-            _logs(of(FRESH)), _logs(of(RESIDUAL)), _spread(of("entropy"), ".2f"), _spread(of(LENGTH), ".2f"),
-            _spread(of(PLACE), ".2f"), _spread(of(CHANCE), ".2f"),
+            f"{layers} × {mine['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", spread(of("loss"), ".3f"),
+            spread_of_logs(of(FRESH)), spread_of_logs(of(RESIDUAL)), spread(of("entropy"), ".2f"),
+            spread(of(LENGTH), ".2f"), spread(of(PLACE), ".2f"), spread(of(CHANCE), ".2f"),
         ])  # fmt: skip
     return PageTable(
         f"Equal {family}: median (range) over seeds",
@@ -328,20 +320,6 @@ def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
         "go through. *Place*: 0 for the lowest loss among designs of the lab, 1 for the highest."
         if family == FAMILIES[0] else "",
     )  # fmt: skip
-
-
-def _logs(values: Sequence[float]) -> str:
-    """The median and the range of numbers that are given as log10."""
-    if not values:
-        return "–"
-    return f"{power(statistics.median(values))} ({power(min(values))}–{power(max(values))})"
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """The median and the range of numbers."""
-    if not values:
-        return "–"
-    return f"{statistics.median(values):{form}} ({min(values):{form}}–{max(values):{form}})"
 
 
 # ---- The figure
