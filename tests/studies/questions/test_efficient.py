@@ -57,6 +57,15 @@ def test_a_graph_in_parts_has_the_eigenvalue_one_twice() -> None:
     assert study.second_eigenvalue(np.kron(np.eye(2), np.ones((3, 3)))) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("mask", ["causal", "unidirectional", "window:2", "bigbird:1:1:1"])
+def test_what_even_attention_leaves_is_that_of_its_power(mask: str) -> None:
+    """The power of the matrix itself, where float64 still holds it."""
+    M = matrix(mask, 8).double().numpy()
+    power = np.linalg.matrix_power(M / M.sum(1, keepdims=True), 6)
+    left = np.linalg.norm(power - power.mean(0)) / np.linalg.norm(np.eye(8) - 1 / 8)
+    assert study.even_fall(M, 6) == pytest.approx(math.log10(left), rel=1e-9)
+
+
 def tables(ends: dict[str, float], whole: float = -0.2, decided_by: str = "") -> dict[str, pl.DataFrame]:
     """Made-up tables: log10 of what is left with norms after the last layer, geometric; -0.5 where nothing is given.
     `decided_by` a column of the graphs, ends of masks are ordered by it."""
