@@ -141,8 +141,8 @@ def graphs(sizes: PatternSizes) -> pl.DataFrame:
     diameter · keys · eigenvalue · even.
 
     `masked` is True for softmax attention, where patterns differ in their mask alone; `keys` is how many tokens a token
-    sees on average; `eigenvalue` the second largest size of an eigenvalue of even attention under the mask; `even` log10 of what
-    is left of differences after all layers if attention is even throughout.
+    sees on average; `eigenvalue` the second largest size of an eigenvalue of even attention under the mask; `even` is
+    log10 of what is left of differences after all layers if attention is even throughout.
     """
     rows = []
     for name in sizes.patterns:
