@@ -101,6 +101,17 @@ def test_the_sentence_turns_with_what_decides() -> None:
     assert other.verdicts[2].holds is False
 
 
+def test_the_answer_does_not_rest_on_what_was_added_after_the_quick_run() -> None:
+    """Even attention may order masks best: the sentence still compares the radius with the rivals named before."""
+    made = tables({}, decided_by="radius")
+    ends = {name: study.pattern_fall(made["curves"], name, "norm").end for name in PATTERNS}  # type: ignore[union-attr]
+    graphs = made["graphs"].with_columns(even=pl.col("pattern").replace_strict(ends))
+    found = QUESTION.answer(made | {"graphs": graphs}, MADE_UP)
+    assert "the radius is what decides" in found.sentence and found.verdicts[7].holds is False  # no better than it
+    quick = QUESTION.answer(made | {"graphs": graphs}, study.QUICK)
+    assert quick.verdicts[7].holds is None and "made on these data" in quick.verdicts[7].ours
+
+
 def test_hypotheses_are_judged_by_the_tables() -> None:
     gone = QUESTION.answer(tables(dict.fromkeys(PATTERNS, -5.0), whole=-2.0), MADE_UP)
     kept = QUESTION.answer(tables({}), MADE_UP)
