@@ -11,6 +11,10 @@ A file of this folder reads like a method section, from top to bottom:
    correlations); no number stands in its sentences;
 5. `draw(tables, sizes)`: the figure, from the tables alone.
 
+Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, one more
+candidate) is said in the notes of the answer; the sentence rests on what was fixed before, and a hypothesis made on a
+run's data is judged by another run.
+
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
 a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.
 """
