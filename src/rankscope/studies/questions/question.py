@@ -11,7 +11,7 @@ A file of this folder reads like a method section, from top to bottom:
    correlations); no number stands in its sentences;
 5. `draw(tables, sizes)`: the figure, from the tables alone.
 
-Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, one more
+Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a
 candidate) is said in the notes of the answer; the sentence rests on what was fixed before, and a hypothesis made on a
 run's data is judged by another run.
 
