@@ -274,9 +274,9 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
         "differs between images was first taken at each position, where pixels that are blank in all images gave "
         "zero, and is now taken over whole images; an image counts as forgotten below 0.001, since at 0.1 the "
         "complete graph counted too; 'cannot be told' replaced 'does not hold' for learning (80 steps are too few for "
-        "attention itself) and 'holds' for the order of the fall (one mixer is at its floor after one block). LSTM "
-        "and GRU end at either side of the threshold of 0.1, which was fixed before: that one counts as collapsed and "
-        "the other does not says little.",
+        "attention itself) and 'holds' for the order of the fall (one mixer is at its floor after one block). In "
+        "that run LSTM and GRU end at either side of the threshold of 0.1, which was fixed before: that one counts as "
+        "collapsed and the other does not says little.",
     ]
     return StudyAnswer(
         _sentence(sizes, bare, images, whole), verdicts, [first, _trained_table(curves, scores, sizes)], notes
