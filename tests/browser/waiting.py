@@ -13,6 +13,7 @@ class Watched:
 
     def __init__(self, browser: "Browser", **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **context})
+        self.context.set_default_timeout(120_000)  # a busy machine takes longer than the usual 30 seconds
         self.page = self.context.new_page()
         self.faults: list[str] = []
         self.requests: list[str] = []
