@@ -54,24 +54,24 @@ def cut(
     if by == "gradient" and whole is not None and net.arch.mask == "causal":
         loss = next_token_loss(whole, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
     with progress(printing.silent) as start:
-        found = cut_network(net, encoded, keep, by, search, loss=loss, seed=seed, progress=start(f"layers by {by}"))
+        cut_made = cut_network(net, encoded, keep, by, search, loss=loss, seed=seed, progress=start(f"layers by {by}"))
     sizes = None
     if output is not None:
-        small = found.save(output, whole)
+        small = cut_made.save(output, whole)
         sizes = whole.num_parameters(), small.num_parameters()
     if printing.as_json:
         return machine(
             {
-                "model": model, "by": by, "search": search, "keep": keep, "seed": seed, "layers": list(found.layers),
-                "left": found.net.arch.layers, **found.fidelity._asdict(), "weights": sizes,
+                "model": model, "by": by, "search": search, "keep": keep, "seed": seed, "layers": list(cut_made.layers),
+                "left": cut_made.net.arch.layers, **cut_made.fidelity._asdict(), "weights": sizes,
                 "loss": None if by != "gradient" else "random direction" if loss is None else "next token",
-                "scores": found.scores.to_dicts(), "output": None if output is None else str(output),
+                "scores": cut_made.scores.to_dicts(), "output": None if output is None else str(output),
             }
         )  # fmt: skip
-    if not printing.silent and found.layers:
-        console().print(scores_table(found))
+    if not printing.silent and cut_made.layers:
+        console().print(scores_table(cut_made))
     size = "" if sizes is None else f"; {sizes[0]:,} weights became {sizes[1]:,} ({100 * sizes[1] / sizes[0]:.0f} %)"
-    say(f"{Path(model).name} {found.sentence}{size}.")
+    say(f"{Path(model).name} {cut_made.sentence}{size}.")
     if output is not None:
         say_where("Model", output)
 
@@ -84,16 +84,16 @@ def _ids(origin: Any, excerpts: list[str], tokens: int) -> Any:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def scores_table(found: "Cut") -> "Table":
+def scores_table(cut_made: "Cut") -> "Table":
     """The scores of all layers in the first round, or the best sets of an exact search."""
-    if found.search == "exact":
-        table = titled(f"sets of layers that could go, by {found.by}", "The lowest five.", ["layers"], ["score"])
-        for row in found.scores.sort("score").head(5).iter_rows(named=True):
+    if cut_made.search == "exact":
+        table = titled(f"sets of layers that could go, by {cut_made.by}", "The lowest five.", ["layers"], ["score"])
+        for row in cut_made.scores.sort("score").head(5).iter_rows(named=True):
             table.add_row(row["layers"], f"{row['score']:.4g}")
         return table
-    below = "Scores before the first went; then the rest was scored anew." if found.search == "greedy" else ""
-    table = titled(f"how much each layer is needed, by {found.by}", below, ["layer"], ["score", "goes"])
-    places = {layer: str(place) for place, layer in enumerate(found.layers, 1)}
-    for row in found.scores.filter(found.scores["round"] == 1).iter_rows(named=True):
+    below = "Scores before the first went; then the rest was scored anew." if cut_made.search == "greedy" else ""
+    table = titled(f"how much each layer is needed, by {cut_made.by}", below, ["layer"], ["score", "goes"])
+    places = {layer: str(place) for place, layer in enumerate(cut_made.layers, 1)}
+    for row in cut_made.scores.filter(cut_made.scores["round"] == 1).iter_rows(named=True):
         table.add_row(str(row["layer"]), f"{row['score']:.4g}", places.get(row["layer"], ""))
     return table

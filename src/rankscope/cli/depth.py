@@ -127,7 +127,7 @@ def effective_table(card: "DepthCard") -> "Table":
     table.add_column("", no_wrap=True)
     table.add_column("layers", justify="right", no_wrap=True)
     table.add_column("what it is", overflow="fold")
-    for found in card.effective_depths:
-        number = "–" if found.value is None else f"{found.value:.3g} of {found.layers}"
-        table.add_row(found.name.replace("_", " "), number, found.definition)
+    for effective in card.effective_depths:
+        number = "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}"
+        table.add_row(effective.name.replace("_", " "), number, effective.definition)
     return table

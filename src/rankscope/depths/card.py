@@ -151,7 +151,7 @@ class DepthCard:
         """All that the card shows, for JSON."""
         return {
             "sentence": self.sentence,
-            "effective_depths": [found._asdict() for found in self.effective_depths],
+            "effective_depths": [effective._asdict() for effective in self.effective_depths],
             "notes": list(self.notes),
             "layers": self.layers.to_dicts(), "heads": self.heads.to_dicts(), "norms": self.norms.to_dicts(),
         }  # fmt: skip
@@ -166,7 +166,7 @@ class DepthCard:
 
         rows = [[cell(row) for cell in LAYER_COLUMNS.values()] for row in self.layers.iter_rows(named=True)]
         title = f"DepthCard: {self.name}, {counted(self.layers.height, 'layer')}"
-        known = [found.sentence for found in self.effective_depths]
+        known = [effective.sentence for effective in self.effective_depths]
         return card(title, self.plot, list(LAYER_COLUMNS), rows, [self.sentence, *known, *self.notes])
 
 

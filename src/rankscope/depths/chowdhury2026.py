@@ -144,7 +144,7 @@ def attention_weights(frozen: Frozen) -> list[float]:
     Args:
         frozen: A network on its input (`decompose(net, X).frozen`), its norms before the branches or none.
     """
-    found = []
+    weights = []
     for layer in frozen.layers:
         attention, arch = layer.block.weights.attention, layer.block.arch
         values = attention.value.weight.repeat_interleave(arch.heads // arch.key_heads, 1)
@@ -155,16 +155,16 @@ def attention_weights(frozen: Frozen) -> list[float]:
             scale = float(norm.scale[frozen.valid].square().mean().sqrt())
             W = W if norm.weights.gain is None else norm.weights.gain[:, None] * W
         b = scale * float(torch.linalg.matrix_norm(W)) / math.sqrt(len(W))
-        found.append(b / (arch.attention_skip + b))
-    return found
+        weights.append(b / (arch.attention_skip + b))
+    return weights
 
 
 def _product(constant: Sequence[float], slope: Sequence[float]) -> np.ndarray:
     """The coefficients of `prod_l (constant_l + slope_l z)`."""
-    found = np.ones(1)
+    coefficients = np.ones(1)
     for c, s in zip(constant, slope, strict=True):
-        found = np.append(c * found, 0.0) + np.append(0.0, s * found)
-    return found
+        coefficients = np.append(c * coefficients, 0.0) + np.append(0.0, s * coefficients)
+    return coefficients
 
 
 def _logs(x: Numbers, layers: int) -> tuple[np.ndarray, np.ndarray]:

@@ -196,8 +196,8 @@ def _with_gradients(net: Transformer, sample: Sample) -> list[dict[str, tuple[Te
 
 def taylor_scores(net: Transformer, sample: Sample) -> list[float]:
     """The sum of `|w dL/dw|` over all weights of each layer."""
-    found = _with_gradients(net, sample)
-    return [sum(float((w * gradient).double().abs().sum()) for w, gradient in layer.values()) for layer in found]
+    layers = _with_gradients(net, sample)
+    return [sum(float((w * gradient).double().abs().sum()) for w, gradient in layer.values()) for layer in layers]
 
 
 def head_taylor_scores(net: Transformer, sample: Sample) -> list[list[float]]:

@@ -79,7 +79,16 @@ class _FreezingReadings(_Readings, FreezingRules):
 
 
 def norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: float) -> NormRank:
-    """The affine ranks before (X) and after (Y) a norm."""
+    """The affine ranks of tokens before and after a norm.
+
+    Args:
+        layer: The layer that the norm is in.
+        name: The name of the norm.
+        X: Tokens before the norm.
+        Y: Tokens after the norm.
+        valid: Which of them are tokens, and not padding.
+        unit: The eps of the arithmetic that the network runs in.
+    """
     (before, first), (after, second) = (affine_rank_with_doubt(Z, ~valid, unit=unit) for Z in (X, Y))
     return NormRank(layer, name, before, after, first | second)
 
@@ -101,9 +110,9 @@ def read_forward(
         ArchitectureError: A part leaves something to later layers, so that these cannot run without it.
     """
     rules = (_Readings if paths is None else _FreezingReadings)(net, X, valid)
-    found, unit = ForwardReadings(), unit_of(X.dtype)
+    forward, unit = ForwardReadings(), unit_of(X.dtype)
     for block in net.blocks:
-        found.inputs.append(X)
+        forward.inputs.append(X)
         output = traverse(block, rules, X)
         if rules.memory:
             names = ", ".join(map(str, rules.memory))
@@ -120,7 +129,7 @@ def read_forward(
         active[list(block.active_heads)] = True
         of_heads = {name: values.masked_fill(~active, torch.nan) for name, values in of_heads.items()}
         rank, doubtful = affine_rank_with_doubt(after, padding, unit=unit)
-        found.layers.append({
+        forward.layers.append({
             "influence": influence(X, after, valid),
             "cosine": mean_cosine_of(sum(rules.branches[1:], rules.branches[0]), X, valid),
             "cosine_attention": rules.cosines.pop("attention"),
@@ -130,17 +139,17 @@ def read_forward(
             "rank": rank, "rank_doubtful": doubtful,
         })  # fmt: skip
         rules.branches.clear()
-        found.heads.append(of_heads)
+        forward.heads.append(of_heads)
         if paths is not None:
             assert isinstance(rules, FreezingRules)
             paths.forward(rules.layers.pop(block.index), X)
         X = after
         progress(1)
-    found.norms, found.last = rules.norms, X
+    forward.norms, forward.last = rules.norms, X
     if net.arch.final_norm:
-        found.norms.append(norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
+        forward.norms.append(norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
     release(net.weights.layers)
-    return found
+    return forward
 
 
 def influence(X: Tokens, Y: Tokens, valid: Valid) -> Values:

@@ -148,13 +148,13 @@ class Removals:
 
     def _without_heads(self, block: Block) -> Float[Tensor, "head batch token width"]:
         """The tokens after a block without each of its heads."""
-        found = []
+        outputs = []
         for start in range(0, self.net.arch.heads, self.together):
             removed = torch.arange(start, min(start + self.together, self.net.arch.heads), device=self.valid.device)
             rules = _WithoutHead(self._settings_of(len(removed)), self.net, removed.repeat_interleave(len(self.valid)))
             X = self.inputs[block.index]
-            found.append(self._applied(block, rules, X.expand(len(removed), *X.shape)))
-        return torch.cat(found)
+            outputs.append(self._applied(block, rules, X.expand(len(removed), *X.shape)))
+        return torch.cat(outputs)
 
     def _applied(self, block: Block, rules: Plain, copies: Tensor) -> Tensor:
         state: Any = traverse(block, rules, copies.flatten(0, 1)).state

@@ -59,7 +59,7 @@ class WaitingRows(NamedTuple):
 
     layer: int
     metrics: list[Metric]
-    found: RowStatistics
+    statistics: RowStatistics
     sinks: Tensor  # the weight that a sink takes in each row
     miss: Float[Tensor, "2"] | None  # what `scores_miss` gives, where it was not looked at yet
     dtype: torch.dtype  # that attention gave its output in
@@ -263,13 +263,13 @@ class AttentionReadings:
             if attention.products is not None:
                 self.plan.known_scores[layer] = (scores.kind, calls)
             numbers = row_statistics(scores, self._first_keys(scores, valid))
-            found, sinks = numbers, sink_weights(scores, numbers)
+            statistics, sinks = numbers, sink_weights(scores, numbers)
             if not known:
-                found, coarse = self._without_padding(scores, numbers, valid)
+                statistics, coarse = self._without_padding(scores, numbers, valid)
                 if coarse:
                     chosen = [metric for metric in chosen if metric.of == "scores"]
-            self._waiting.append(WaitingRows(layer, chosen, found, sinks, miss if known else None, dtype))
-            if sum(rows.found.largest.numel() for rows in self._waiting) >= WAITING_ROWS:
+            self._waiting.append(WaitingRows(layer, chosen, statistics, sinks, miss if known else None, dtype))
+            if sum(rows.statistics.largest.numel() for rows in self._waiting) >= WAITING_ROWS:
                 self.finish()
         return chosen
 
@@ -308,11 +308,11 @@ class AttentionReadings:
                 came = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
                 sentence = "scores that gave what attention gave must still do so"
                 raise WatchError(f"{sentence}; {came}", subject="scores")
-            if unit_of(rows.found.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
+            if unit_of(rows.statistics.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
                 self.plan.known_scores.pop(rows.layer, None)
         alike: dict[Any, list[WaitingRows]] = {}
         for rows in waiting:
-            largest = rows.found.largest
+            largest = rows.statistics.largest
             names = tuple(metric.name for metric in rows.metrics)
             alike.setdefault((names, largest.shape, largest.dtype, largest.device), []).append(rows)
         for several in alike.values():
@@ -320,16 +320,16 @@ class AttentionReadings:
 
     def _read_rows(self, several: Sequence[WaitingRows]) -> None:
         """Compute metrics from the rows of layers whose numbers have one shape, as if they were one batch."""
-        first, batch = several[0], len(several[0].found.largest)
-        with isolated(first.found.largest.device):
-            columns = zip(*((*vars(rows.found).values(), rows.sinks) for rows in several), strict=True)
+        first, batch = several[0], len(several[0].statistics.largest)
+        with isolated(first.statistics.largest.device):
+            columns = zip(*((*vars(rows.statistics).values(), rows.sinks) for rows in several), strict=True)
             *numbers, sinks = (to_float64_device(torch.cat(column)) for column in columns)
-            found = RowStatistics(*numbers)
-            valid = self.batch.valid_for(found.largest).repeat(len(several), 1)
-            broken = ~(found.log_sum.isfinite() | ~(valid[:, None] & ~found.blind)).flatten(1).all(1)
-            taken = sinks.masked_fill(found.blind, 1.0).masked_fill(~valid[:, None], 0.0)
+            statistics = RowStatistics(*numbers)
+            valid = self.batch.valid_for(statistics.largest).repeat(len(several), 1)
+            broken = ~(statistics.log_sum.isfinite() | ~(valid[:, None] & ~statistics.blind)).flatten(1).all(1)
+            taken = sinks.masked_fill(statistics.blind, 1.0).masked_fill(~valid[:, None], 0.0)
             self.defects.append(taken.nan_to_num(0.0).max().to(torch.float64))
-            readings = from_statistics(first.metrics, found, valid, self._unit)
+            readings = from_statistics(first.metrics, statistics, valid, self._unit)
             measured = nan_where_broken(readings, broken)
         for k, rows in enumerate(several):
             samples = slice(k * batch, (k + 1) * batch)

@@ -109,8 +109,8 @@ def _pulled_back(frozen: Frozen, target: Tokens, lengths: bool) -> Parts:
             longer = torch.cat([nothing, pulled, nothing]) if lengths else pulled
             # Coefficient k goes past the heads, and k - 1 through them.
             targets = longer.unfold(0, 2, 1).movedim(-1, 1).flip(1) if lengths else longer[None]
-            found = [torch.autograd.grad(Y, Z, both, retain_graph=True)[0] for both in targets]
-            pulled = torch.cat(found)
+            gradients = [torch.autograd.grad(Y, Z, both, retain_graph=True)[0] for both in targets]
+            pulled = torch.cat(gradients)
     return pulled.detach()
 
 

@@ -52,7 +52,7 @@ class _OneLayer(FrozenRules):
         self.mlp_terms: Parts | None = None
 
     def layer(self, block: Block) -> FrozenLayer:
-        """The layer at hand."""
+        """The frozen layer that these rules go through."""
         return self.frozen_layer
 
     def output(self, block: Block, head_terms: HeadTerms) -> Terms:
@@ -72,7 +72,7 @@ class _PastLayer(_OneLayer):
     """The rules past all branches of a frozen layer: its skips, and norms on sums, whose biases pass by it too."""
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """No branch."""
+        """False for every branch: paths go by the skips alone."""
         return False
 
 
@@ -159,13 +159,13 @@ class TwoPasses:
             before, *slopes = torch.autograd.grad(
                 Y, nodes, target, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-            found = LayerShares((added * target).sum((2, 3)), mlp, heads)
+            shares = LayerShares((added * target).sum((2, 3)), mlp, heads)
             for value, slope in zip(values, slopes, strict=True):
                 if value.ndim == 5:  # [start, batch, head, token, head_width]
-                    found = found._replace(heads=(value * slope).sum((3, 4)))
+                    shares = shares._replace(heads=(value * slope).sum((3, 4)))
                 else:
-                    found = found._replace(mlp=(value * slope).sum((2, 3)))
-            yield before[0], found
+                    shares = shares._replace(mlp=(value * slope).sum((2, 3)))
+            yield before[0], shares
 
 
 def _frozen_of(rules: FreezingRules, block: Block) -> FrozenLayer:

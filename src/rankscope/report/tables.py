@@ -60,8 +60,10 @@ def depth_table(layers: pl.DataFrame) -> Table:
 
 def effective_depth_table(depths: Sequence[EffectiveDepth]) -> Table:
     """Effective depths, each with its definition."""
-    rows = [[found.name.replace("_", " "), "–" if found.value is None else f"{found.value:.3g}", found.definition]
-            for found in depths]  # fmt: skip
+    values = ["–" if effective.value is None else f"{effective.value:.3g}" for effective in depths]
+    rows = [
+        [depth.name.replace("_", " "), value, depth.definition] for depth, value in zip(depths, values, strict=True)
+    ]
     return Table("Effective depth", ["", "layers", "what it is"], rows, wordy=True)
 
 

@@ -5,6 +5,7 @@ made again for a block of rows at a time, never all of them (`scores.py` says ho
 holds them in registers instead, for the kinds of scores that it knows. `attention_readings.py` reads metrics off them.
 """
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -40,24 +41,22 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
     with torch.no_grad():
-        found = _fused(scores, first)
-        if found is None:
+        statistics = _fused(scores, first)
+        if statistics is None:
             several = max(1, HELD // max(1, batch * heads * keys))
             blocks = torch.split(torch.arange(queries, device=scores.device), several)
             parts = [_of_rows(scores, at, first[:, at]) for at in blocks]
-            found = RowStatistics(*(torch.cat(numbers, -1) for numbers in zip(*parts, strict=True)))
+            statistics = RowStatistics(*(torch.cat(numbers, -1) for numbers in zip(*parts, strict=True)))
         if scores.sinks is None:
-            return found
-        return RowStatistics(
-            found.log_sum, found.mean, found.largest, found.first, found.square + sink_weights(scores, found).square()
-        )
+            return statistics
+        return replace(statistics, square=statistics.square + sink_weights(scores, statistics).square())
 
 
-def sink_weights(scores: AnyScores, found: RowStatistics) -> Float[Tensor, "batch head query"]:
+def sink_weights(scores: AnyScores, statistics: RowStatistics) -> Float[Tensor, "batch head query"]:
     """The weight that a sink takes from the keys of each row, `e^{sink - log_sum}`; 0 of heads without sinks."""
     if scores.sinks is None:
-        return torch.zeros_like(found.log_sum)
-    return (scores.sinks.to(found.log_sum)[:, None] - found.log_sum).exp()
+        return torch.zeros_like(statistics.log_sum)
+    return (scores.sinks.to(statistics.log_sum)[:, None] - statistics.log_sum).exp()
 
 
 def pattern_of(

@@ -113,7 +113,7 @@ class FollowedTensors:
         return reference is not None and reference() is x
 
     def clear(self) -> None:
-        """Follow none any more."""
+        """Forget every tensor that was followed."""
         self._references.clear()
 
 

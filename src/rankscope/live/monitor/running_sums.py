@@ -81,14 +81,19 @@ class MetricValues:
             self.add(layer, metric.name, reading.value, reading.floor)
 
     def without_samples(self) -> "MetricValues":
-        """The same metrics with no value: of samples that another process counts."""
+        """Return the metrics without any value, for samples that another process counts."""
         empty = MetricValues()
         empty.parts = {key: [(value[:0], floor[:0]) for value, floor in parts] for key, parts in self.parts.items()}
         return empty
 
     def of_stage(self, first_block: int, layers: Collection[int] | None = None) -> "MetricValues":
-        """The same values with the numbers of layers in the whole network, where `first_block` blocks come before this
-        one's; what its first block takes is the last layer of these, which they measure. Only `layers`, if given."""
+        """Return the values of a pipeline stage, with the numbers that its layers have in the whole network.
+
+        Args:
+            first_block: The number of blocks before the stage. What its first block takes is the last layer of the
+                stage before, which measures that.
+            layers: Layers of the whole network to keep; all if left out.
+        """
         placed = MetricValues()
         for (layer, metric, by_head), parts in self.parts.items():
             number = None if layer is None else layer + first_block

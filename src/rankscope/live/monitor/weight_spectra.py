@@ -40,15 +40,15 @@ class WeightSpectra:
     @torch.no_grad()
     def values(self) -> MetricValues:
         """The numbers of every block and group."""
-        found = MetricValues()
+        values = MetricValues()
         for (layer, group), parts in self.groups.items():
             norms, ranks = zip(*(self._measured(part) for part in parts), strict=True)
             for kind, value in (
                 ("spectral_norm", torch.stack(norms).amax()),
                 ("stable_rank", torch.stack(ranks).amin()),
             ):
-                found.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
-        return found
+                values.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
+        return values
 
     def _measured(self, part: ParameterSlice) -> tuple[Tensor, Tensor]:
         """(The largest spectral norm, the smallest stable rank) of one slice."""
