@@ -1,5 +1,6 @@
 """Every picture of docs/ with the command that makes it."""
 
+import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,17 @@ class Picture:
 
 
 def pictures() -> list[Picture]:
-    """Those of pages, then those of the papers' figures at their quick sizes."""
+    """Those of pages, of questions, then those of the papers' figures at their quick sizes."""
     told = tomllib.loads((DOCS / OWN).read_text(encoding="utf-8"))
     found = [Picture(path=f"images/{name}", **each) for name, each in told.items()]
+    for kept in sorted((DOCS / "studies").glob("data/*/kept.json")):
+        told = json.loads(kept.read_text(encoding="utf-8"))
+        page = f"studies/{told['study']}.md"
+        title = (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        drawn = sorted(DOCS.glob(f"studies/images/{told['study']}.png")) + sorted(
+            DOCS.glob(f"studies/images/{told['study']}_*.png")
+        )
+        found += [Picture(str(path.relative_to(DOCS)), title, told["command"], page) for path in drawn]
     for each in sections():
         for path in each.pictures:
             name = Path(path).stem.replace("_", " ")
@@ -37,6 +46,7 @@ def page() -> str:
     """Cards, grouped by where pictures come from."""
     groups = {
         "From the commands": [each for each in pictures() if each.path.startswith("images/")],
+        "Questions answered by experiment": [each for each in pictures() if each.path.startswith("studies/")],
         "Dong, Cordonnier, Loukas 2021": _of("dong2021"),
         "Wu et al. 2024": _of("wu2024"),
     }

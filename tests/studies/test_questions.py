@@ -10,14 +10,22 @@ import pytest
 from rankscope.cli.study import STUDIES
 from rankscope.errors import StudyError
 from rankscope.studies.questions import QUESTIONS, questions
-from rankscope.studies.questions.hysteresis import COLLAPSED, LOWEST, PHASES, Sizes, _run, trajectory, turning_points
+from rankscope.studies.questions.hysteresis import (
+    COLLAPSED,
+    LOWEST,
+    PHASES,
+    QUESTION,
+    Sizes,
+    trajectory,
+    turning_points,
+)
 from rankscope.studies.study import Setup
 
 SIZES = Sizes(depths=(2,), width=16, seeds=1, settle=4, ramp=8, every=4)
 
 
 def test_studies_are_found_by_name() -> None:
-    assert {study.figure for study in QUESTIONS} == set(STUDIES)
+    assert {question.name for question in QUESTIONS} == set(STUDIES)
     assert questions("all") == list(QUESTIONS)
     with pytest.raises(StudyError):
         questions("nothing")
@@ -62,7 +70,20 @@ def test_a_trajectory_has_the_weights_it_says() -> None:
 
 @pytest.mark.slow  # trains, and draws
 def test_the_study_is_answered_and_resumed(tmp_path: Path) -> None:
-    result = _run(Setup(tmp_path), SIZES)
-    assert result.tables["trajectories"].height == 6 and result.tables["turning_points"].height == 1
-    assert "networks collapse" in result.summary and len(result.comparisons) == 1 and result.figures["hysteresis"].axes
-    assert _run(Setup(tmp_path), SIZES).tables["trajectories"].equals(result.tables["trajectories"])
+    result = QUESTION.run(Setup(tmp_path), SIZES)
+    assert result.tables["trajectories"].height == 6 and len(result.page_tables[0].rows) == 1
+    assert "networks collapse" in result.summary and len(result.comparisons) == 2 and result.figures["hysteresis"].axes
+    assert QUESTION.run(Setup(tmp_path), SIZES).tables["trajectories"].equals(result.tables["trajectories"])
+
+
+def test_the_answer_on_hysteresis_follows_its_trajectories() -> None:
+    low, high = COLLAPSED - 1, COLLAPSED + 1
+    down = [(0.5, high), (0.05, low)]
+    at_once = path({"down": down, "up": [(0.06, high), (1.0, high)]})
+    late = path({"down": down, "up": [(0.06, low), (1.0, high)]})
+    answers = [
+        QUESTION.answer({"trajectories": table.with_columns(layers=2, seed=0, residual=-3.0)}, SIZES)
+        for table in (at_once, late)
+    ]
+    assert [answer.verdicts[1].holds for answer in answers] == [False, True]
+    assert "1.2 times" in answers[0].sentence and "20.0 times" in answers[1].sentence

@@ -2,22 +2,27 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.output import require_report
-from rankscope.cli.reproduce import comparison_table
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
 
-STUDIES = ("hysteresis",)
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankscope.studies import StudyResult
+
+STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options that say at which size and where a study is run."""
+    """Options that say at which size and where a study is run, and where its page goes."""
 
     full: opt.Full = False
     device: opt.Device = "cpu"
+    page: Annotated[Path | None, opt.option(opt.RESULT, "FOLDER", "Write pages there, with their data.")] = None
+    redraw: Annotated[bool, opt.option(opt.RESULT, " ", "Only write pages of --page anew.", (), "--redraw")] = False
 
 
 def study(
@@ -28,40 +33,74 @@ def study(
 ) -> None:
     """Answer a question by experiment: figure, data, and the answer in a sentence.
 
-    [bold]hysteresis[/bold]: skips are taken away from a network in training and given back. An interrupted study goes
-    on where it stopped.
+    [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
+    [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
+    [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
+    convolutional networks collapse. [bold]hysteresis[/bold]: skips are taken away in
+    training and given back. An interrupted study goes on where it stopped.
     """
-    require_report("studies")
+    from rankscope.extras import need
+
+    need("studies", "matplotlib", "PIL")
+    from rankscope.errors import StudyError
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
     from rankscope.studies import Setup
-    from rankscope.studies.questions import questions
+    from rankscope.studies.questions import QUESTIONS, keep, questions, refuse_smaller, write_pages
     from rankscope.studies.reproduce import home, write_study
 
     chosen = questions(name)
     check_device(options.device)
+    pages = options.page
+    if pages is not None:
+        writable_folder(pages)
+    if options.redraw:
+        if pages is None:
+            raise StudyError("--redraw must say of which pages, with --page FOLDER; got none", subject="redraw")
+        for path in write_pages(pages, QUESTIONS):
+            say_where("Written", path)
+        return
     writable_folder(output)
+    if pages is not None:
+        for question in chosen:
+            refuse_smaller(pages, question, options.full)  # before hours of work
     setup = Setup(folder=output, full=options.full, device=options.device)
     answers = []
     try:
         with progress(printing.silent) as start:
             bar = start("")
-            for done, each in enumerate(chosen):
+            for done, question in enumerate(chosen):
                 placed = replace(
-                    setup, folder=home(setup) / each.figure, say=lambda doing, at=done: bar(at, None, doing)
+                    setup, folder=home(setup) / question.name, say=lambda doing, at=done: bar(at, None, doing)
                 )
-                result = each.run(placed)
-                command = f"rankscope study {each.figure}{' --full' if options.full else ''}"
-                folder = write_study(each, placed, result, command)
+                sizes = question.sizes(options.full)
+                result = question.run(placed, sizes)
+                command = f"rankscope study {question.name}{' --full' if options.full else ''}"
+                folder = write_study(question.study, placed, result, command)
+                if pages is not None:
+                    keep(pages, question, placed, result, sizes)
+                    write_pages(pages, QUESTIONS)
                 comparisons = [asdict(comparison) for comparison in result.comparisons]
-                answers.append({"study": each.figure, "answer": result.summary, "comparisons": comparisons,
+                answers.append({"study": question.name, "answer": result.summary, "comparisons": comparisons,
                                 "notes": result.notes, "folder": str(folder)})  # fmt: skip
                 if not printing.as_json:
                     with start.paused():
-                        console().print(comparison_table(each, result))
+                        console().print(hypotheses_table(question.title, result))
                         say("", result.summary, *result.notes, "")
-                        say_where("Written", folder)
+                        say_where("Written", folder if pages is None else pages / f"{question.name}.md")
     except KeyboardInterrupt as stop:
-        raise Interruption(f"in {chosen[len(answers)].figure}; the same command resumes from here") from stop
+        raise Interruption(f"in {chosen[len(answers)].name}; the same command resumes from here") from stop
     if printing.as_json:
         machine(answers)
+
+
+def hypotheses_table(title: str, result: "StudyResult") -> "Table":
+    """What was expected before the run, what came, and the verdict."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None)
+    for heading, ratio in (("expected", 4), ("what came", 4), ("", 1)):
+        table.add_column(heading, ratio=ratio)
+    for comparison in result.comparisons:
+        table.add_row(comparison.what, comparison.ours, comparison.verdict)
+    return table

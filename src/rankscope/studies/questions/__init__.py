@@ -1,19 +1,23 @@
-"""Questions of one's own, answered by experiment: `rankscope study NAME`."""
+"""Questions of one's own, answered by experiment: `rankscope study NAME`. `question.py` says how to write one."""
 
 from rankscope.errors import StudyError, one_of
-from rankscope.studies.questions.hysteresis import STUDY as HYSTERESIS
-from rankscope.studies.study import Study
+from rankscope.studies.questions.beyond_attention import QUESTION as BEYOND_ATTENTION
+from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
+from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
+from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
+from rankscope.studies.questions.width_depth import QUESTION as WIDTH_DEPTH
 
-QUESTIONS: tuple[Study, ...] = (HYSTERESIS,)
+QUESTIONS: tuple[Question, ...] = (WIDTH_DEPTH, EFFICIENT, BEYOND_ATTENTION, HYSTERESIS)
 
 
-def questions(name: str) -> list[Study]:
-    """The study of a name, or every one with 'all'.
+def questions(name: str) -> list[Question]:
+    """The question of a name, or every one with 'all'.
 
-    >>> [study.figure for study in questions("hysteresis")]
+    >>> [question.name for question in questions("hysteresis")]
     ['hysteresis']
     """
-    known = {study.figure: study for study in QUESTIONS}
+    known = {question.name: question for question in QUESTIONS}
     if name == "all":
         return list(QUESTIONS)
     if name not in known:
@@ -21,4 +25,7 @@ def questions(name: str) -> list[Study]:
     return [known[name]]
 
 
-__all__ = ["QUESTIONS", "questions"]
+__all__ = [
+    "QUESTIONS", "HypothesisVerdict", "Question", "StudyAnswer", "keep", "questions", "read_kept", "refuse_smaller",
+    "write_pages",
+]  # fmt: skip

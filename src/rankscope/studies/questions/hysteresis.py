@@ -22,7 +22,8 @@ from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.plan import Plan
 from rankscope.lab import Initialisation, Recipe
 from rankscope.lab.tasks import NextCharacter
-from rankscope.studies.study import Comparison, Setup, Study, StudyResult
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.study import PageTable, Setup
 
 LOWEST = 0.02  # The least weight of skips
 COLLAPSED = -6.0  # log10 of the gradient of queries and keys below which a network is collapsed
@@ -131,44 +132,54 @@ def turning_points(table: pl.DataFrame) -> tuple[float, float]:
     return max(below), min(back, default=math.nan)
 
 
-def _run(setup: Setup, sizes: Sizes | None = None) -> StudyResult:
-    sizes = sizes or (FULL if setup.full else QUICK)
+def gather(setup: Setup, sizes: Sizes) -> dict[str, pl.DataFrame]:
+    """Train every network along the schedule: one cached piece each."""
     parts = {}
     for layers in sizes.depths:
         for seed in range(sizes.seeds):
             parts[f"{layers} layers, seed {seed}"] = lambda layers=layers, seed=seed: pl.DataFrame(
                 list(trajectory(layers, seed, sizes, setup.device))
             )
-    table = setup.cached_parts(parts, sizes=repr(sizes))
+    return {"trajectories": setup.cached_parts(parts, sizes=repr(sizes))}
+
+
+def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
+    """The answer that the trajectories give."""
+    table = tables["trajectories"]
     points = [
         {"layers": layers, "seed": seed, **dict(zip(("collapse", "recovery"), turning_points(mine), strict=True))}
         for (layers, seed), mine in table.group_by("layers", "seed", maintain_order=True)
     ]
     found = pl.DataFrame(points).with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
-    return StudyResult(
-        {"hysteresis": _figure(table)}, {"trajectories": table, "turning_points": found},
-        [_compared(found.filter(pl.col("layers") == layers), layers) for layers in sizes.depths],
-        [f"{sizes.seeds} seeds, width {sizes.width}, {sizes.steps} steps of AdamW at a constant 1e-3; skips fall from "
-         f"1 to {LOWEST} in {sizes.ramp} steps and rise again.",
-         "Refuted by: recovery at less than twice the weight of collapse in most seeds."],
-        summary=_summary(table, found),
+    rows = [
+        [str(layers), str(seed), f"{collapse:.3f}", f"{recovery:.3f}", f"{ratio:.1f}"]
+        for layers, seed, collapse, recovery, ratio in found.iter_rows()
+    ]
+    evidence = PageTable(
+        "Weight of skips at which each network collapses and recovers (nan: it does not)",
+        ["layers", "seed", "collapse", "recovery", "recovery / collapse"], rows,
     )  # fmt: skip
+    notes = [
+        f"{sizes.seeds} seeds, width {sizes.width}, {sizes.steps} steps of AdamW at a constant 1e-3; skips fall from "
+        f"1 to {LOWEST} in {sizes.ramp} steps and rise again."
+    ]
+    return StudyAnswer(_summary(table, found), [_collapse_verdict(found), _ratio_verdict(found)], [evidence], notes)
 
 
-def _compared(points: pl.DataFrame, layers: int) -> Comparison:
-    collapse, ratio = (points[name].drop_nans().to_list() for name in ("collapse", "ratio"))
-    ours = "no seed collapses"
-    if collapse:
-        back = f"recovers at {min(ratio):.1f} to {max(ratio):.1f} times that" if ratio else "does not recover"
-        ours = (
-            f"collapses at {min(collapse):.3f} to {max(collapse):.3f}, {back} ({len(ratio)} of {len(collapse)} seeds)"
-        )
-    agrees = bool(collapse) and (not ratio or min(ratio) >= PUBLISHED_RATIO)
-    return Comparison(
-        f"{layers} layers: weight of skips at collapse and at recovery",
-        "collapse at .02 to .03, recovery at 12 times that and more", ours, agrees if collapse else False,
-        "" if agrees else "other task, width, rate and length of ramps than theirs",
-    )  # fmt: skip
+def _collapse_verdict(points: pl.DataFrame) -> HypothesisVerdict:
+    """Whether every network collapses on the way down."""
+    weights = points["collapse"].drop_nans().to_list()
+    where = f", at weights of {min(weights):.3f} to {max(weights):.3f}" if weights else ""
+    return HypothesisVerdict(f"{len(weights)} of {points.height} collapse{where}", len(weights) == points.height)
+
+
+def _ratio_verdict(points: pl.DataFrame) -> HypothesisVerdict:
+    """Whether no network that collapsed recovers below twelve times the weight of its collapse."""
+    if not points["collapse"].drop_nans().len():
+        return HypothesisVerdict("no network collapses", None)
+    ratios = points["ratio"].drop_nans().to_list()
+    ours = f"{len(ratios)} recover, at {min(ratios):.1f} to {max(ratios):.1f} times" if ratios else "none recovers"
+    return HypothesisVerdict(ours, not ratios or min(ratios) >= PUBLISHED_RATIO)
 
 
 def _summary(table: pl.DataFrame, points: pl.DataFrame) -> str:
@@ -182,7 +193,9 @@ def _summary(table: pl.DataFrame, points: pl.DataFrame) -> str:
     )
 
 
-def _figure(table: pl.DataFrame) -> Figure:
+def draw(tables: Tables, sizes: Sizes) -> dict[str, Figure]:
+    """Loss, residual and gradient against the weight of skips, on the way down and up."""
+    table = tables["trajectories"]
     figure, (loss, residual, gradient) = panels(3, width=4.4, height=3.8)
     for k, ((layers,), mine) in enumerate(table.group_by("layers", maintain_order=True)):
         for (seed,), one in mine.group_by("seed", maintain_order=True):
@@ -199,7 +212,28 @@ def _figure(table: pl.DataFrame) -> Figure:
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("weight of skips")
     loss.legend(fontsize=8, frameon=False)
-    return figure
+    return {QUESTION.name: figure}
 
 
-STUDY = Study("", "hysteresis", "skips are taken away in training and given back", _run, seconds=180.0)
+QUESTION = Question(
+    name="hysteresis",
+    title="Does a network that lost its skips recover when it gets them back?",
+    why=(
+        "Hofmann & Mäder (2026) ramp the weight of skips down during training. Tokens collapse at a weight of 0.02 to "
+        "0.03; when the weight is ramped up again, the network recovers only at twelve times that, or not at all. They "
+        "have no public code, and draw numbers below 1e-13 as zero."
+    ),
+    hypotheses=(
+        "Every network collapses on the way down, at a weight of skips of 0.02 to 0.03.",
+        "Networks recover at 12 times the weight of their collapse and more, or not at all.",
+    ),
+    method=(
+        "A decoder with norms before its branches learns the next character at a constant rate. Its skips have weight "
+        "1, then fall geometrically to 0.02, stay there, and rise again. Every few steps the relative residual of "
+        "tokens after the last layer and the gradients of queries and keys (the median over layers) are read in "
+        "deviation arithmetic. A network counts as collapsed where that median is below 1e-6."
+    ),
+    refuted_by="Recovery at less than twice the weight of collapse in most seeds; another task, width, rate or ramp.",
+    quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=180.0,
+    caption="Solid: skips fall; dashed: they rise again. One line for each seed.",
+)  # fmt: skip

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import polars as pl
 import torch
@@ -51,6 +52,7 @@ FULL = TrainingPlan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
 SLOWER = TrainingPlan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 """Where depth decides who learns: whether a smaller learning rate changes who."""
 QUICK = TrainingPlan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
+Key = TypeVar("Key")
 ROUNDS, STEPS, WARM = 15, 3, 6  # Rounds, steps of each network in a round, and steps before the first
 TEXTS = StudyTexts("remedies", "study")
 
@@ -148,7 +150,7 @@ def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
                 rows.append((trial.remedy, None, trial.depth, None, None, None, outcome))
         for base in {replace(fit, remedy=NONE) for fit in running} - {*running}:
             running[base] = base.training(device)
-        seconds = _rounds(running, device)
+        seconds = step_seconds(running, device)
     counts = {fit: sum(tensor.numel() for tensor in run.models[0].parameters()) for fit, run in running.items()}
     for fit, count in counts.items():
         base = replace(fit, remedy=NONE)
@@ -175,16 +177,27 @@ def _fitted(trial: Trial, device: str) -> tuple[Trial, Training | str]:
     return trial, refusal
 
 
-def _rounds(trainings: dict[Trial, Training], device: str) -> dict[Trial, list[float]]:
-    """Seconds of a step of each, by round, with all that a GPU has still to do."""
-    started = {trial: iter(training) for trial, training in trainings.items()}
-    seconds: dict[Trial, list[float]] = {trial: [] for trial in started}
-    for count in (WARM, *[STEPS] * ROUNDS):
-        for trial, steps in started.items():
+def step_seconds(
+    trainings: dict[Key, Training], device: str, warm: int = WARM, steps: int = STEPS, rounds: int = ROUNDS
+) -> dict[Key, list[float]]:
+    """Seconds of a step of each training, by round, with all that a GPU has still to do. Trainings take turns, so that
+    a busy machine slows all of them alike.
+
+    Args:
+        trainings: Trainings by any key, with `warm + rounds * steps` steps or more left.
+        device: Where they run.
+        warm: Steps of each training before the first round.
+        steps: Steps of each training in a round.
+        rounds: How many rounds are timed.
+    """
+    started = {key: iter(training) for key, training in trainings.items()}
+    seconds: dict[Key, list[float]] = {key: [] for key in started}
+    for count in (warm, *[steps] * rounds):
+        for key, running in started.items():
             start = time.perf_counter()
-            for _ in islice(steps, count):
+            for _ in islice(running, count):
                 pass
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
-            seconds[trial].append((time.perf_counter() - start) / count)
-    return {trial: by_round[1:] for trial, by_round in seconds.items()}
+            seconds[key].append((time.perf_counter() - start) / count)
+    return {key: by_round[1:] for key, by_round in seconds.items()}

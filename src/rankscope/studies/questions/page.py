@@ -1,0 +1,203 @@
+"""Pages of questions: written from the data that is kept beside them, and nothing else.
+
+    FOLDER/index.md            every answered question with its answer
+    FOLDER/NAME.md             question, answer, figure, evidence, method, what would change the answer, command
+    FOLDER/images/NAME*.png    the figures
+    FOLDER/data/NAME/          tables in Parquet, and `kept.json`: sizes, command, device, versions
+
+`keep` writes the data of a run; `write_pages` makes all pages of a folder from the data in it. `rankscope study
+--page FOLDER` calls both, `rankscope study --redraw --page FOLDER` the second alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rankscope.errors import StudyError
+from rankscope.figures.matplotlib import png, rendered
+from rankscope.files import atomic, write_text
+from rankscope.runs import tables as parquet
+from rankscope.runs.manifest import begun
+from rankscope.runs.store import document
+from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.study import PageTable, Setup, StudyResult
+
+KEPT = "kept.json"
+MOST_BYTES = 400_000  # Of the tables beside a page, together: more belongs into a run folder
+INTRODUCTION = (
+    "Questions that the papers left open, each answered by an experiment that one command runs again. Every page has "
+    "the answer in one sentence, the figure, the evidence with its spread over seeds, what was expected beforehand, "
+    "and what would change the answer. Pages are written by `rankscope study all --page docs/studies`, from the data "
+    "beside them."
+)
+
+
+def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, sizes: Any) -> Path:
+    """Write the tables of a run, and what the page says of the run, beside the page.
+
+    Args:
+        folder: The folder of the pages.
+        question: The question that was answered.
+        setup: How the question was run.
+        result: What `question.run` gave.
+        sizes: The sizes of the run.
+
+    Returns:
+        The folder of the data.
+
+    Raises:
+        StudyError: The tables are too large to be kept beside a page, or a quick run would replace a full one.
+    """
+    place = folder / "data" / question.name
+    refuse_smaller(folder, question, setup.full)
+    manifest = begun(setup.device).adding(command=command_of(question, setup))
+    names = list(question.keep) or list(result.tables)
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob("*.parquet"):
+        old.unlink()
+    paths = [parquet.write_parquet(place / f"{name}.parquet", result.tables[name], manifest) for name in names]
+    size = sum(path.stat().st_size for path in paths)
+    if size > MOST_BYTES:
+        wanted = f"tables beside a page must take at most {MOST_BYTES // 1000} kB"
+        raise StudyError(f"{wanted}; those of {question.name} take {size // 1000} kB", subject=question.name)
+    kept = {
+        "study": question.name, "full": setup.full, "device": setup.device, "command": manifest.command,
+        "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
+        "machine": manifest.machine,
+    }  # fmt: skip
+    write_text(place / KEPT, json.dumps(kept, indent=1) + "\n")
+    return place
+
+
+def refuse_smaller(folder: Path, question: Question, full: bool) -> None:
+    """Refuse to put a quick run in place of a full one: the smaller evidence would replace the larger."""
+    path = folder / "data" / question.name / KEPT
+    if not full and path.is_file() and document(path)["full"]:
+        wanted = f"{folder} holds {question.name} at full size, which a quick run must not replace"
+        raise StudyError(f"{wanted}: choose another folder with --page, or run with --full", subject="page")
+
+
+def command_of(question: Question, setup: Setup) -> str:
+    """The command that makes the run again."""
+    size, device = " --full" if setup.full else "", "" if setup.device == "cpu" else f" --device {setup.device}"
+    return f"rankscope study {question.name}{size}{device}"
+
+
+def read_kept(folder: Path, question: Question) -> tuple[dict[str, pl.DataFrame], Any, dict[str, Any]]:
+    """(tables, sizes, what else was kept) of a question in a folder of pages.
+
+    Raises:
+        StudyError: The sizes that were kept are not those of this question's file any more.
+    """
+    place = folder / "data" / question.name
+    kept = document(place / KEPT)
+    kind = type(question.quick)
+    if {*kept["sizes"]} != {entry.name for entry in fields(kind)}:
+        wanted = f"the data of {question.name} must have the sizes {', '.join(entry.name for entry in fields(kind))}"
+        raise StudyError(f"{wanted}; got {', '.join(kept['sizes'])}: run it again", subject=question.name)
+    sizes = kind(**{name: _tuples(value) for name, value in kept["sizes"].items()})
+    return {name: parquet.read_parquet(place / f"{name}.parquet")[0] for name in kept["tables"]}, sizes, kept
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def write_pages(folder: Path, questions: Sequence[Question]) -> list[Path]:
+    """Write the page of every question whose data lies in the folder, and the overview of them.
+
+    Args:
+        folder: The folder of the pages.
+        questions: All questions there are, in the order of the overview.
+    """
+    answered = [question for question in questions if (folder / "data" / question.name / KEPT).is_file()]
+    lines = ["# Studies", "", INTRODUCTION, ""]
+    pages = []
+    for question in answered:
+        tables, sizes, kept = read_kept(folder, question)
+        result = question.result(tables, sizes)
+        for name, figure in result.figures.items():
+            with atomic(folder / "images" / f"{_stem(question, name)}.png") as temporary:
+                temporary.write_bytes(png(rendered(figure)))
+        path = folder / f"{question.name}.md"
+        write_text(path, page(question, result, sizes, kept))
+        pages.append(path)
+        size = "" if kept["full"] else " *(quick size)*"
+        lines += [f"**[{question.title}]({question.name}.md)** {result.summary}{size}", ""]
+    left = [question.title for question in questions if question not in answered]
+    if left:
+        lines += ["Not run yet: " + " ".join(left), ""]
+    if answered:
+        names = "\n".join(question.name for question in answered)
+        lines += [f"```{{toctree}}\n:hidden:\n\n{names}\n```", ""]
+    write_text(folder / "index.md", "\n".join(lines))
+    return [*pages, folder / "index.md"]
+
+
+def _stem(question: Question, figure: str) -> str:
+    """The name of a figure's file: that of the question, and of the figure where it is another."""
+    return question.name if figure == question.name else f"{question.name}_{figure}"
+
+
+def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, Any]) -> str:
+    """The page of one question, in Markdown.
+
+    Args:
+        question: The question.
+        result: Its answer.
+        sizes: The sizes of the run that gave the answer.
+        kept: What `kept.json` holds of that run.
+    """
+    size = "full size" if kept["full"] else "quick size"
+    lines = [f"# {question.title}", "", f"**{result.summary}**", ""]
+    for name in result.figures:
+        lines += [f"![{question.title}](images/{_stem(question, name)}.png)", ""]
+    ran = f"`{kept['command']}`, {size}, on {kept['device']}."
+    lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
+    expected = PageTable(
+        "", ["expected before the run", "what came", ""],
+        [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
+    )  # fmt: skip
+    lines += ["## What we expected, and what came", "", *markdown(expected), "", "## Evidence", ""]
+    for shown in result.page_tables:
+        lines += [f"**{shown.title}**", "", *markdown(shown), ""] + ([shown.note, ""] if shown.note else [])
+    lines += ["## Method", "", question.method.strip(), "", *markdown(_sizes_table(question, sizes)), ""]
+    lines += [line for note in result.notes for line in (note, "")]
+    lines += ["## What would change our mind", "", question.refuted_by.strip(), "", "## Run it again", ""]
+    lines += ["```sh", kept["command"], "```", ""]
+    data = ", ".join(f"`{name}.parquet`" for name in kept["tables"])
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(kept["versions"].items()))
+    lines += [
+        f"Every number and the figure of this page come from {data} in `studies/data/{question.name}`; "
+        f"`rankscope study --redraw --page docs/studies` writes the page from them. Made with {versions}."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sizes_table(question: Question, sizes: Any) -> PageTable:
+    """The sizes of this page's run beside the quick and the full ones."""
+    columns = {"this page": sizes, "quick": question.quick, "full": question.full}
+    rows = [
+        [entry.name.replace("_", " "), *(_shown(getattr(column, entry.name)) for column in columns.values())]
+        for entry in fields(sizes)
+    ]
+    return PageTable("", ["size", *columns], rows)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def markdown(table: PageTable) -> list[str]:
+    """A table as lines of Markdown."""
+    rows = [table.headings, ["---"] * len(table.headings), *table.rows]
+    return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,149 @@
+"""Pages of questions: written from the data beside them, and nothing else."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from rankscope.cli.study import StudyOptions, study
+from rankscope.errors import StudyError
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.studies.questions import QUESTIONS, Question, keep, read_kept, write_pages
+from rankscope.studies.questions import page as pages
+from rankscope.studies.questions.question import HypothesisVerdict, StudyAnswer, Tables
+from rankscope.studies.study import PageTable, Setup
+
+
+@dataclass(frozen=True)
+class CoinSizes:
+    """How often a coin is thrown, and by whom."""
+
+    throws: int
+    hands: tuple[str, ...]
+
+
+def gather(setup: Setup, sizes: CoinSizes) -> dict[str, pl.DataFrame]:
+    return {"throws": setup.cached("throws", lambda: pl.DataFrame({"heads": [1] * sizes.throws}), n=sizes.throws)}
+
+
+def answer(tables: Tables, sizes: CoinSizes) -> StudyAnswer:
+    heads = int(tables["throws"]["heads"].sum())
+    return StudyAnswer(
+        f"{heads} of {sizes.throws} are heads.", [HypothesisVerdict(f"{heads} heads", heads == sizes.throws)],
+        [PageTable("Throws", ["a|b"], [["x|y"]], "A note.")], ["Thrown by hand."],
+    )  # fmt: skip
+
+
+def draw(tables: Tables, sizes: CoinSizes) -> dict[str, Figure]:
+    figure, (axes,) = panels()
+    axes.plot(tables["throws"]["heads"].to_list())
+    return {"coin": figure}
+
+
+COIN = Question(
+    "coin", "Does a coin land on heads?", "Nobody asked.", ("All throws are heads.",), "It is thrown.", "A tail.",
+    CoinSizes(2, ("left",)), CoinSizes(5, ("left", "right")), gather, answer, draw, caption="A coin.",
+)  # fmt: skip
+
+
+def kept(folder: Path, full: bool = False, question: Question = COIN) -> None:
+    setup, sizes = Setup(folder / "run", full=full), question.sizes(full)
+    keep(folder / "docs", question, setup, question.run(setup, sizes), sizes)
+
+
+def test_a_page_has_what_a_reader_needs(tmp_path: Path) -> None:
+    kept(tmp_path)
+    written = write_pages(tmp_path / "docs", [COIN])
+    assert [path.name for path in written] == ["coin.md", "index.md"]
+    text = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
+    order = ["# Does a coin land on heads?", "**2 of 2 are heads.**", "images/coin.png", "A coin.", "Nobody asked.",
+             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| throws | 2 | 2 | 5 |",
+             "Thrown by hand.", "A tail.", "rankscope study coin\n"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert (tmp_path / "docs" / "images" / "coin.png").stat().st_size > 1000
+    index = (tmp_path / "docs" / "index.md").read_text(encoding="utf-8")
+    assert "(coin.md)** 2 of 2 are heads. *(quick size)*" in index and "\ncoin\n" in index
+
+
+def test_pages_are_made_again_from_their_data_alone(tmp_path: Path) -> None:
+    kept(tmp_path)
+    write_pages(tmp_path / "docs", [COIN])
+    before = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
+
+    def fail(setup: Setup, sizes: CoinSizes) -> dict[str, pl.DataFrame]:
+        raise AssertionError("a page is no experiment")
+
+    (tmp_path / "docs" / "coin.md").unlink()
+    write_pages(tmp_path / "docs", [replace(COIN, gather=fail)])
+    assert (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8") == before
+    path = tmp_path / "docs" / "data" / "coin" / "throws.parquet"
+    pl.DataFrame({"heads": [0, 1]}).write_parquet(path)
+    write_pages(tmp_path / "docs", [COIN])
+    after = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
+    assert "**1 of 2 are heads.**" in after and "does not hold" in after
+
+
+def test_sizes_come_back_as_they_were(tmp_path: Path) -> None:
+    kept(tmp_path, full=True)
+    tables, sizes, more = read_kept(tmp_path / "docs", COIN)
+    assert sizes == COIN.full and tables["throws"].height == 5
+    assert more["command"] == "rankscope study coin --full" and more["full"]
+
+
+def test_a_quick_run_does_not_replace_a_full_one(tmp_path: Path) -> None:
+    kept(tmp_path, full=True)
+    with pytest.raises(StudyError, match="full size"):
+        kept(tmp_path)
+    assert read_kept(tmp_path / "docs", COIN)[1] == COIN.full
+
+
+def test_data_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path)
+
+    @dataclass(frozen=True)
+    class OtherSizes:
+        """Sizes of a later version of the question."""
+
+        tosses: int
+
+    with pytest.raises(StudyError, match="tosses"):
+        read_kept(tmp_path / "docs", replace(COIN, quick=OtherSizes(2)))
+
+
+def test_tables_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "MOST_BYTES", 10)
+    with pytest.raises(StudyError, match="kB"):
+        kept(tmp_path)
+
+
+def test_every_hypothesis_needs_a_verdict(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="each of the 2"):
+        replace(COIN, hypotheses=("one", "two")).run(Setup(tmp_path))
+
+
+def test_questions_are_written_down_whole() -> None:
+    for question in QUESTIONS:
+        assert question.title.endswith("?") and question.hypotheses and question.why and question.refuted_by
+        assert type(question.quick) is type(question.full) and question.quick != question.full
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "studies"
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+def test_the_pages_of_the_docs_are_those_of_their_data(question: Question) -> None:
+    if not (DOCS / "data" / question.name).is_dir():
+        pytest.skip("not run yet")
+    tables, sizes, more = read_kept(DOCS, question)
+    expected = pages.page(question, question.result(tables, sizes), sizes, more)
+    assert (DOCS / f"{question.name}.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_command_writes_pages_again_without_an_experiment(tmp_path: Path) -> None:
+    study(options=StudyOptions(page=tmp_path, redraw=True), output=tmp_path / "run")
+    text = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert all(question.title in text for question in QUESTIONS) and not (tmp_path / "run").exists()
+    with pytest.raises(StudyError, match="--page"):
+        study(options=StudyOptions(redraw=True), output=tmp_path / "run")
