@@ -1,6 +1,8 @@
 """The frame of studies: what is written, what is kept, what is said of a name that there is not."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -76,3 +78,39 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_computed(tmp_p
     with raises(ArchitectureError, subject="device"):
         reproduce(study, Setup(folder=tmp_path, device="nowhere"))
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+SHARING = """
+import sys, time
+import polars as pl
+from pathlib import Path
+from rankscope.studies import Setup
+
+folder, who = Path(sys.argv[1]), sys.argv[2]
+
+def compute(part):
+    with (folder / "computed").open("a") as log:
+        log.write(f"{part}\\n")
+    time.sleep(0.1)
+    return pl.DataFrame({"part": [part]})
+
+parts = {f"part {k}": lambda k=k: compute(k) for k in range(8)}
+Setup(folder).cached_parts(parts).write_csv(folder / f"{who}.csv")
+"""
+
+
+def test_processes_that_run_the_same_study_share_its_parts(tmp_path: Path) -> None:
+    started = [subprocess.Popen([sys.executable, "-c", SHARING, str(tmp_path), who]) for who in ("one", "two")]
+    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert sorted((tmp_path / "computed").read_text().split()) == [str(part) for part in range(8)]  # each of them once
+    assert all(pl.read_csv(tmp_path / f"{who}.csv")["part"].to_list() == [*range(8)] for who in ("one", "two"))
+    assert not list((tmp_path / "parts").glob(".*.lock"))
+
+
+def test_a_part_that_fails_is_computed_by_the_next_run(tmp_path: Path) -> None:
+    def fail() -> pl.DataFrame:
+        raise StudyError("a part must give a table; got none", subject="part")
+
+    with raises(StudyError, "part"):
+        Setup(tmp_path).cached("part", fail)
+    assert Setup(tmp_path).cached("part", lambda: pl.DataFrame({"a": [1]}))["a"].to_list() == [1]

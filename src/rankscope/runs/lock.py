@@ -1,7 +1,8 @@
 """A lock on a run folder, so that it has one writer at a time. The system releases it when the process ends.
 
-`Store` takes the lock when it is opened and releases it when it is closed. `fcntl` locks the file on Unix,
-`msvcrt` on Windows; the one that there is is imported when a lock is taken.
+`Store` takes the lock when it is opened and releases it when it is closed; studies lock single parts of their work in
+the same way (`studies/study.py`). `fcntl` locks the file on Unix, `msvcrt` on Windows; whichever the system has is
+imported when a lock is taken.
 """
 
 import contextlib
@@ -17,19 +18,41 @@ LOCK_FILE = ".lock"
 
 def lock(folder: Path) -> int:
     """Make the folder and lock it; returns the handle that `unlock` takes. A lock file that a killed process
-    has left does not block: the system has released its lock."""
+    has left does not block: the system has released its lock.
+
+    Raises:
+        FileError: Another process holds the lock, or the folder cannot be locked.
+    """
+    handle = lock_if_free(folder)
+    if handle is None:
+        ways = "call close() on it, or give another folder"
+        sentence = f"{folder} must have one writer at a time; another monitor or run writes there: {ways}"
+        raise FileError(sentence, subject=str(folder))
+    return handle
+
+
+def lock_if_free(folder: Path, file: str = LOCK_FILE) -> int | None:
+    """The handle of a lock, as `lock` returns it; None where another process holds the lock.
+
+    Args:
+        folder: The folder that the lock file lies in; it is made if there is none.
+        file: The name of the lock file: another one for each thing in the folder that is locked by itself.
+
+    Raises:
+        FileError: The folder cannot be locked.
+    """
     writable_folder(folder)
-    path = folder / LOCK_FILE
+    path = folder / file
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _acquire(handle)
+        except BlockingIOError:
+            os.close(handle)
+            return None
         except OSError as error:
             os.close(handle)
-            ways = "call close() on it, or give another folder"
-            sentence = f"{folder} must have one writer at a time; another monitor or run writes there: {ways}"
-            if not isinstance(error, BlockingIOError):
-                sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
+            sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
             raise FileError(sentence, subject=str(folder)) from error
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(handle)):
@@ -37,9 +60,15 @@ def lock(folder: Path) -> int:
         os.close(handle)  # another writer removed the file in between: a lock on it would keep nobody out
 
 
-def unlock(folder: Path, handle: int) -> None:
-    """Release the lock, and remove its file."""
-    path = folder / LOCK_FILE
+def unlock(folder: Path, handle: int, file: str = LOCK_FILE) -> None:
+    """Release the lock, and remove its file.
+
+    Args:
+        folder: As `lock` was given it.
+        handle: What `lock` returned.
+        file: As `lock` was given it.
+    """
+    path = folder / file
     if os.name == "nt":  # where a file that somebody has open cannot be removed
         os.close(handle)
         with contextlib.suppress(OSError):

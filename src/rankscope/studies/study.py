@@ -5,6 +5,7 @@ paper claims, and the sentences that go with our numbers, are in `data/studies.t
 """
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ import polars as pl
 
 from rankscope.runs import tables
 from rankscope.runs.key import digest, files_of, key_of
+from rankscope.runs.lock import lock_if_free, unlock
 from rankscope.runs.manifest import begun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+WAIT_SECONDS = 0.5  # Between two looks at parts that another process computes
 
 
 @dataclass(frozen=True)
@@ -40,19 +45,44 @@ class Setup:
     def cached(self, name: str, compute: Callable[[], pl.DataFrame], **settings: object) -> pl.DataFrame:
         """A table that is computed once, and read back where an earlier run of the same work has left it: by
         the same versions, on the same device and models, with the same settings."""
-        models = [files_of(model) for model in self.models]
-        key = key_of(full=self.full, device=self.device, models=models, settings=settings)
-        path = self.folder / "parts" / f"{name}-{digest(key)}.parquet"
-        if path.is_file():
-            return tables.read_parquet(path)[0]
-        self.say(name)
-        table = compute()
-        tables.write_parquet(path, table, begun(self.device).adding(key=key))
-        return table
+        return self.cached_parts({name: compute}, **settings)
 
     def cached_parts(self, parts: Mapping[str, Callable[[], pl.DataFrame]], **settings: object) -> pl.DataFrame:
-        """One table of several by name, each of which is cached by itself."""
-        return pl.concat([self.cached(name, compute, **settings) for name, compute in parts.items()])
+        """One table of several by name, each of which is cached by itself.
+
+        Processes that run the same study into the same folder share its parts: each process computes parts that no
+        other one has begun, and waits for the others' at the end.
+
+        Args:
+            parts: What computes each part, by the part's name.
+            settings: What else the parts depend on: a part that was computed with other settings is not read.
+        """
+        models = [files_of(model) for model in self.models]
+        key = key_of(full=self.full, device=self.device, models=models, settings=settings)
+        paths = {name: self.folder / "parts" / f"{name}-{digest(key)}.parquet" for name in parts}
+        left = [*parts]
+        while left:
+            others = [name for name in left if not self._computed(paths[name], name, parts[name], key)]
+            if len(others) == len(left):
+                time.sleep(WAIT_SECONDS)
+            left = others
+        return pl.concat([tables.read_parquet(path)[0] for path in paths.values()])
+
+    def _computed(self, path: Path, name: str, compute: Callable[[], pl.DataFrame], key: dict[str, Any]) -> bool:
+        """False where another process is computing the part; else the part's table is in its file afterwards."""
+        if path.is_file():
+            return True
+        file = f".{path.stem}.lock"
+        handle = lock_if_free(path.parent, file)
+        if handle is None:
+            return False
+        try:
+            if not path.is_file():  # nobody has written the file since it was looked for
+                self.say(name)
+                tables.write_parquet(path, compute(), begun(self.device).adding(key=key))
+        finally:
+            unlock(path.parent, handle, file)
+        return True
 
 
 @dataclass(frozen=True)
