@@ -366,37 +366,28 @@ def answer(tables: Tables, sizes: PatternSizes) -> StudyAnswer:
         *CHANGED,
     ]
     evidence = [_fresh_table(tables, falls, sizes), _trained_table(tables, sizes), _rank_table(tables)]
-    return StudyAnswer(_sentence(tables, falls, ranks, sizes), verdicts, evidence, notes)
+    return StudyAnswer(_sentence(falls, ranks, sizes), verdicts, evidence, notes)
 
 
 PatternFalls = dict[str, PatternFall | None]
 
 
-def _sentence(
-    tables: Tables, falls: dict[str, PatternFalls], ranks: dict[str, list[float]], sizes: PatternSizes
-) -> str:
+def _sentence(falls: dict[str, PatternFalls], ranks: dict[str, list[float]], sizes: PatternSizes) -> str:
     known = {name: one for name, one in falls["norm"].items() if one is not None}
     kept = [name for name, one in known.items() if not one.collapsed]
-    fast = [name for name, one in known.items() if one.faster]
-    decides = {True: "is", False: "is not", None: "cannot be told from its rivals as"}[_leads(_named(ranks))]
-    named = {cause: found for cause, found in _named(ranks).items() if found}
-    numbers = ", ".join(f"{cause} {statistics.median(found):.2f}" for cause, found in named.items())
-    later = (
-        f"; {EVEN}, a candidate added after the quick run, {statistics.median(ranks[EVEN]):.2f}" if ranks[EVEN] else ""
-    )
-    near = tables["graphs"].filter(pl.col("masked") & (pl.col("radius") == 1))["pattern"].to_list()
-    ends = sorted((known[name].end, name) for name in near if name in known)
-    between = ""
-    if len(ends) > 1:
-        (least, fastest), (most, slowest) = ends[0], ends[-1]
-        between = f"; at a radius of 1 they still end between {power(least)}, {fastest}, and {power(most)}, {slowest}"
+    decides = {True: "The radius decides", False: "The radius does not decide", None: "It cannot be told what decides"}
+    beginning = decides[_leads(_named(ranks))]
+    shown = _named(ranks)
+    if _even_verdict(ranks, sizes).holds:  # on data that the hypothesis was not made on
+        beginning += "; what even attention under the mask would leave of differences does"
+        shown = {EVEN: ranks[EVEN], **shown}
+    numbers = ", ".join(f"{cause} {statistics.median(found):.2f}" for cause, found in shown.items() if found)
     lost = [name for name, one in falls["whole"].items() if one is not None and one.collapsed]
-    whole = f"{len(lost)} of {len(known)} collapse" if lost else "no pattern collapses"
+    whole = f"{len(lost)} of {len(known)} collapse" if lost else "none collapses"
     return (
-        f"With norms and without skips, {len(kept)} of {len(known)} patterns keep tokens apart for {sizes.depth} layers"
-        f"{' (' + ', '.join(kept) + ')' if kept else ''}, and {len(fast)} fall faster than geometrically"
-        f"{' (' + ', '.join(fast) + ')' if fast else ''}; the radius {decides} what decides among masks (rank "
-        f"correlation with what is left of differences: {numbers}{later}{between}), and with skips and MLPs {whole}."
+        f"{beginning} (rank correlation over masks with what is left: {numbers}); with norms and without skips, "
+        f"{len(kept)} of {len(known)} patterns keep tokens apart for {sizes.depth} layers"
+        f"{' (' + ', '.join(kept) + ')' if kept else ''}; with skips and MLPs {whole}."
     )
 
 
@@ -582,30 +573,42 @@ def _number(value: float) -> str:
 # ---- The figure
 
 
+LOWEST = -20.0  # Of the axes: below, falls are faster than geometric
+
+
 def draw(tables: Tables, sizes: PatternSizes) -> "dict[str, Figure]":
-    """Residuals by layer with norms; the rate against the second eigenvalue and the radius; loss against residual."""
+    """Residuals by layer with norms; what is left against what even attention leaves, and the radius; losses."""
     from rankscope.figures.matplotlib import panels
     from rankscope.figures.text import tick
 
-    figure, axes = panels(2, width=5.2, height=3.5, rows=2)
+    figure, axes = panels(2, width=5.2, height=3.6, rows=2)
     for number, name in enumerate(sizes.patterns):
         _curve(axes[0], tables["curves"].filter(pattern=name, form="norm"), name, number)
-    axes[0].set_yscale("symlog", linthresh=1.0)
-    axes[0].yaxis.set_major_formatter(tick)
-    axes[0].set_title("Fresh, norms, no skips", loc="left", fontsize=9)
-    axes[0].set_xlabel("layer")
-    axes[0].set_ylabel("relative residual")
-    _scatter(axes[1:3], tables, sizes)
+    _title(axes[0], "Fresh, norms, no skips", "layer", "relative residual")
+    _scatter(axes[1], axes[2], tables, sizes)
+    for panel in axes[:3]:
+        panel.set_yticks([*range(int(LOWEST), 1, 5)])
+        panel.set_ylim(LOWEST, 0.8)
+        panel.yaxis.set_major_formatter(tick)
+    axes[1].set_xticks([*range(int(LOWEST), 1, 5)])
+    axes[1].xaxis.set_major_formatter(tick)
     _losses(axes[3], tables, sizes)
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=6, frameon=False, fontsize=7)
+    figure.legend(handles, names, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     return {QUESTION.name: figure}
+
+
+def _title(axes: "Axes", title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
 
 
 def _curve(axes: "Axes", rows: pl.DataFrame, name: str, number: int) -> None:
     by_layer = rows.group_by("layer").agg(pl.col("log10").median(), pl.col("marked").any()).sort("layer")
-    sure = by_layer.filter(~pl.col("marked"))
-    axes.plot(sure["layer"], sure["log10"], label=name, linewidth=1.3, markersize=4, **_look(number))
+    sure = by_layer.filter(~pl.col("marked") & (pl.col("log10") > 3 * LOWEST))  # the next point is off the axes
+    every = max(1, len(sure) // 8)
+    axes.plot(sure["layer"], sure["log10"], label=name, linewidth=1.3, markersize=4.5, markevery=every, **_look(number))
 
 
 def _look(number: int) -> dict[str, Any]:
@@ -617,28 +620,24 @@ def _look(number: int) -> dict[str, Any]:
     return {"color": style.colour, "marker": MARKERS[style.marker], "linestyle": dash}
 
 
-def _scatter(axes: "Sequence[Axes]", tables: Tables, sizes: PatternSizes) -> None:
-    """Decades a layer with norms against what the second eigenvalue says, and against the radius, of masks alone."""
+def _scatter(even_axes: "Axes", radius_axes: "Axes", tables: Tables, sizes: PatternSizes) -> None:
+    """What is left of differences with norms, of masks alone: against what even attention leaves, and the radius."""
     known = tables["graphs"].filter("masked")
     widest = max((radius for radius in known["radius"].to_list() if radius is not None), default=1)
-    for name, radius, eigenvalue in known.select("pattern", "radius", "eigenvalue").iter_rows():
+    for name, radius, even in known.select("pattern", "radius", "even").iter_rows():
         one = pattern_fall(tables["curves"], name, "norm")
         if one is None:
             continue
         look = _look(sizes.patterns.index(name)) | {"linestyle": "none", "markersize": 6}
-        y = max(one.rate, 1e-3)
-        axes[0].plot(-math.log10(max(eigenvalue, 1e-3)), y, **look)
-        axes[1].plot(2 * widest if radius is None else radius, y, **look)
-    axes[0].plot([0.001, 3], [0.001, 3], color="grey", linewidth=0.8)
-    for panel, title, label in (
-        (axes[0], "Masks: rate against the second eigenvalue", "−log10 of the second eigenvalue (0: at 3)"),
-        (axes[1], "Masks: rate against the radius", "radius (none: twice the largest)"),
-    ):
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_title(title, loc="left", fontsize=9)
-        panel.set_xlabel(label)
-        panel.set_ylabel("decades a layer")
+        ends = [max(end, LOWEST) for end in one.ends]
+        even_axes.plot([max(even, LOWEST)] * len(ends), ends, clip_on=False, zorder=5, **look)
+        radius_axes.plot([2 * widest if radius is None else radius] * len(ends), ends, clip_on=False, zorder=5, **look)
+    even_axes.plot([LOWEST, 0], [LOWEST, 0], color="grey", linewidth=0.8)
+    even_axes.set_xlim(LOWEST, 0.8)
+    radius_axes.set_xscale("log")
+    last = f"relative residual after layer {sizes.depth}"
+    _title(even_axes, "Masks: even attention", "what even attention under the mask leaves", last)
+    _title(radius_axes, "Masks: radius", "radius of the graph (none: twice the largest)", last)
 
 
 def _losses(axes: "Axes", tables: Tables, sizes: PatternSizes) -> None:
@@ -648,9 +647,7 @@ def _losses(axes: "Axes", tables: Tables, sizes: PatternSizes) -> None:
         if one is not None and losses:
             look = _look(number) | {"linestyle": "none", "markersize": 6}
             axes.plot([one.end] * len(losses), losses, **look)
-    axes.set_title("Whole networks: loss after training", loc="left", fontsize=9)
-    axes.set_xlabel("log10 of the fresh relative residual")
-    axes.set_ylabel("held-out loss")
+    _title(axes, "Whole networks: loss after training", "log10 of the fresh relative residual", "held-out loss")
 
 
 QUESTION = Question(
@@ -691,5 +688,6 @@ QUESTION = Question(
         "even and whose rates may follow another order; longer inputs, where radii differ more."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=400.0,
-    caption="Medians over seeds; of the losses, every seed. Grey: where the rate is that of even attention.",
+    caption="Curves: medians over seeds; points: every seed. Grey: attention is even throughout. Points on the lower "
+    "edge lie below it: the complete mask, and kernels on it, which fall faster than geometrically.",
 )  # fmt: skip

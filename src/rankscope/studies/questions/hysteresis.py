@@ -10,6 +10,7 @@ arithmetic, so that no number is too small: the relative residual of tokens afte
 queries and keys, their median over layers. A network counts as **collapsed** where that median is below their 1e-6.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Sizes:
 
 
 QUICK = Sizes(depths=(6, 12), width=64, seeds=2, settle=100, ramp=160, every=20)
-FULL = Sizes(depths=(12, 24), width=128, seeds=3, settle=400, ramp=1600, every=50)
+FULL = Sizes(depths=(12, 24), width=128, seeds=3, settle=400, ramp=1600, every=100)
 
 
 def trajectory(layers: int, seed: int, sizes: Sizes, device: str = "cpu") -> Iterator[dict[str, float | str]]:
@@ -102,8 +103,8 @@ def trajectory(layers: int, seed: int, sizes: Sizes, device: str = "cpu") -> Ite
     for step in training:
         phase, weight = sizes.weight(step - 1)
         if step % sizes.every == 0:
-            here = replace(plan, arch=model.net.arch)
-            table, _, _ = by_layer(model, here, theory=False)
+            on_cpu = copy.deepcopy(model).to("cpu")
+            table, _, _ = by_layer(on_cpu, replace(plan, arch=model.net.arch), theory=False)
             gradients = np.array([table[kind].to_numpy()[1:] for kind in ("query", "key")])
             recent = [float(loss) for loss in training.losses[-sizes.every :]]
             yield {
