@@ -446,6 +446,8 @@ def draw(tables: Tables, sizes: MixerSizes) -> "dict[str, Figure]":
             panel.set_yscale("symlog", linthresh=1.0)
             panel.set_ylim(-25, 0.2)
             panel.set_yticks([0, -1, -4, -16])
+        else:
+            panel.set_yticks([math.log10(value) for value in (0.1, 0.2, 0.5, 1.0)])
         panel.yaxis.set_major_formatter(tick if form != "whole" else lambda log10, _: power(log10))
     axes[0].set_ylabel("relative mu over positions")
     axes[3].set_ylabel("relative mu over images")
