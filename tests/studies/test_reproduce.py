@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -114,3 +115,28 @@ def test_a_part_that_fails_is_computed_by_the_next_run(tmp_path: Path) -> None:
     with raises(StudyError, "part"):
         Setup(tmp_path).cached("part", fail)
     assert Setup(tmp_path).cached("part", lambda: pl.DataFrame({"a": [1]}))["a"].to_list() == [1]
+
+
+def test_parts_of_other_machines_are_taken_only_if_asked_for_and_said(tmp_path: Path) -> None:
+    def part(value: int, **how: Any) -> tuple[list[int], list[str]]:
+        setup = Setup(tmp_path, **how)
+        return setup.cached("part", lambda: pl.DataFrame({"a": [value]}), size=2)["a"].to_list(), setup.notes()
+
+    assert part(1, device="cuda") == ([1], [])
+    values, notes = part(2, any_machine=True)
+    assert values == [1] and len(notes) == 1 and f"1 on cuda, torch {version('torch')}" in notes[0]
+    assert part(3, any_machine=True, models=("mine",)) == ([3], [])  # other work
+    assert part(4) == ([4], [])
+    assert part(5, any_machine=True) == ([4], [])  # this machine's own comes first
+    taken = Setup(tmp_path, any_machine=True).cached("other", lambda: pl.DataFrame({"a": [6]}), size=2)
+    assert taken["a"].to_list() == [6]  # a part of another name
+
+
+def test_what_other_machines_computed_is_in_the_notes_of_a_study(tmp_path: Path) -> None:
+    folder = tmp_path / "quick" / "dong2021" / "lengths"
+    folder.mkdir(parents=True)
+    STUDY.run(Setup(folder, device="cuda"))
+    result = reproduce(STUDY, Setup(tmp_path, any_machine=True))
+    assert (folder / "calls").read_text() == "x"
+    assert result.notes[0] == "Run on nothing." and "on cuda" in result.notes[1]
+    assert json.loads((folder / "outcome.json").read_text())["notes"] == result.notes

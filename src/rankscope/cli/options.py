@@ -48,6 +48,7 @@ Compared = Annotated[list[str], argument("A", "compared", names.complete_compare
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
 Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
+AnyMachine = Annotated[bool, option(NETWORK, " ", "any_machine", (), "--any-machine")]
 Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 StuckAfter = Annotated[float, option(NETWORK, "SECONDS", "stuck_after", min=1.0)]

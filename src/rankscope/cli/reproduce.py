@@ -23,6 +23,7 @@ class ReproduceOptions:
     full: opt.Full = False
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", "trained_models", names.MODELS[:1])] = ""
     device: opt.Device = "cpu"
+    any_machine: opt.AnyMachine = False
     on: opt.On = None
     stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
@@ -51,7 +52,9 @@ def reproduce(
     check_device(options.device)
     writable_folder(output)
     models = tuple(name.strip() for name in options.models.split(",") if name.strip())
-    setup = Setup(folder=output, full=options.full, device=options.device, models=models)
+    setup = Setup(
+        folder=output, full=options.full, device=options.device, models=models, any_machine=options.any_machine
+    )
     answers: list[dict[str, Any]] = []
     page, done, total = None, 0, sum(round(study.seconds) for study in studies)
     try:

@@ -21,6 +21,7 @@ class StudyOptions:
 
     full: opt.Full = False
     device: opt.Device = "cpu"
+    any_machine: opt.AnyMachine = False
     page: Annotated[Path | None, opt.option(opt.RESULT, "FOLDER", "Write pages there, with their data.")] = None
     redraw: Annotated[bool, opt.option(opt.RESULT, " ", "Only write pages of --page anew.", (), "--redraw")] = False
 
@@ -64,7 +65,7 @@ def study(
     if pages is not None:
         for question in chosen:
             refuse_smaller(pages, question, options.full)  # before hours of work
-    setup = Setup(folder=output, full=options.full, device=options.device)
+    setup = Setup(folder=output, full=options.full, device=options.device, any_machine=options.any_machine)
     answers = []
     try:
         with progress(printing.silent) as start:

@@ -89,9 +89,10 @@ def _run_study(paper: str, figure: str, setup: Setup, parts: dict[str, bytes]) -
     figure.
     """
     with tempfile.TemporaryDirectory() as folder:
-        local = replace(setup, folder=Path(folder))
+        local = replace(setup, folder=Path(folder), elsewhere={})
         _write_parts(local.folder, parts)
         outcome = chosen(paper, figure)[0].run(local)
+        outcome = replace(outcome, notes=[*outcome.notes, *local.notes()])
         return pickle.dumps((outcome, _read_parts(local.folder)))
 
 

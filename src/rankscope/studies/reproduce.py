@@ -42,9 +42,10 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
 def reproduce(study: Study, setup: Setup, run: Callable[[Setup], StudyResult] | None = None) -> StudyResult:
     """Run one study below the setup's folder and write all it gives; `run` runs it elsewhere."""
     Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
-    placed = replace(setup, folder=home(setup) / study.paper / study.figure)
+    placed = replace(setup, folder=home(setup) / study.paper / study.figure, elsewhere={})
     with Store(placed.folder) as store:
         result = (run or study.run)(placed)
+        result = replace(result, notes=[*result.notes, *placed.notes()])
         _write(store, study, placed, result)
     return result
 

@@ -7,9 +7,11 @@ paper claims, and the sentences that go with our numbers, are in `data/studies.t
 import json
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from glob import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+DIGITS = 12  # Of the key's digest, in the name of a part's file
 WAIT_SECONDS = 0.5  # Between two looks at parts that another process computes
 
 
@@ -38,6 +41,8 @@ class Setup:
     models: tuple[str, ...] = ()  # Hub ids or directories in place of the trained models at hand
     say: Callable[[str], None] = lambda _: None  # Called with what is being done
     progress: Callable[[int, int], None] = lambda done, total: None  # Called with how many pieces are done, of how many
+    any_machine: bool = False  # Also take parts of the same work that another machine, device or torch computed
+    elsewhere: dict[str, str] = field(default_factory=dict)  # What computed each part that was taken so, by its name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -59,14 +64,36 @@ class Setup:
         """
         models = [files_of(model) for model in self.models]
         key = key_of(full=self.full, device=self.device, models=models, settings=settings)
-        paths = {name: self.folder / "parts" / f"{name}-{digest(key)}.parquet" for name in parts}
+        paths = {name: self.folder / "parts" / f"{name}-{digest(key, DIGITS)}.parquet" for name in parts}
         left = [*parts]
+        if self.any_machine:
+            paths |= self._from_elsewhere({name: path for name, path in paths.items() if not path.is_file()}, key)
         while left:
             others = [name for name in left if not self._computed(paths[name], name, parts[name], key)]
             if len(others) == len(left):
                 time.sleep(WAIT_SECONDS)
             left = others
         return pl.concat([tables.read_parquet(path)[0] for path in paths.values()])
+
+    def _from_elsewhere(self, paths: Mapping[str, Path], key: dict[str, Any]) -> dict[str, Path]:
+        """Files of parts whose key is this one but for the device and the versions of packages other than rankscope;
+        what computed them is written into `elsewhere`."""
+        found = {}
+        for name, path in paths.items():
+            for other in sorted(path.parent.glob(f"{escape(name)}-{'?' * DIGITS}.parquet")):
+                manifest = tables.manifest_in(other)
+                if manifest.key is not None and _work(manifest.key) == _work(key):
+                    versions = manifest.key["versions"]
+                    self.elsewhere[name] = f"{manifest.device}, torch {versions.get('torch', 'unknown')}"
+                    found[name] = other
+                    break
+        return found
+
+    def notes(self) -> list[str]:
+        """A sentence on the parts that other machines computed, for the notes of a study; none if there are none."""
+        counts = Counter(self.elsewhere.values())
+        listed = "; ".join(f"{count} on {what}" for what, count in sorted(counts.items()))
+        return [f"Computed elsewhere and taken as they were: {listed} (parts of the study)."] if counts else []
 
     def _computed(self, path: Path, name: str, compute: Callable[[], pl.DataFrame], key: dict[str, Any]) -> bool:
         """False where another process is computing the part; else the part's table is in its file afterwards."""
@@ -83,6 +110,11 @@ class Setup:
         finally:
             unlock(path.parent, handle, file)
         return True
+
+
+def _work(key: Mapping[str, Any]) -> dict[str, Any]:
+    """What a key says of the work itself: all but the device, and of versions rankscope's alone."""
+    return {**key, "device": None, "versions": key["versions"].get("rankscope")}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from typing import Any
 
 import polars as pl
 
+from rankscope.extras import installed
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.figures.style import FAINT, MARKERS, PALETTE
 from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
+from rankscope.sources.checkpoint import MINILM
 from rankscope.studies.dong2021.networks import FAMILIES, Subject, published_variant, random_subject, trained_subjects
 from rankscope.studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, mean_by_layer, published
 
@@ -39,14 +41,16 @@ def _run(setup: Setup) -> StudyResult:
         f"{family}-{seed}": partial(_random, family, seed, texts, setup.device)
         for family, seed in product(FAMILIES, range(seeds))
     }
-    parts["trained"] = partial(_trained, setup, texts)
+    if setup.models or installed("transformers", MINILM):
+        parts["trained"] = partial(_trained, setup, texts)
     table = setup.cached_parts(parts, texts=texts, each="excerpt")
     figures = {
         f"{mode}_{weights}": _figure(table, mode, weights == "trained")
         for mode, weights in product(("published", "defined"), ("initialised", "trained"))
+        if (table["trained"] == (weights == "trained")).any()
     }
     by_network = table.filter("trained").select("network", "reads").unique(maintain_order=True).iter_rows()
-    reads = "; ".join(f"{network} on {what}" for network, what in by_network)
+    reads = "; ".join(f"{network} on {what}" for network, what in by_network) or "none was at hand"
     notes = TEXTS.notes(seeds=seeds, texts=texts, tokens=TOKENS, reads=reads)
     return StudyResult(figures, {"curves": table}, list(_comparisons(table)), notes)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rankscope.extras import need
 from rankscope.nets import PUBLISHED, Transformer
 from rankscope.sources import bundled_excerpts, load
 from rankscope.sources.random_embedding import split
@@ -54,6 +55,7 @@ class Subject:
 
 def random_subject(family: str, seed: int, texts: int, tokens: int, device: str = "cpu") -> Subject:
     """A network of base size as transformers draws it."""
+    need("a random network as the paper drew it", "transformers")
     import transformers
 
     name, sizes = FAMILIES[family]

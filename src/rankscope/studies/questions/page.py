@@ -67,7 +67,7 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
     kept = {
         "study": question.name, "full": setup.full, "device": setup.device, "command": manifest.command,
         "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
-        "machine": manifest.machine,
+        "machine": manifest.machine, "notes": setup.notes(),
     }  # fmt: skip
     write_text(place / KEPT, json.dumps(kept, indent=1) + "\n")
     return place
@@ -167,7 +167,7 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     for shown in result.page_tables:
         lines += [f"**{shown.title}**", "", *markdown(shown), ""] + ([shown.note, ""] if shown.note else [])
     lines += ["## Method", "", question.method.strip(), "", *markdown(_sizes_table(question, sizes)), ""]
-    lines += [line for note in result.notes for line in (note, "")]
+    lines += [line for note in (*result.notes, *kept.get("notes", ())) for line in (note, "")]
     lines += ["## What would change our mind", "", question.refuted_by.strip(), "", "## Run it again", ""]
     lines += ["```sh", kept["command"], "```", ""]
     data = ", ".join(f"`{name}.parquet`" for name in kept["tables"])
