@@ -79,7 +79,7 @@ class Sizes:
 
 
 QUICK = Sizes(depths=(6, 12), width=64, seeds=2, settle=100, ramp=160, every=20)
-FULL = Sizes(depths=(12, 24), width=128, seeds=3, settle=400, ramp=1600, every=100)
+FULL = Sizes(depths=(12, 24), width=128, seeds=3, settle=200, ramp=800, every=100)
 
 
 def trajectory(layers: int, seed: int, sizes: Sizes, device: str = "cpu") -> Iterator[dict[str, float | str]]:
