@@ -19,7 +19,7 @@ ROOMS := tests/nets tests/doubled tests/metrics tests/paths
 QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
 ALSO :=
 
-.PHONY: demo quick test suite docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test suite docs pdf slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -37,6 +37,12 @@ suite: $(TESTS)
 docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+pdf: docs  ## the summary of all studies as a PDF, printed from the site by Chromium
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && break; done; \
+	$$name --headless --no-sandbox --disable-gpu --no-pdf-header-footer --virtual-time-budget=10000 \
+		--print-to-pdf=docs/_build/summary.pdf docs/_build/html/studies/summary.html 2>/dev/null
+	@echo "docs/_build/summary.pdf"
 
 slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow

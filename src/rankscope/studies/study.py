@@ -191,6 +191,12 @@ class PageTable:
     note: str = ""
     wordy: bool = False  # Holds sentences, not numbers
 
+    @property
+    def markdown(self) -> list[str]:
+        """The headings and rows as lines of Markdown."""
+        rows = [self.headings, ["---"] * len(self.headings), *self.rows]
+        return ["| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in rows]
+
 
 @dataclass(frozen=True)
 class StudyResult:

@@ -12,7 +12,8 @@ from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.questions import QUESTIONS, Question, keep, read_kept, write_pages
 from rankscope.studies.questions import page as pages
 from rankscope.studies.questions.question import HypothesisVerdict, StudyAnswer, Tables
-from rankscope.studies.study import PageTable, Setup
+from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
+from rankscope.studies.study import Comparison, PageTable, Setup
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def kept(folder: Path, full: bool = False, question: Question = COIN) -> None:
 def test_a_page_has_what_a_reader_needs(tmp_path: Path) -> None:
     kept(tmp_path)
     written = write_pages(tmp_path / "docs", [COIN])
-    assert [path.name for path in written] == ["coin.md", "index.md"]
+    assert [path.name for path in written] == ["coin.md", "summary.md", "index.md"]
     text = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
     order = ["# Does a coin land on heads?", "**2 of 2 are heads.**", "images/coin.png", "A coin.", "Nobody asked.",
              "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| throws | 2 | 2 | 5 |",
@@ -139,6 +140,18 @@ def test_the_pages_of_the_docs_are_those_of_their_data(question: Question) -> No
     tables, sizes, more = read_kept(DOCS, question)
     expected = pages.page(question, question.result(tables, sizes), sizes, more)
     assert (DOCS / f"{question.name}.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path) -> None:
+    true = Comparison("heads come", "", "so", True)
+    wrong, open_ = replace(true, what="tails come", agrees=False), replace(true, what="edges come", agrees=None)
+    result = replace(COIN.run(Setup(tmp_path)), comparisons=[true, wrong, open_], summary="It is fair.")
+    text = summary_page([AnsweredQuestion(COIN, result, {"full": False, "command": "toss"}, ["images/coin.png"])])
+    assert "3 hypotheses were written down: 1 hold, 1 do not, 1 cannot be told" in text
+    assert "1 of 2 that could be judged" in text and "1 / 1 / 1 | quick" in text and "](images/coin.png)" in text
+    failed = text.partition("## Hypotheses that do not hold")[2]
+    assert "tails come" in failed and "heads come" not in failed and "edges come" not in failed
+    assert text.count("It is fair.") == 2 and "toss" in failed
 
 
 def test_the_command_writes_pages_again_without_an_experiment(tmp_path: Path) -> None:

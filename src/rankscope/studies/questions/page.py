@@ -1,6 +1,7 @@
 """Pages of questions: written from the data that is kept beside them, and nothing else.
 
     FOLDER/index.md            every answered question with its answer
+    FOLDER/summary.md          all of them as a paper would report them (`summary.py`)
     FOLDER/NAME.md             question, answer, figure, evidence, method, what would change the answer, command
     FOLDER/images/NAME*.png    the figures
     FOLDER/data/NAME/          tables in Parquet, and `kept.json`: sizes, command, device, versions
@@ -24,6 +25,8 @@ from rankscope.runs import tables as parquet
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
 from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.questions.summary import NAME as SUMMARY
+from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
 from rankscope.studies.study import PageTable, Setup, StudyResult
 
 KEPT = "kept.json"
@@ -115,28 +118,31 @@ def write_pages(folder: Path, questions: Sequence[Question]) -> list[Path]:
         folder: The folder of the pages.
         questions: All questions there are, in the order of the overview.
     """
-    answered = [question for question in questions if (folder / "data" / question.name / KEPT).is_file()]
+    have_run = [question for question in questions if (folder / "data" / question.name / KEPT).is_file()]
     lines = ["# Studies", "", INTRODUCTION, ""]
-    pages = []
-    for question in answered:
+    answered = []
+    for question in have_run:
         tables, sizes, kept = read_kept(folder, question)
         result = question.result(tables, sizes)
-        for name, figure in result.figures.items():
-            with atomic(folder / "images" / f"{_stem(question, name)}.png") as temporary:
+        files = [f"images/{_stem(question, name)}.png" for name in result.figures]
+        for file, figure in zip(files, result.figures.values(), strict=True):
+            with atomic(folder / file) as temporary:
                 temporary.write_bytes(png(rendered(figure)))
-        path = folder / f"{question.name}.md"
-        write_text(path, page(question, result, sizes, kept))
-        pages.append(path)
+        write_text(folder / f"{question.name}.md", page(question, result, sizes, kept))
+        answered.append(AnsweredQuestion(question, result, kept, files))
         size = "" if kept["full"] else " *(quick size)*"
         lines += [f"**[{question.title}]({question.name}.md)** {result.summary}{size}", ""]
-    left = [question.title for question in questions if question not in answered]
+    left = [question.title for question in questions if question not in have_run]
     if left:
         lines += ["Not run yet: " + " ".join(left), ""]
+    names = [question.name for question in have_run]
     if answered:
-        names = "\n".join(question.name for question in answered)
-        lines += [f"```{{toctree}}\n:hidden:\n\n{names}\n```", ""]
+        write_text(folder / f"{SUMMARY}.md", summary_page(answered))
+        lines += [f"All of them on one page, as a paper would report them: [summary]({SUMMARY}.md).", ""]
+        names.append(SUMMARY)
+        lines += ["```{toctree}", ":hidden:", "", *names, "```", ""]
     write_text(folder / "index.md", "\n".join(lines))
-    return [*pages, folder / "index.md"]
+    return [folder / f"{name}.md" for name in (*names, "index")]
 
 
 def _stem(question: Question, figure: str) -> str:
@@ -163,10 +169,10 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         "", ["expected before the run", "what came", ""],
         [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
     )  # fmt: skip
-    lines += ["## What we expected, and what came", "", *markdown(expected), "", "## Evidence", ""]
+    lines += ["## What we expected, and what came", "", *expected.markdown, "", "## Evidence", ""]
     for shown in result.page_tables:
-        lines += [f"**{shown.title}**", "", *markdown(shown), ""] + ([shown.note, ""] if shown.note else [])
-    lines += ["## Method", "", question.method.strip(), "", *markdown(_sizes_table(question, sizes)), ""]
+        lines += [f"**{shown.title}**", "", *shown.markdown, ""] + ([shown.note, ""] if shown.note else [])
+    lines += ["## Method", "", question.method.strip(), "", *_sizes_table(question, sizes).markdown, ""]
     lines += [line for note in (*result.notes, *kept.get("notes", ())) for line in (note, "")]
     lines += ["## What would change our mind", "", question.refuted_by.strip(), "", "## Run it again", ""]
     lines += ["```sh", kept["command"], "```", ""]
@@ -191,13 +197,3 @@ def _sizes_table(question: Question, sizes: Any) -> PageTable:
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def markdown(table: PageTable) -> list[str]:
-    """A table as lines of Markdown."""
-    rows = [table.headings, ["---"] * len(table.headings), *table.rows]
-    return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,124 @@
+"""`summary.md`: all answered questions on one page, as a paper would report them.
+
+`write_pages` writes it beside the pages of questions, from the same data. Every number on it is computed; the prose
+below is what holds for all questions alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.study import PageTable, StudyResult
+
+NAME = "summary"
+TITLE = "Questions on token uniformity, answered by experiment"
+METHOD = (
+    "Networks are fresh, or trained from scratch on small tasks (sorting, convex hulls, next characters of Moby "
+    "Dick, digits of 8 × 8 pixels), or trained models that Python packages carry (MiniLM, and encoders of "
+    "chemical reactions and antibodies). Tokens are compared by their distance from the mean token as a share of "
+    "their size: `relative_residual` in the norm of Dong et al., `relative_mu` in the Frobenius norm of Wu et "
+    "al.; 0 where all tokens are the same. Falls below what float64 can hold are followed in deviation "
+    "arithmetic, which carries differences between tokens apart from what tokens share; every such number is "
+    "computed twice, with other rounding, and marked where the two differ. Each file of "
+    "`rankscope/studies/questions` is one study, and reads from top to bottom as its method section."
+)
+REVIEW = (  # (question, reply)
+    (
+        "Were hypotheses written before the data were seen?",
+        "Yes, with their thresholds, in the study's file. Where a rule changed afterwards, the notes of the page "
+        "say which, when and why; the answer rests on what was fixed before, and a hypothesis made on a quick run "
+        "is judged by the full one.",
+    ),
+    ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
+    (
+        "Are differences larger than chance?",
+        "Every number has its median and range over seeds. 'Holds' mostly means with every seed; where a run is "
+        "too small, the verdict is 'cannot be told'. No correction is made for the number of hypotheses: read a "
+        "single one accordingly.",
+    ),
+    (
+        "Are the networks too small to matter?",
+        "They are small: up to 128 layers, widths of 32 to 768, minutes of one GPU for each study. What is exact "
+        "(path sums, certificates, falls in deviation arithmetic) does not depend on training. What is trained "
+        "may change with scale, and each page says what would change its answer.",
+    ),
+    (
+        "Is each arm tuned?",
+        "Where arms compete (remedies, shapes), learning rates are chosen for each arm on seeds of their own, and "
+        "results are of other seeds; elsewhere one recipe serves all arms, and the page says so.",
+    ),
+    (
+        "Can a number be an artefact of rounding?",
+        "Numbers at the floor of their arithmetic are marked, drawn open and stated as upper limits.",
+    ),
+    (
+        "Can it be run again?",
+        "Each page ends with its command. Seeds are fixed; the data behind every number and figure lie beside the "
+        "pages, and `rankscope study --redraw --page docs/studies` writes all pages from them. On a GPU sums are "
+        "taken in another order: digits beyond the spread may differ.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class AnsweredQuestion:
+    """A question with the result that its kept data give."""
+
+    question: Question
+    result: StudyResult
+    kept: dict[str, Any]  # What `kept.json` holds of the run
+    figures: Sequence[str]  # Files of the figures, relative to the page
+
+
+def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
+    """The page, in Markdown.
+
+    Args:
+        answered: Every question that has been run, in the order of the overview.
+    """
+    verdicts = [comparison.agrees for one in answered for comparison in one.result.comparisons]
+    judged = [agrees for agrees in verdicts if agrees is not None]
+    counts = {"failed": str(judged.count(False)), "judged": str(len(judged))}
+    quick = sum(not one.kept["full"] for one in answered)
+    lines = [
+        f"# {TITLE}", "",
+        f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. Before the "
+        f"runs, {len(verdicts)} hypotheses were written down: {judged.count(True)} hold, {judged.count(False)} do not, "
+        f"{len(verdicts) - len(judged)} cannot be told."
+        + (f" {quick} of the questions were run at quick size only." if quick else ""),
+        "", "## Answers", "", *_answers(answered).markdown, "",
+        "## Method", "", METHOD, "", "## Results", "",
+    ]  # fmt: skip
+    for one in answered:
+        lines += [f"### {one.question.title}", "", one.result.summary, ""]
+        lines += [f"![{one.question.title}]({file})\n" for file in one.figures]
+        lines += [f"*{one.question.caption}*", ""] if one.question.caption else []
+    lines += ["## What a reviewer would ask", ""]
+    for question, reply in REVIEW:
+        lines += [f"**{question}** {reply.format_map(counts)}", ""]
+    lines += ["## Hypotheses that do not hold", "", *_failed(answered).markdown, ""]
+    lines += ["## Commands", "", "```sh", *(one.kept["command"] for one in answered), "```", ""]
+    return "\n".join(lines)
+
+
+def _answers(answered: Sequence[AnsweredQuestion]) -> PageTable:
+    """One row for each question: its answer, and how many of its hypotheses hold."""
+    rows = []
+    for one in answered:
+        agrees = [comparison.agrees for comparison in one.result.comparisons]
+        counts = " / ".join(str(agrees.count(verdict)) for verdict in VERDICTS)
+        size = "full" if one.kept["full"] else "quick"
+        rows.append([f"[{one.question.title}]({one.question.name}.md)", one.result.summary, counts, size])
+    return PageTable("", ["question", "answer", "hypotheses: hold / do not / cannot be told", "size"], rows)
+
+
+def _failed(answered: Sequence[AnsweredQuestion]) -> PageTable:
+    """What was expected and did not come, with what came."""
+    rows = [
+        [f"[{one.question.name}]({one.question.name}.md)", comparison.what, comparison.ours]
+        for one in answered
+        for comparison in one.result.comparisons
+        if comparison.agrees is False
+    ]
+    return PageTable("", ["study", "expected", "what came"], rows)
