@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
-STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
+STUDIES = ("number-or-length", "width-depth", "efficient", "beyond-attention", "hysteresis")
 
 
 @dataclass(frozen=True)
