@@ -12,10 +12,10 @@ trained head, which was fitted to the sum of all paths, reads it?
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -28,6 +28,7 @@ from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
+from rankscope.studies.questions.variance import grid_shares, logits, on_grid, regression
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 KINDS = (OWN, SHARED, LEVEL)
 READERS = {"head": "trained head", "refit": "refitted readout"}
+BESIDE = "beside"  # A readout fitted to the sum of all paths of a length beside the token alone
 TASKS = {"sort": "sorting", "hull": "convex hull", "text": "next characters"}
 EQUAL = 5  # The number at which lengths are compared, one of figure 4's two
 FACTORS = ("number", "length", "share", "norm", "alignment", "differences")
@@ -45,9 +47,9 @@ TWICE = 2.0  # By how much length must explain more than number
 HALF = 0.5  # Of what context adds: from here on information counts as there
 LEARNT = 0.1  # By how much the whole network must be more accurate than a token alone
 CHANGED = (
-    "Expectations were written before any run. Changed after a trial with one network of each task (six layers): lengths "
-    "are compared at 5 paths, not 10, since four layers have only 8 paths of length 1; paths are long from more than "
-    "half of the layers on, not from length 4 (the same in six layers)."
+    "Expectations were written before any run. Changed after a trial with one network of each task (six layers): "
+    "lengths are compared at 5 paths, not 10, since four layers have only 8 paths of length 1; paths are long from "
+    "more than half of the layers on, not from length 4 (the same in six layers)."
 )
 
 
@@ -72,7 +74,7 @@ class SetSizes:
 
 
 QUICK = SetSizes(
-    ("sort", "hull"), seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=36, hull_epochs=2, text_steps=300,
+    ("sort", "hull"), seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=48, hull_epochs=3, text_steps=300,
     text_width=32, text_context=32, numbers=(1, 2, 5, 10, 20), repeats=3, fit_tokens=1000, test_tokens=600,
 )  # fmt: skip
 FULL = SetSizes(
@@ -82,8 +84,8 @@ FULL = SetSizes(
 )  # fmt: skip
 SETS = {
     "task": pl.String, "seed": pl.Int64, "kind": pl.String, "length": pl.Int64, "number": pl.Int64,
-    "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, "norm": pl.Float64,
-    "alignment": pl.Float64, "differences": pl.Float64,
+    "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, BESIDE: pl.Float64,
+    "norm": pl.Float64, "alignment": pl.Float64, "differences": pl.Float64,
 }  # fmt: skip
 
 
@@ -95,10 +97,14 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
         for seed in range(sizes.seeds)
     }
     settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "seeds")}
-    sets = setup.cached_parts(parts, **settings)
+    return summarised(setup.cached_parts(parts, **settings))
+
+
+def summarised(sets: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """The tables that the answer is computed from: networks, means over draws, and what explains them."""
     whole = pl.col("kind") == "whole"
     keys = ["task", "seed", "kind", "length", "number", "share"]
-    values = [pl.col(name).mean() for name in ("head", "refit", "norm", "alignment", "differences")]
+    values = [pl.col(name).mean() for name in ("head", "refit", BESIDE, "norm", "alignment", "differences")]
     curves = sets.filter(~whole).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
     return {"sets": sets, "networks": _networks(sets), "curves": curves, "explained": explained(sets)}
 
@@ -186,62 +192,6 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
             ]
     schema = ["task", "seed", "kind", "reader", "measure", "factor", "value"]
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def logits(accuracies: pl.Series) -> Any:
-    """log(p / (1 - p)), with p kept between 0.001 and 0.999: an accuracy of all or none has no logit."""
-    p = np.clip(accuracies.to_numpy(), 1e-3, 1 - 1e-3)
-    return np.log(p / (1 - p))
-
-
-def on_grid(sets: pl.DataFrame) -> pl.DataFrame:
-    """The sets of those numbers of paths that every length has, drawn equally often."""
-    lengths, most = sets["length"].n_unique(), int(sets["repeat"].max() or 0) + 1  # type: ignore[arg-type]
-    counts = sets.group_by("number", "length").len().filter(pl.col("len") == most)
-    numbers = counts.group_by("number").len().filter(pl.col("len") == lengths)["number"]
-    return sets.filter(pl.col("number").is_in(numbers.implode()))
-
-
-def grid_shares(sets: pl.DataFrame, reader: str) -> dict[str, float]:
-    """Shares of the sum of squares of logit accuracy over a grid of numbers and lengths: number, length, both together
-    beyond their sum, and draws (which paths they were). Empty where the grid is not whole, or nothing varies."""
-    numbers, lengths = sorted({*sets["number"]}), sorted({*sets["length"]})
-    cells = [[logits(sets.filter(number=number, length=length)[reader]) for length in lengths] for number in numbers]
-    draws = {len(cell) for row in cells for cell in row}
-    if len(draws) != 1 or min(len(numbers), len(lengths)) < 2:
-        return {}
-    table = np.array(cells)  # [number, length, draw]
-    means = table.mean(2)
-    by_number, by_length, mean = means.mean(1, keepdims=True), means.mean(0, keepdims=True), means.mean()
-    total = float(((table - mean) ** 2).sum())
-    if total < 1e-12:
-        return {}
-    per_cell = table.shape[2]
-    parts = {
-        "number": per_cell * len(lengths) * ((by_number - mean) ** 2).sum(),
-        "length": per_cell * len(numbers) * ((by_length - mean) ** 2).sum(),
-        "both": per_cell * ((means - by_number - by_length + mean) ** 2).sum(),
-        "draws": ((table - means[..., None]) ** 2).sum(),
-    }
-    return {name: float(part) / total for name, part in parts.items()}
-
-
-def regression(columns: Mapping[str, Any], y: Any) -> dict[str, dict[str, float]]:
-    """R² of each column alone, and by how much R² of all columns falls without it."""
-    whole = r_squared([*columns.values()], y)
-    alone = {name: r_squared([column], y) for name, column in columns.items()}
-    beyond = {
-        name: whole - r_squared([column for other, column in columns.items() if other != name], y) for name in columns
-    }
-    return {"alone": alone, "beyond": beyond, "together": {"all": whole}}
-
-
-def r_squared(columns: Sequence[Any], y: Any) -> float:
-    """R² of a linear regression with an intercept; 0 where y does not vary."""
-    X = np.column_stack([np.ones_like(y), *((column - column.mean()) / (column.std() or 1.0) for column in columns)])
-    left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
-    total = float(((y - y.mean()) ** 2).sum())
-    return 1 - float((left**2).sum()) / total if total > 0 else 0.0
 
 
 # ---- The answer, from tables alone
@@ -345,10 +295,12 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         _information_verdict(evidence, cells),
     ]  # fmt: skip
     notes = [
-        f"Networks: seeds 0 to {sizes.seeds - 1} of each task, layers of attention, skips and norms alone; sorting and "
-        "the hull with the heads, rates and dropout of figure 4, at full size also its widths and layers. Readouts are fitted to tokens that the network has "
-        "not learnt from, and evaluated on others. A readout reads directions however small their variance (down to "
-        "1e-10 of the largest): it tells what is there, not what a head could learn under noise."
+        f"Networks: seeds 0 to {sizes.seeds - 1} of each task, layers of attention, skips and norms alone; sorting "
+        "and the hull with the heads, rates and dropout of figure 4, at full size also its widths and layers. Readouts "
+        "are fitted to tokens that the network has not learnt from, and evaluated on others. A readout reads "
+        "directions however small their variance (down to 1e-10 of the largest): it tells what is there, not what a "
+        "head could learn under noise. Paths through heads leave the token itself behind: a readout *beside the token* "
+        "also sees the path of length 0, and tells what paths add to it."
     ]
     notes.append(CHANGED)
     if missing:
@@ -402,19 +354,19 @@ def _sentence(evidence: Evidence) -> str:
     start = f"It depends: with own attention {leads[OWN]}, with shared attention {leads[SHARED]}"
     if len({*leads.values()}) == 1:
         start = {"length": "Length", "number": "Number", "neither": "It depends on the network"}[leads[OWN]]
-    listed = " and ".join(
-        f"{spread([100 * value for value in shares[kind]['length']], '.0f')} against "
-        f"{spread([100 * value for value in shares[kind]['number']], '.0f')}% ({kind} attention)"
+    listed = ", ".join(
+        f"{spread([100 * value for value in shares[kind]['length']], '.0f')}% and "
+        f"{spread([100 * value for value in shares[kind]['number']], '.0f')}% with {kind} attention"
         for kind in shares
-    )  # fmt: skip
+    )
     refit, head = (
         [value for task in tasks for kind in (OWN, SHARED) for value in evidence.recovered(task, kind, reader)]
         for reader in ("refit", "head")
     )
     return (
-        f"{start}: at equal numbers, length explains {listed} of the variance of logit accuracy; from all paths of a "
-        f"long length the trained head gets {spread(head, '.2f')} of what context adds, a refitted readout "
-        f"{spread(refit, '.2f')}."
+        f"{start}: at equal numbers, length and number explain {listed} of the variance of logit accuracy; of what "
+        f"context adds to accuracy (0: a token alone, 1: the whole network), all paths of a long length give the "
+        f"trained head {spread(head, '.2f')}, a refitted readout {spread(refit, '.2f')}."
     )
 
 
@@ -441,13 +393,16 @@ def _network_table(evidence: Evidence) -> PageTable:
 def _length_table(evidence: Evidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
     columns = [(reader, number) for number in (f"number {EQUAL}", "share", "all") for reader in READERS]
+    columns.append((BESIDE, "all"))
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
             for reader, number in columns:
                 found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
                 cells = [spread([one[k] for one in found if k in one], ".2f") for k in lengths]
-                rows.append([TASKS[task], kind, _chosen(number), READERS[reader], *cells])
+                rows.append(
+                    [TASKS[task], kind, _chosen(number), READERS.get(reader, "readout beside the token"), *cells]
+                )
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
@@ -588,16 +543,17 @@ QUESTION = Question(
         "-0.7 or below, in every network.",
         "Alignment of the sum with the full output explains more than number, length, share, norm or differences "
         "between tokens do, each alone, in every network.",
-        "The information of long paths (through a head in more than half of the layers; all of a length) is there but not where the trained head "
-        "reads: a refitted readout recovers at least half of what context adds, the trained head less than half.",
+        "The information of long paths (through a head in more than half of the layers; all of a length) is there but "
+        "not where the trained head reads: a refitted readout recovers at least half of what context adds, the trained "
+        "head less than half.",
     ),
     method=(
         "Networks of attention, skips and norms learn to sort and to find convex hulls as in figure 4, and to predict "
         "the next character (full size). Of every length, sets of paths are drawn without repetition: of equal "
-        "numbers, of a sixth and of half of all paths of the length, and all. A set's terms are summed with the path's own "
-        "attention (`own`, figure 4), with that of the full network (`shared`, the theorem's terms), and with shared "
-        "attention and every path's term divided by its root mean square (`shared, equal norm`; own terms end in a "
-        "norm and have equal norms as they are). The sum is normalised and classified by the trained head; and by "
+        "numbers, of a sixth and of half of all paths of the length, and all. A set's terms are summed with the path's "
+        "own attention (`own`, figure 4), with that of the full network (`shared`, the theorem's terms), and with "
+        "shared attention and every path's term divided by its root mean square (`shared, equal norm`; own terms end "
+        "in a norm and have equal norms as they are). The sum is normalised and classified by the trained head; and by "
         "multinomial logistic regression fitted to such sums on other samples. What explains logit accuracy was fixed "
         "beforehand: shares of the sum of squares on the balanced grid of numbers and lengths, where the two are "
         "independent; beside it R² of each factor alone and beyond the others. *Of what context adds*: accuracy less "

@@ -150,6 +150,13 @@ class SetReader:
         lists = {name: values.tolist() for name, values in columns.items()}
         return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
+    def beside(self, Y: Tensor, tokens: Tensor) -> float:
+        """The accuracy of a readout that is fitted to one sum beside the tokens alone, both normalised."""
+        sides = [F.layer_norm(X, X.shape[-1:], eps=self.model.net.arch.norm_eps) for X in (Y, tokens)]
+        features = torch.cat(sides, -1)[None]
+        readout = fitted_readout(features[:, self.fit].flatten(1, 2), self.labels[0], self.classes)
+        return float(self._accuracy(readout.logits(features[:, self.test].flatten(1, 2))))
+
     def _accuracy(self, logits: Tensor) -> Tensor:
         return (logits.argmax(-1) == self.labels[1]).double().mean(-1)
 
@@ -161,10 +168,11 @@ def evaluated_sets(
     """How well sets of paths of one length are classified: a row for each kind, length, number and draw, and a row of
     kind 'whole' for the network itself.
 
-    `head` and `refit` are the accuracies of the trained head and of a readout fitted to the set's sum; `norm` is log10
-    of the root mean square of the sum; `alignment` the mean over tokens of the cosine between the sum, normalised as
-    the head reads it, and the network's output; `differences` log10 of what tokens of a sample differ by in the
-    normalised sum, relative to its size, and of `FLOOR` where that is larger.
+    `head` and `refit` are the accuracies of the trained head and of a readout fitted to the set's sum; `beside`, of the
+    set of all paths of a length, that of a readout fitted to the sum and the token alone; `norm` is log10 of the root
+    mean square of the sum; `alignment` the mean over tokens of the cosine between the sum, normalised as the head reads
+    it, and the network's output; `differences` log10 of what tokens of a sample differ by in the normalised sum,
+    relative to its size, and of `FLOOR` where that is larger.
 
     Args:
         model: The trained model; its blocks have their norms last.
@@ -185,4 +193,5 @@ def evaluated_sets(
                 number = len(drawn.paths)
                 rows.append({"kind": kind, "length": length, "number": number, "share": number / total,
                              "repeat": drawn.repeat} | row)  # fmt: skip
+            rows[-1]["beside"] = reader.beside(sums[-1], frozen.X)  # the last set is that of all paths
     return rows
