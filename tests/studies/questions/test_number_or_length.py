@@ -214,6 +214,8 @@ def test_the_sentence_turns_with_what_decides() -> None:
 def test_information_that_is_there_is_told_from_what_is_gone() -> None:
     there, gone = QUESTION.answer(tables(), MADE_UP), QUESTION.answer(tables(refit=0.35), MADE_UP)
     assert there.verdicts[5].holds is True and gone.verdicts[5].holds is False
+    assert there.verdicts[6].holds is True and gone.verdicts[6].holds is False
+    assert QUESTION.answer(tables(), study.QUICK).verdicts[6].holds is None  # made on the quick run's data
     heard = QUESTION.answer(tables(long=0.7), MADE_UP)  # the trained head reads long paths too
     assert heard.verdicts[5].holds is False
 

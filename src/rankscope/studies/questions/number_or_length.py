@@ -74,7 +74,7 @@ class SetSizes:
 
 
 QUICK = SetSizes(
-    ("sort", "hull"), seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=48, hull_epochs=3, text_steps=300,
+    ("sort", "hull"), seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=60, hull_epochs=5, text_steps=300,
     text_width=32, text_context=32, numbers=(1, 2, 5, 10, 20), repeats=3, fit_tokens=1000, test_tokens=600,
 )  # fmt: skip
 FULL = SetSizes(
@@ -293,7 +293,12 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         judge(lambda task, kind: evidence.falls(task, kind, "share"), lambda rank: rank <= -RELATED),
         judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0),
         _information_verdict(evidence, cells),
+        judge(lambda task, kind: evidence.recovered(task, kind, BESIDE), lambda share: share >= HALF),
     ]  # fmt: skip
+    for at, prefix in ((2, "times as much"), (4, "lead in R²")):
+        verdicts[at] = replace(verdicts[at], ours=f"{prefix}: {verdicts[at].ours}")
+    if sizes == QUICK:
+        verdicts[6] = HypothesisVerdict(f"{verdicts[6].ours}; made on these data", None)
     notes = [
         f"Networks: seeds 0 to {sizes.seeds - 1} of each task, layers of attention, skips and norms alone; sorting "
         "and the hull with the heads, rates and dropout of figure 4, at full size also its widths and layers. Readouts "
@@ -354,20 +359,23 @@ def _sentence(evidence: Evidence) -> str:
     start = f"It depends: with own attention {leads[OWN]}, with shared attention {leads[SHARED]}"
     if len({*leads.values()}) == 1:
         start = {"length": "Length", "number": "Number", "neither": "It depends on the network"}[leads[OWN]]
-    listed = ", ".join(
-        f"{spread([100 * value for value in shares[kind]['length']], '.0f')}% and "
-        f"{spread([100 * value for value in shares[kind]['number']], '.0f')}% with {kind} attention"
-        for kind in shares
+    length, number = (
+        " and ".join(f"{_percent(shares[kind][factor])} ({kind} attention)" for kind in shares)
+        for factor in ("length", "number")
     )
-    refit, head = (
-        [value for task in tasks for kind in (OWN, SHARED) for value in evidence.recovered(task, kind, reader)]
-        for reader in ("refit", "head")
+    head, refit, beside = (
+        spread([value for task in tasks for kind in shares for value in evidence.recovered(task, kind, reader)], ".2f")
+        for reader in ("head", "refit", BESIDE)
     )
     return (
-        f"{start}: at equal numbers, length and number explain {listed} of the variance of logit accuracy; of what "
-        f"context adds to accuracy (0: a token alone, 1: the whole network), all paths of a long length give the "
-        f"trained head {spread(head, '.2f')}, a refitted readout {spread(refit, '.2f')}."
+        f"{start}: at equal numbers, length explains {length} of the variance of logit accuracy, number {number}; of "
+        f"what context adds (0: a token alone, 1: the whole network), all paths of a long length give the trained head "
+        f"{head}, a refitted readout {refit}, and {beside} beside the token."
     )
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{spread([100 * share for share in shares], '.0f')}%"
 
 
 def _leader(length: Sequence[float], number: Sequence[float]) -> str:
@@ -397,7 +405,7 @@ def _length_table(evidence: Evidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
-            for reader, number in columns:
+            for reader, number in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
                 found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
                 cells = [spread([one[k] for one in found if k in one], ".2f") for k in lengths]
                 rows.append(
@@ -461,6 +469,8 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
     for panel, task in zip(axes[1:3], [*sizes.tasks, sizes.tasks[0]], strict=False):
         _length_panel(panel, evidence, task)
     _grid_panel(axes[3], evidence)
+    handles, names = axes[1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return {QUESTION.name: figure}
 
 
@@ -486,6 +496,7 @@ LINES = (
     (OWN, f"number {EQUAL}", "head", f"{EQUAL} paths, own", "-"), (OWN, "share", "head", "a sixth, own", "--"),
     (SHARED, f"number {EQUAL}", "head", f"{EQUAL} paths, shared", "-"), (SHARED, "all", "head", "all, shared", ":"),
     (OWN, "all", "refit", "all, own, refitted", "-."), (SHARED, "all", "refit", "all, shared, refitted", "-."),
+    (OWN, "all", BESIDE, "all, own, refitted beside the token", "--"),
 )  # fmt: skip
 
 
@@ -504,9 +515,8 @@ def _length_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
     networks = evidence.tables["networks"].filter(task=task)
     for name, label, dash in (("head", "whole network", "-"), ("alone", "a token alone", "--")):
         axes.axhline(float(networks[name].median()), color="grey", linewidth=0.9, linestyle=dash, label=label)  # type: ignore[arg-type]
-    axes.set(xlabel="length of paths", ylabel="accuracy")
+    axes.set(xlabel="length of paths", ylabel="accuracy", xticks=range(evidence.sizes.layers + 1))
     axes.set_title(f"{TASKS[task].capitalize()}: equal number, equal share, all", loc="left", fontsize=9)
-    axes.legend(fontsize=6.5, frameon=False, ncols=2)
 
 
 def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
@@ -546,6 +556,8 @@ QUESTION = Question(
         "The information of long paths (through a head in more than half of the layers; all of a length) is there but "
         "not where the trained head reads: a refitted readout recovers at least half of what context adds, the trained "
         "head less than half.",
+        "Written after the quick run, for the full one: from all paths of a long length, beside the token itself, a "
+        "refitted readout recovers at least half of what context adds, in every network.",
     ),
     method=(
         "Networks of attention, skips and norms learn to sort and to find convex hulls as in figure 4, and to predict "
@@ -566,5 +578,6 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
     keep=("networks", "curves", "explained"),
-    caption="Lines: medians over networks, bands: their range; dots: every network.",
+    caption="Lines: medians over networks, bands: their range; dots: every network. Accuracy by "
+    "length: trained head unless refitted; numbers, a sixth or all of the paths of a length.",
 )  # fmt: skip
