@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
-STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
+STUDIES = ("number-or-length", "width-depth", "efficient", "beyond-attention", "hysteresis")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ def study(
 ) -> None:
     """Answer a question by experiment: figure, data, and the answer in a sentence.
 
+    [bold]number-or-length[/bold]: which of the two decides what paths say.
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and

@@ -1,0 +1,197 @@
+"""Sets of paths of one length: drawn without repetition, summed, and classified by two readers.
+
+`number_or_length.py` asks for `evaluated_sets`. Every path of a length is walked once for all sets (`path_terms`), and
+the sums of all sets are products of a matrix of memberships with the terms. Everything is in float64: the terms of long
+paths are small and may cancel.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.lab import Batch, Model
+from rankscope.metrics.residuals import relative_mu
+from rankscope.paths.counts import Path, Ways, counts_along, paths_along, sampled_paths
+from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.terms import OwnAttention, PathRules, path_terms
+from rankscope.shapes import Float
+from rankscope.studies.questions.readout import fitted_readout
+
+OWN, SHARED, LEVEL = "own", "shared", "shared, equal norm"
+SHARES = (1 / 6, 1 / 2)  # Of all paths of a length: 2 of 12 is the least that leaves a choice at length 1
+AT_ONCE = 2**24  # Numbers in the sums that are classified together, and in terms that are held at once
+FLOOR = 1e-12  # Differences between tokens of size one are read down to here; below, rounding adds to them
+Sums = Float[Tensor, "set batch token width"]
+
+
+class PathSet(NamedTuple):
+    """A set of paths of one length."""
+
+    repeat: int  # Which draw of this number of paths it is
+    paths: list[Path]
+
+
+def share_number(share: float, total: int) -> int:
+    """The number of paths that is nearest to a share of all paths of a length; at least one.
+
+    >>> [share_number(1 / 6, total) for total in (1, 12, 60, 64)]
+    [1, 2, 10, 11]
+    """
+    return max(1, round(share * total))
+
+
+def drawn_sets(ways: Ways, length: int, numbers: Sequence[int], repeats: int, seed: int) -> list[PathSet]:
+    """Sets of every number of paths that a length has, of every share, and of all its paths.
+
+    Args:
+        ways: The choices of a path in each layer.
+        length: The heads in every path.
+        numbers: Of paths in a set; those that are not fewer than all paths of the length are left out.
+        repeats: Sets of each number; of all paths there is one set.
+        seed: Decides which paths are drawn.
+    """
+    total = counts_along(ways)[length]
+    wanted = {*numbers} | {share_number(share, total) for share in SHARES}
+    sets = [
+        PathSet(repeat, sampled_paths(ways, length, number, (seed * 10**6 + number) * 1000 + repeat))
+        for number in sorted(wanted)
+        if number < total
+        for repeat in range(repeats)
+    ]
+    return [*sets, PathSet(0, [*paths_along(ways, length)])] if total else []
+
+
+def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tuple[str, Sums]]:
+    """The sum of the terms of each set's paths, for each kind of path.
+
+    At equal norm, a path's term is divided by its root mean square over the tokens of the samples `fit`, one number for
+    the path. Along a path of its own attention, a norm ends every layer: these terms have equal norms as they are.
+    """
+    paths = sorted({path for members in sets for path in members.paths}, key=str)
+    at = {path: index for index, path in enumerate(paths)}
+    belongs = frozen.X.new_zeros(len(sets), len(paths))
+    for row, members in zip(belongs, sets, strict=True):
+        row[[at[path] for path in members.paths]] = 1.0
+    chunk = max(1, AT_ONCE // frozen.X.numel())
+
+    def empty() -> Tensor:
+        return frozen.X.new_zeros(len(sets), frozen.X.numel())
+
+    own, shared, level = empty(), empty(), empty()
+    for terms, columns in _chunks(frozen, paths, at, OWN, chunk):
+        own.addmm_(belongs[:, columns], terms.flatten(1))
+    yield OWN, own.view(-1, *frozen.X.shape)
+    del own
+    for terms, columns in _chunks(frozen, paths, at, SHARED, chunk):
+        sizes = terms[:, fit].square().mean((1, 2, 3)).sqrt().clamp_min(torch.finfo(terms.dtype).tiny)
+        shared.addmm_(belongs[:, columns], terms.flatten(1))
+        level.addmm_(belongs[:, columns] / sizes, terms.flatten(1))
+    yield SHARED, shared.view(-1, *frozen.X.shape)
+    yield LEVEL, level.view(-1, *frozen.X.shape)
+
+
+def _chunks(
+    frozen: Frozen, paths: list[Path], at: dict[Path, int], kind: str, chunk: int
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """Terms of some paths at a time `[path, batch, token, width]`, and where those paths stand in the list."""
+    step = OwnAttention(frozen).step if kind == OWN else PathRules(frozen).step
+    terms: list[Tensor] = []
+    columns: list[int] = []
+    for path, term in path_terms(frozen, paths, step):
+        terms.append(term)
+        columns.append(at[path])
+        if len(terms) == chunk:
+            yield torch.stack(terms), columns
+            terms, columns = [], []
+    if terms:
+        yield torch.stack(terms), columns
+
+
+class SetReader:
+    """Classifies sums of paths as figure 4 does, and with readouts fitted to them.
+
+    Args:
+        model: The trained model, in float64.
+        output: The output of its network on the samples to fit to and, after them, those to evaluate on.
+        fit: Samples that readouts are fitted to.
+        test: Samples that accuracies are of.
+    """
+
+    def __init__(self, model: Model, output: Tensor, fit: Batch, test: Batch) -> None:
+        self.model, self.output, self.labels = model, output, (fit.labels.flatten(), test.labels.flatten())
+        self.fit, self.test = slice(len(fit)), slice(len(fit), None)
+
+    def read(self, sums: Sums) -> list[dict[str, Any]]:
+        """A row for each sum: the accuracies of both readers, norm, alignment and differences."""
+        most = max(1, AT_ONCE // (sums[0].numel() // sums.shape[-1] * max(sums.shape[-1], self.classes)))
+        return [row for start in range(0, len(sums), most) for row in self._rows(sums[start : start + most])]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that the head tells apart."""
+        return len(self.model.head.bias)
+
+    def _rows(self, sums: Sums) -> list[dict[str, Any]]:
+        Y = F.layer_norm(sums, sums.shape[-1:], eps=self.model.net.arch.norm_eps)
+        learnt, asked = Y[:, self.fit].flatten(1, 2), Y[:, self.test].flatten(1, 2)
+        refitted = fitted_readout(learnt, self.labels[0], self.classes).logits(asked)
+        output = self.output[self.test].flatten(0, 1)
+        differences = relative_mu(Y[:, self.test].flatten(0, 1)).view(len(Y), -1).mean(1)
+        size = sums[:, self.test].square().mean((1, 2, 3)).sqrt()
+        columns = {
+            "head": self._accuracy(self.model.head(asked)), "refit": self._accuracy(refitted),
+            "norm": size.log10(), "alignment": F.cosine_similarity(asked, output, dim=-1).mean(1),
+            "differences": differences.clamp_min(FLOOR).log10(),
+        }  # fmt: skip
+        lists = {name: values.tolist() for name, values in columns.items()}
+        return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+    def beside(self, Y: Tensor, tokens: Tensor) -> float:
+        """The accuracy of a readout that is fitted to one sum beside the tokens alone, both normalised."""
+        sides = [F.layer_norm(X, X.shape[-1:], eps=self.model.net.arch.norm_eps) for X in (Y, tokens)]
+        features = torch.cat(sides, -1)[None]
+        readout = fitted_readout(features[:, self.fit].flatten(1, 2), self.labels[0], self.classes)
+        return float(self._accuracy(readout.logits(features[:, self.test].flatten(1, 2))))
+
+    def _accuracy(self, logits: Tensor) -> Tensor:
+        return (logits.argmax(-1) == self.labels[1]).double().mean(-1)
+
+
+@torch.no_grad()
+def evaluated_sets(
+    model: Model, fit: Batch, test: Batch, numbers: Sequence[int], repeats: int, seed: int = 0
+) -> list[dict[str, Any]]:
+    """How well sets of paths of one length are classified: a row for each kind, length, number and draw, and a row of
+    kind 'whole' for the network itself.
+
+    `head` and `refit` are the accuracies of the trained head and of a readout fitted to the set's sum; `beside`, of the
+    set of all paths of a length, that of a readout fitted to the sum and the token alone; `norm` is log10 of the root
+    mean square of the sum; `alignment` the mean over tokens of the cosine between the sum, normalised as the head reads
+    it, and the network's output; `differences` log10 of what tokens of a sample differ by in the normalised sum,
+    relative to its size, and of `FLOOR` where that is larger.
+
+    Args:
+        model: The trained model; its blocks have their norms last.
+        fit: Samples that readouts are fitted to; without padding, as are `test`.
+        test: Samples that all numbers are of.
+        numbers: Of paths in a set.
+        repeats: Sets of each length and number.
+        seed: Decides which paths are drawn.
+    """
+    precise = copy.deepcopy(model).double().eval()
+    frozen = freeze(precise.network(), precise.tokens(torch.cat([fit.inputs, test.inputs])))
+    reader = SetReader(precise, frozen.output, fit, test)
+    rows = [{"kind": "whole"} | reader.read(frozen.output[None])[0]]
+    for length, total in enumerate(counts_along(frozen.ways)):
+        sets = drawn_sets(frozen.ways, length, numbers, repeats, seed)
+        for kind, sums in set_sums(frozen, sets, reader.fit):
+            for drawn, row in zip(sets, reader.read(sums), strict=True):
+                number = len(drawn.paths)
+                rows.append({"kind": kind, "length": length, "number": number, "share": number / total,
+                             "repeat": drawn.repeat} | row)  # fmt: skip
+            rows[-1]["beside"] = reader.beside(sums[-1], frozen.X)  # the last set is that of all paths
+    return rows

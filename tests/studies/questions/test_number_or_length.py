@@ -1,0 +1,253 @@
+"""Number or length of paths: sums against single paths, readouts and shares against other ways, and the answer."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rankscope.errors import StudyError
+from rankscope.lab import Model
+from rankscope.lab.tasks import Hull
+from rankscope.paths import decompose
+from rankscope.paths.counts import counts_along
+from rankscope.paths.frozen import freeze
+from rankscope.paths.lengths import by_length
+from rankscope.studies.dong2021.fig4 import PublishedSort
+from rankscope.studies.questions import number_or_length as study
+from rankscope.studies.questions.number_or_length import QUESTION, SetSizes
+from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, drawn_sets, evaluated_sets, set_sums
+from rankscope.studies.questions.readout import RIDGE, fitted_readout
+from rankscope.studies.questions.variance import grid_shares, on_grid, r_squared, regression
+from rankscope.studies.study import Setup
+from tests.studies.dong2021.plans import small
+
+WAYS = ((None, 0, 1),) * 4
+MADE_UP = SetSizes(("sort",), 2, 4, 8, 1, 8, 1, 1, 8, 8, (1, 2, 5), 2, 64, 64)
+TINY = SetSizes(("sort", "hull", "text"), 1, 2, 8, 1, 12, 1, 2, 8, 8, (1, 2), 2, fit_tokens=60, test_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return small(PublishedSort(40, 12)).training(0).finish().models[0].double().eval().requires_grad_(False)
+
+
+# ---- Sets of paths
+
+
+def test_sets_hold_no_path_twice_and_end_with_all_of_the_length() -> None:
+    for length, total in enumerate(counts_along(WAYS)):
+        sets = drawn_sets(WAYS, length, (1, 5, 20, 1000), repeats=3, seed=1)
+        assert all(len({*drawn.paths}) == len(drawn.paths) for drawn in sets)
+        assert {sum(head is not None for head in path) for drawn in sets for path in drawn.paths} == {length}
+        assert [len(drawn.paths) for drawn in sets].count(total) == 1 and len(sets[-1].paths) == total
+        assert sets == drawn_sets(WAYS, length, (1, 5, 20, 1000), 3, 1)
+    assert drawn_sets(WAYS, 2, (5,), 3, 1) != drawn_sets(WAYS, 2, (5,), 3, 2)
+
+
+def test_sums_are_those_of_single_paths(model: Model) -> None:
+    """Paths one by one, through `Decomposition.path`; and all of a length by the dynamic programme."""
+    X = model.tokens(PublishedSort(40, 12).data[1].inputs)
+    frozen, whole = freeze(model.network(), X), decompose(model.network(), X)
+    exact = by_length(frozen)
+    for length in range(3):
+        sets = drawn_sets(frozen.ways, length, (1, 3), 2, 0)
+        found = dict(set_sums(frozen, sets, fit=slice(5)))
+        for index, drawn in enumerate(sets):
+            own, shared = ([whole.path(path, kind).term for path in drawn.paths] for kind in ("own", "shared"))
+            level = [term / term[:5].square().mean().sqrt() for term in shared]
+            for kind, terms in ((OWN, own), (SHARED, shared), (LEVEL, level)):
+                torch.testing.assert_close(found[kind][index], torch.stack(terms).sum(0))
+            for term in own:  # a norm ends every layer: no path of its own attention is larger than another
+                torch.testing.assert_close(term.square().mean(-1), torch.ones_like(term[..., 0]))
+        torch.testing.assert_close(found[SHARED][-1], exact.embedding[length] + exact.bias[length])
+
+
+def test_sets_are_classified_as_in_figure_4(model: Model) -> None:
+    """The accuracy of all paths of a length, from the decomposition; alignment and norm by hand."""
+    data = PublishedSort(40, 12).data[1]
+    fit, test = data.part(slice(8)), data.part(slice(8, 12))
+    rows = pl.DataFrame(evaluated_sets(model, fit, test, (1, 2), 2), infer_schema_length=None)
+    whole = rows.filter(kind="whole")
+    said = model(test.inputs).argmax(-1)
+    assert whole["head"][0] == float((said == test.labels).double().mean())
+    assert whole["alignment"][0] == pytest.approx(1.0)
+    frozen = freeze(model.network(), model.tokens(data.inputs))
+    for length in range(3):
+        Y = by_length(frozen).embedding[length][8:]
+        row = rows.filter(kind=SHARED, length=length).sort("number").row(-1, named=True)
+        read = model.head(F.layer_norm(Y, (8,), eps=1e-12)).argmax(-1)
+        assert row["head"] == pytest.approx(float((read == test.labels).double().mean()))
+        assert row["norm"] == pytest.approx(math.log10(float(Y.square().mean().sqrt())))
+        centred = Y - Y.mean(-1, keepdim=True)
+        assert row["alignment"] == pytest.approx(
+            float(F.cosine_similarity(centred, frozen.output[8:], dim=-1).mean()), rel=1e-6
+        )
+
+
+# ---- Readouts
+
+
+def test_a_readout_is_the_optimum_that_another_method_finds() -> None:
+    """Newton's quasi method of torch on the same loss, in float64, on features far from white."""
+    draw = torch.Generator().manual_seed(0)
+    scales = torch.tensor([100.0, 1.0, 1e-3])
+    Y = torch.randn(1, 300, 3, generator=draw).double() * scales + 5.0
+    labels = (Y[0] / scales + torch.randn(300, 3, generator=draw)).argmax(-1)
+    found = fitted_readout(Y, labels, 3).logits(Y)[0]
+    centred = Y[0] - Y[0].mean(0)
+    white = centred @ torch.linalg.inv(torch.linalg.cholesky(centred.mT @ centred / 300)).mT
+    B, b = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True), torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.LBFGS([B, b], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(white @ B + b, labels) + RIDGE / 2 * B.square().sum()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(loss)
+    torch.testing.assert_close(found.softmax(-1), (white @ B + b).softmax(-1).detach(), atol=1e-3, rtol=0)
+
+
+def test_readouts_find_what_is_small_and_nothing_in_noise() -> None:
+    draw = torch.Generator().manual_seed(1)
+    labels = torch.randint(2, (400,), generator=draw)
+    noise = torch.randn(2, 400, 4, generator=draw).double()
+    noise[0, :, 0] = 1e-4 * (labels + 0.1 * torch.randn(400, generator=draw))  # one direction that tells, and is small
+    readout = fitted_readout(noise[:, :200], labels[:200], 2)
+    right = (readout.logits(noise[:, 200:]).argmax(-1) == labels[200:]).double().mean(-1)
+    assert right[0] > 0.99 and 0.35 < right[1] < 0.65
+    constant = fitted_readout(torch.ones(1, 200, 4).double(), labels[:200], 2)  # nothing varies: the frequent class
+    assert constant.weight.abs().max() == 0 and bool(constant.bias.isfinite().all())
+
+
+def test_features_and_labels_must_be_of_the_same_tokens() -> None:
+    with pytest.raises(StudyError, match="one label for each token"):
+        fitted_readout(torch.ones(1, 5, 2), torch.zeros(4, dtype=torch.long), 2)
+
+
+# ---- What explains
+
+
+def grid(effect: object, repeats: int = 3) -> pl.DataFrame:
+    draw = np.random.default_rng(0)
+    rows = []
+    for number in (1, 2, 5):
+        for length in (1, 2, 3, 4):
+            for repeat in range(repeats):
+                logit = effect(number, length) + 0.1 * draw.normal()  # type: ignore[operator]
+                rows.append({"number": number, "length": length, "repeat": repeat, "head": 1 / (1 + math.exp(-logit))})
+    return pl.DataFrame(rows)
+
+
+def test_shares_of_a_grid_add_up_and_name_what_was_put_in() -> None:
+    lengths = grid_shares(grid(lambda number, length: -length), "head")
+    numbers = grid_shares(grid(lambda number, length: math.log(number)), "head")
+    both = grid_shares(grid(lambda number, length: (number - 8 / 3) * (length - 2.5)), "head")  # means are zero
+    for shares, factor in ((lengths, "length"), (numbers, "number"), (both, "both")):
+        assert sum(shares.values()) == pytest.approx(1.0) and shares[factor] > 0.5
+        assert max(shares, key=shares.__getitem__) == factor
+    assert lengths["number"] < 0.05 and numbers["length"] < 0.05
+    # R² of dummies of a balanced grid is the share of their sum of squares.
+    table = grid(lambda number, length: 0.3 * number - length)
+    y = np.log(table["head"].to_numpy() / (1 - table["head"].to_numpy()))
+    dummies = [(table["length"].to_numpy() == length).astype(float) for length in (1, 2, 3)]
+    assert grid_shares(table, "head")["length"] == pytest.approx(r_squared(dummies, y))
+
+
+def test_only_numbers_that_every_length_has_are_on_the_grid() -> None:
+    table = grid(lambda number, length: -length)
+    more = pl.DataFrame({"number": [9] * 3, "length": [4] * 3, "repeat": [0, 1, 2], "head": [0.5] * 3})
+    assert on_grid(pl.concat([table, more])).equals(table)
+    assert grid_shares(table.filter(~((pl.col("length") == 2) & (pl.col("number") == 5))), "head") == {}
+
+
+def test_regression_tells_alone_from_beyond() -> None:
+    draw = np.random.default_rng(2)
+    a, b = draw.normal(size=(2, 500))
+    found = regression({"a": a, "copy of a": 2 * a + 1, "b": b}, a + 0.5 * b)
+    assert found["alone"]["a"] == pytest.approx(np.corrcoef(a, a + 0.5 * b)[0, 1] ** 2)
+    assert found["beyond"]["a"] == pytest.approx(0, abs=1e-9)  # its copy says the same
+    assert found["beyond"]["b"] > 0.1 and found["together"]["all"] == pytest.approx(1.0)
+
+
+# ---- The answer
+
+
+def tables(
+    by: str = "length", whole: float = 0.9, refit: float = 0.85, seeds: int = 2, long: float = 0.1
+) -> dict[str, pl.DataFrame]:
+    """Made-up tables: accuracies that length or number decides, refitted readouts of one accuracy."""
+    sets = []
+    for seed in range(seeds):
+        sets.append({"task": "sort", "seed": seed, "kind": "whole", "head": whole, "refit": whole, "share": 0.1})
+        for kind in study.KINDS:
+            for length, total in enumerate(counts_along(WAYS)):
+                for drawn in drawn_sets(WAYS, length, MADE_UP.numbers, 2, seed):
+                    number = len(drawn.paths)
+                    by_number = 0.15 * min(5, number)
+                    head = max(long, 0.8 - 0.2 * length) if by == "length" else by_number
+                    head += 0.01 * drawn.repeat + 0.001 * math.log(number) - 0.001 * length
+                    sets.append({
+                        "task": "sort", "seed": seed, "kind": kind, "length": length, "number": number,
+                        "share": number / total, "repeat": drawn.repeat, "head": head,
+                        "refit": 0.3 if length == 0 else refit + 0.001 * length, "beside": refit,
+                        "norm": math.sin(number + length), "alignment": math.log(head / (1 - head)),
+                        "differences": math.cos(number * length),
+                    })  # fmt: skip
+    table = pl.DataFrame(sets, schema=study.SETS)
+    return study.summarised(table)
+
+
+def test_the_sentence_turns_with_what_decides() -> None:
+    length, number = (QUESTION.answer(tables(by), MADE_UP) for by in ("length", "number"))
+    assert length.sentence.startswith("Length: at equal numbers") and number.sentence.startswith("Number: ")
+    assert [length.verdicts[at].holds for at in (0, 2, 3, 4)] == [True] * 4
+    assert [number.verdicts[at].holds for at in (1, 2, 3)] == [True, False, False]
+    assert len(length.sentence.split()) <= 70
+
+
+def test_information_that_is_there_is_told_from_what_is_gone() -> None:
+    there, gone = QUESTION.answer(tables(), MADE_UP), QUESTION.answer(tables(refit=0.35), MADE_UP)
+    assert there.verdicts[5].holds is True and gone.verdicts[5].holds is False
+    assert there.verdicts[6].holds is True and gone.verdicts[6].holds is False
+    assert QUESTION.answer(tables(), study.QUICK).verdicts[6].holds is None  # made on the quick run's data
+    heard = QUESTION.answer(tables(long=0.7), MADE_UP)  # the trained head reads long paths too
+    assert heard.verdicts[5].holds is False
+
+
+def test_networks_that_learnt_nothing_tell_nothing() -> None:
+    found = QUESTION.answer(tables(whole=0.35), MADE_UP)
+    assert found.sentence.startswith("It cannot be told") and {verdict.holds for verdict in found.verdicts} == {None}
+    assert any("Left out" in note and "sorting" in note for note in found.notes)
+
+
+def test_networks_that_differ_leave_it_open() -> None:
+    first, second = tables("length", seeds=2), tables("number", seeds=2)
+    mixed = {name: pl.concat([first[name].filter(seed=0), second[name].filter(seed=1)]) for name in first}
+    found = QUESTION.answer(mixed, MADE_UP)
+    assert found.sentence.startswith("It depends on the network") and found.verdicts[2].holds is None
+
+
+@pytest.mark.slow  # trains three networks and draws
+def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
+    again = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
+    assert said == ["sort 0", "hull 0", "text 0"] and first.summary == again.summary
+    assert all(table.equals(again.tables[name]) for name, table in first.tables.items())
+    assert {*first.tables["sets"]["task"]} == {*TINY.tasks} and first.figures[QUESTION.name].axes
+    assert first.tables["curves"].filter(length=1, task="hull")["number"].max() == 6  # three heads in two layers
+
+
+def test_readouts_are_fitted_and_evaluated_on_different_samples_that_were_not_learnt_from() -> None:
+    task = Hull(train=20, test=12)
+    sizes = SetSizes(("hull",), 1, 2, 8, 1, 12, 1, 2, 8, 8, (1,), 1, fit_tokens=80, test_tokens=40)
+    fit, test = study.readout_samples(task, sizes)
+    assert (len(fit), len(test)) == (8, 4)
+    together = torch.cat([task.data[0].inputs, fit.inputs, test.inputs]).flatten(1)
+    assert len(together.unique(dim=0)) == 20 + 12
