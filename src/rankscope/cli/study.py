@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
-STUDIES = ("number-or-length", "width-depth", "efficient", "beyond-attention", "hysteresis")
+STUDIES = (
+    "number-or-length",
+    "width-depth",
+    "efficient",
+    "beyond-attention",
+    "does-it-pay",
+    "hysteresis",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,8 @@ def study(
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
-    convolutional networks collapse. [bold]hysteresis[/bold]: skips are taken away in
+    convolutional networks collapse. [bold]does-it-pay[/bold]: remedies at equal compute
+    and tuned rates. [bold]hysteresis[/bold]: skips are taken away in
     training and given back. An interrupted study goes on where it stopped.
     """
     from rankscope.extras import need

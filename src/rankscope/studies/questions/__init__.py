@@ -2,6 +2,7 @@
 
 from rankscope.errors import StudyError, one_of
 from rankscope.studies.questions.beyond_attention import QUESTION as BEYOND_ATTENTION
+from rankscope.studies.questions.does_it_pay import QUESTION as DOES_IT_PAY
 from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
 from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
 from rankscope.studies.questions.number_or_length import QUESTION as NUMBER_OR_LENGTH
@@ -9,7 +10,14 @@ from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, wr
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
 from rankscope.studies.questions.width_depth import QUESTION as WIDTH_DEPTH
 
-QUESTIONS: tuple[Question, ...] = (NUMBER_OR_LENGTH, WIDTH_DEPTH, EFFICIENT, BEYOND_ATTENTION, HYSTERESIS)
+QUESTIONS: tuple[Question, ...] = (
+    NUMBER_OR_LENGTH,
+    WIDTH_DEPTH,
+    EFFICIENT,
+    BEYOND_ATTENTION,
+    DOES_IT_PAY,
+    HYSTERESIS,
+)
 
 
 def questions(name: str) -> list[Question]:

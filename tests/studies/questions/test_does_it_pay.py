@@ -1,0 +1,256 @@
+"""Does preventing collapse pay: operations, tuning, who beats whom, and that the answer follows the tables."""
+
+import math
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from rankscope.errors import StudyError
+from rankscope.lab.trial import NONE
+from rankscope.remedies import REMEDIES
+from rankscope.studies.questions import does_it_pay as study
+from rankscope.studies.questions.does_it_pay import (
+    COSTS,
+    FULL,
+    HARMED,
+    LONGER,
+    MORE,
+    QUESTION,
+    QUICK,
+    REPORTED,
+    ROWS,
+    SETTINGS,
+    TIMES,
+    TUNED,
+    CellResult,
+    PaySizes,
+)
+from rankscope.studies.study import Setup
+
+TINY = PaySizes(
+    ("neutreno", "gate", "contranorm"), depth=2, widths=(8, 12), heads=2, context=6, batch=2, steps=8, longer=2,
+    rates=(1e-3, 1e-2, 1e-1), tuning_seeds=1, seeds=2, samples=1, timed_steps=1,
+)  # fmt: skip
+BLIND = 3.0
+
+
+def test_sizes_are_those_that_the_question_asks_for() -> None:
+    assert len(FULL.remedies) >= 5 and len(FULL.rates) >= 5 and len(FULL.widths) == 2 and FULL.longer > 1
+    ratios = np.diff(np.log(FULL.rates))
+    assert ratios.max() < 1.5 * ratios.min()  # A log grid
+    for sizes in (QUICK, FULL):
+        assert {*sizes.remedies} <= {*REMEDIES} and len(sizes.conditions) <= study.MOST_EXACT
+        assert study.TUNING not in sizes.fresh_seeds
+
+
+def test_operations_are_those_of_matrix_products() -> None:
+    """12 d^2 weights of a layer and a head of C classes, and scores and mixtures over n tokens; three times for both
+    passes. Gates have one more matrix of d^2 in a layer; ContraNorm compares all tokens, and mixes them."""
+    sizes, d, n, layers = TINY, 8, 6, 2
+    classes = sizes.trial("pre", d, NONE, 1e-3, 1, [0]).task.interface.classes
+    forward = layers * (2 * n * 12 * d**2 + 4 * n * n * d) + 2 * n * d * classes
+    found = {name: study.operations(sizes.trial("pre", d, name, 1e-3, 1, [0])) for name in sizes.conditions}
+    assert found[NONE] == 3 * forward and found["neutreno"] == 3 * forward
+    assert found["gate"] == 3 * (forward + layers * 2 * n * d**2)
+    assert found["contranorm"] > found[NONE]
+
+
+def test_steps_are_divided_by_operations() -> None:
+    rows = [("pre", 8, NONE, 100.0, BLIND), ("pre", 8, "gate", 125.0, BLIND), ("pre", 8, "contranorm", 1e9, BLIND)]
+    costs = pl.DataFrame(rows, schema=COSTS, orient="row")
+    assert [study.equal_steps(costs, "pre", 8, name, 300) for name in (NONE, "gate", "contranorm")] == [300, 240, 1]
+
+
+def test_a_rate_is_chosen_by_the_median_of_tuning_seeds() -> None:
+    losses = {1e-3: (2.0, 2.2), 1e-2: (1.0, math.inf), 1e-1: (2.2, 2.0)}
+    rows = [(TUNED, "pre", 8, NONE, rate, 8, 100 + k, loss, None)
+            for rate, found in losses.items() for k, loss in enumerate(found)]  # fmt: skip
+    assert study.best_rate(pl.DataFrame(rows, schema=ROWS, orient="row"), "pre", 8, NONE) == 1e-3
+
+
+def test_residuals_are_those_of_plain_float64() -> None:
+    trial = TINY.trial("post", 8, NONE, 1e-2, 3, [0, 1])
+    training = trial.training().finish()
+    X = training.tokens(2)[0][1].double()
+    Y = training.networks()[1].to(torch.float64).run(X).states[-1]
+
+    def mixed(y: torch.Tensor) -> float:
+        return math.sqrt(float(torch.linalg.norm(y, 1) * torch.linalg.norm(y, math.inf)))
+
+    expected = sum(math.log10(mixed(y - y.mean(0)) / mixed(y)) for y in Y) / len(Y)
+    sick, well = study.residuals(training, 2, [False, True])
+    assert sick is None and well == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_training_that_diverges_has_an_infinite_loss() -> None:
+    rows = study.trained(REPORTED, ("no skips", 8, NONE), 1e30, 8, replace(TINY, seeds=2))
+    assert rows["loss"].to_list() == [math.inf, math.inf] and rows["residual"].null_count() == 2
+
+
+@pytest.mark.slow  # trains, times and draws
+def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
+    cells = 3 * 2 * 4  # Each is counted, fresh, tuned at three rates, and reported; half of them longer
+    assert len(said) == cells * (1 + 1 + 3 + 1) + cells // 2 + 6 + 1
+    again = QUESTION.gather(Setup(tmp_path, say=said.append), TINY)
+    assert len(said) == cells * 6 + cells // 2 + 7
+    elsewhere = QUESTION.gather(Setup(tmp_path / "b"), TINY)
+    for name, table in first.tables.items():
+        assert table.equals(again[name]) and (name == "times" or table.equals(elsewhere[name]))
+    runs, tuning = first.tables["runs"], first.tables["tuning"]
+    assert not {*tuning["seed"]} & {*runs["seed"]} and first.figures[QUESTION.name].axes
+    for setting, width, remedy in product(SETTINGS, TINY.widths, TINY.conditions):
+        rows = tuning.filter(setting=setting, width=width, remedy=remedy)
+        mine = runs.filter(setting=setting, width=width, remedy=remedy)
+        lowest = rows.filter(pl.col("loss") == rows["loss"].min())["rate"][0]
+        assert {*mine["rate"]} == {lowest}
+        ratio = study.ratio(first.tables["costs"], setting, width, remedy)
+        assert mine.filter(arm=REPORTED)["steps"][0] == round(TINY.steps / ratio)
+        assert len(mine.filter(arm=LONGER)) == (2 if width == 8 else 0)
+        assert len(mine.filter(arm=MORE)) == (2 if remedy == NONE else 0)
+
+
+def test_too_few_rates_or_seeds_are_refused(tmp_path: Path) -> None:
+    for sizes in (replace(TINY, rates=(1e-3, 1e-3, 1e-2)), replace(TINY, seeds=1)):
+        with pytest.raises(StudyError, match="at least"):
+            QUESTION.gather(Setup(tmp_path), sizes)
+
+
+def test_a_relation_is_that_of_scipy_with_an_exact_p() -> None:
+    draw = np.random.default_rng(3)
+    pairs = [[tuple(row) for row in draw.normal(size=(3, 2)).tolist()] for _ in range(6)]
+    found = study.relation(pairs)
+    medians = np.median(np.array(pairs), axis=1)
+    assert found is not None and found.rank == pytest.approx(spearmanr(medians[:, 0], medians[:, 1])[0])
+    ranks = [spearmanr(medians[:, 0], order)[0] for order in permutations(medians[:, 1])]
+    assert found.p == pytest.approx(np.mean([abs(rank) >= abs(found.rank) - 1e-9 for rank in ranks]))
+    assert found.low <= found.high
+    assert study.relation([[(1.0, float(k))] for k in range(4)]) is None
+    with pytest.raises(StudyError, match="at most"):
+        study.relation([[(float(k), 1.0)] for k in range(9)])
+
+
+def test_one_seed_of_each_has_no_interval() -> None:
+    found = study.relation([[(float(k), -float(k))] * 2 for k in range(5)])
+    assert found is not None and (found.rank, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0))
+    assert found.p == pytest.approx(2 / 120) and found.pays
+
+
+def cell(*losses: float) -> CellResult:
+    return CellResult(losses, (-1.0,) * len(losses), 1e-3, 8)
+
+
+def test_a_remedy_beats_only_by_more_than_seeds_differ() -> None:
+    assert cell(2.0, 2.1).beats(cell(2.5, 2.6), BLIND)
+    assert not cell(2.0, 2.4).beats(cell(2.45, 2.5), BLIND)  # Apart, but by less than its seeds differ
+    assert not cell(2.0, 2.1).beats(cell(2.05, 2.9), BLIND)  # Seeds overlap
+    assert not cell(2.0, 2.0).beats(cell(2.005, 2.005), BLIND)  # Less than matters
+    assert not cell(2.98, 2.98).beats(cell(3.0, 3.0), BLIND)  # Neither has learnt
+    assert not cell(2.0, math.inf).beats(cell(2.9, 2.9), BLIND)
+    assert not cell(2.0).beats(cell(2.9), BLIND)  # One seed has no spread
+    assert not cell(2.0, 2.5).learns(2.8) and cell(2.0, 2.2).learns(2.8)
+
+
+SIZES = replace(QUICK, remedies=("neutreno", "valueresidual", "gate", "contranorm"))
+
+
+def tables(
+    losses: dict[str, dict[str, float]], residuals: dict[str, dict[str, float]], longer: dict[str, dict[str, float]]
+) -> dict[str, pl.DataFrame]:
+    """Made-up tables: losses and log10 of residuals by setting and remedy, and losses after longer training."""
+    runs, fresh, costs, tuning = [], [], [], []
+    for setting, width, remedy in product(SETTINGS, SIZES.widths, SIZES.conditions):
+        costs.append((setting, width, remedy, 100.0, BLIND))
+        arms = {REPORTED: losses}
+        arms |= {LONGER: longer} if width == SIZES.widths[0] else {}
+        arms |= {MORE: losses} if remedy == NONE else {}
+        for seed in (0, 1):
+            left = residuals[setting][remedy]
+            fresh.append((setting, width, remedy, seed, left))
+            runs += [(arm, setting, width, remedy, 1e-2, 8, seed, by[setting][remedy] + 0.001 * seed, left)
+                     for arm, by in arms.items()]  # fmt: skip
+        tuning += [(TUNED, setting, width, remedy, rate, 8, 100, losses[setting][remedy] + rate, None)
+                   for rate in SIZES.rates]  # fmt: skip
+    kinds = {name: ROWS[name] for name in ("setting", "width", "remedy", "seed", "residual")}
+    return {
+        "runs": pl.DataFrame(runs, schema=ROWS, orient="row"),
+        "tuning": pl.DataFrame(tuning, schema=ROWS, orient="row"),
+        "fresh": pl.DataFrame(fresh, schema=kinds, orient="row"),
+        "costs": pl.DataFrame(costs, schema=COSTS, orient="row"),
+        "times": pl.DataFrame([(name, 0, 1.0) for name in SIZES.conditions], schema=TIMES, orient="row"),
+    }
+
+
+def by_remedy(*values: float) -> dict[str, float]:
+    return dict(zip(SIZES.conditions, values, strict=True))
+
+
+FALLEN = by_remedy(-9.0, -0.1, -0.2, -5.0, -7.0)
+KEPT = by_remedy(-0.10, -0.14, -0.11, -0.12, -0.13)
+COLLAPSED = by_remedy(3.0, 1.9, 2.0, 2.9, 2.95)  # The larger the residual, the lower the loss
+EQUAL = by_remedy(2.0, 2.0015, 1.9995, 2.0005, 2.001)
+HARM = dict.fromkeys(HARMED, COLLAPSED)
+LEFT = dict.fromkeys(HARMED, FALLEN) | {"pre": KEPT}
+
+
+def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    found = QUESTION.answer(made, SIZES)
+    assert [verdict.holds for verdict in found.verdicts] == [True] * 7
+    assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
+    assert "with norms first no remedy beats the baseline" in found.sentence
+    assert "without skips neutreno gains +1.10" in found.sentence
+    assert "a larger residual goes with a lower loss with norms last and without skips" in found.sentence
+    assert QUESTION.draw(made, SIZES)[QUESTION.name].axes
+
+
+def test_the_answer_turns_where_a_tuned_baseline_is_as_good() -> None:
+    same = dict.fromkeys(SETTINGS, EQUAL)
+    found = QUESTION.answer(tables(same, LEFT, same), SIZES)
+    assert found.sentence.startswith("No:") and "goes with a lower loss nowhere" in found.sentence
+    assert [verdict.holds for verdict in found.verdicts] == [False, False, True, False, False, True, True]
+
+
+def test_the_answer_turns_where_remedies_win_everywhere() -> None:
+    every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
+    found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, FALLEN), every), SIZES)
+    assert found.sentence.startswith("Yes:")
+    assert found.verdicts[2].holds is False and found.verdicts[5].holds is False
+
+
+def test_longer_training_may_change_who_wins() -> None:
+    later = HARM | {"pre": EQUAL | {"gate": 1.8}}
+    found = QUESTION.answer(tables(HARM | {"pre": EQUAL}, LEFT, later), SIZES)
+    assert found.verdicts[6].holds is False and "gate (before: none)" in found.verdicts[6].ours
+
+
+def test_a_remedy_that_wins_at_one_width_alone_is_not_judged() -> None:
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    here = (pl.col("setting") == "pre") & (pl.col("remedy") == "gate") & (pl.col("width") == SIZES.widths[1])
+    runs = made["runs"].with_columns(loss=pl.when(here).then(1.5).otherwise(pl.col("loss")))
+    assert QUESTION.answer(made | {"runs": runs}, SIZES).verdicts[2].holds is None
+
+
+def test_a_baseline_with_more_compute_may_be_as_good() -> None:
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    more = pl.when(pl.col("arm") == MORE).then(1.5).otherwise(pl.col("loss"))
+    found = QUESTION.answer(made | {"runs": made["runs"].with_columns(loss=more)}, SIZES)
+    assert found.verdicts[1].holds is False
+
+
+def test_nothing_is_said_where_nothing_learns_or_a_network_is_missing() -> None:
+    none = dict.fromkeys(SETTINGS, by_remedy(*[BLIND] * 5))
+    found = QUESTION.answer(tables(none, LEFT, none), SIZES)
+    assert found.sentence.startswith("Cannot be told: no network beats guessing")
+    assert [found.verdicts[k].holds for k in (2, 3, 4, 5)] == [None] * 4
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    runs = made["runs"].filter(~((pl.col("remedy") == "gate") & (pl.col("arm") == REPORTED)))
+    partly = QUESTION.answer(made | {"runs": runs}, SIZES)
+    assert [partly.verdicts[k].holds for k in (1, 2, 6)] == [None] * 3 and partly.sentence.startswith("Cannot be told")
