@@ -49,16 +49,16 @@ def cut(
         sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
         raise SourceError(sentence, subject="model")
     net = network(model, opt.NetworkOptions(), device, quiet=printing.silent)
-    whole: Any = None if is_drawn(model) else original(model)
+    full_model: Any = None if is_drawn(model) else original(model)
     encoded, loss = net.encode(excerpts, text.tokens), None
-    if by == "gradient" and whole is not None and net.arch.mask == "causal":
-        loss = next_token_loss(whole, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
+    if by == "gradient" and full_model is not None and net.arch.mask == "causal":
+        loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
     with progress(printing.silent) as start:
         cut_made = cut_network(net, encoded, keep, by, search, loss=loss, seed=seed, progress=start(f"layers by {by}"))
     sizes = None
     if output is not None:
-        small = cut_made.save(output, whole)
-        sizes = whole.num_parameters(), small.num_parameters()
+        small = cut_made.save(output, full_model)
+        sizes = full_model.num_parameters(), small.num_parameters()
     if printing.as_json:
         return machine(
             {
@@ -93,7 +93,7 @@ def scores_table(cut_made: "Cut") -> "Table":
         return table
     below = "Scores before the first went; then the rest was scored anew." if cut_made.search == "greedy" else ""
     table = titled(f"how much each layer is needed, by {cut_made.by}", below, ["layer"], ["score", "goes"])
-    places = {layer: str(place) for place, layer in enumerate(cut_made.layers, 1)}
+    turns = {layer: str(turn) for turn, layer in enumerate(cut_made.layers, 1)}
     for row in cut_made.scores.filter(cut_made.scores["round"] == 1).iter_rows(named=True):
-        table.add_row(str(row["layer"]), f"{row['score']:.4g}", places.get(row["layer"], ""))
+        table.add_row(str(row["layer"]), f"{row['score']:.4g}", turns.get(row["layer"], ""))
     return table
