@@ -34,6 +34,18 @@ CURVES = {
 
 
 @dataclass(frozen=True)
+class DesignOptions:
+    """Options that change the design of a model, and how its weights are drawn."""
+
+    depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None
+    remedy: Annotated[
+        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
+    ] = None
+    init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier"
+    seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """Options of the training that is asked about."""
 
@@ -45,22 +57,24 @@ class TrainingOptions:
     lr: Annotated[float, opt.option(opt.TEXT, "RATE", "Its largest learning rate.")] = 1e-3
 
 
-def forecast(
-    model: opt.Model,
-    depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None,
-    remedy: Annotated[
-        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-    ] = None,
-    init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier",
-    seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0,
-    training: TrainingOptions = TrainingOptions(),
+@dataclass(frozen=True)
+class VariationOptions:
+    """Options that say which changed designs are forecast as well."""
+
     mends: Annotated[
         bool, typer.Option("--mends/--no-mends", metavar=" ", help="Also forecast changes that may mend it.")
-    ] = True,
+    ] = True
     map_of: Annotated[
         str | None, opt.option(opt.RESULT, "X,Y", "A plane of two: " + ", ".join(MAPS) + ".", (), "--map")
-    ] = None,
-    map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7,
+    ] = None
+    map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7
+
+
+def forecast(
+    model: opt.Model,
+    design: DesignOptions = DesignOptions(),
+    training: TrainingOptions = TrainingOptions(),
+    variations: VariationOptions = VariationOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
@@ -71,16 +85,17 @@ def forecast(
     from rankscope.forecasts import forecast as forecast_of_network
 
     opt.require_positive(lr=training.lr)
+    map_of = variations.map_of
     axes = None if map_of is None else split_names("map", map_of)
     if axes is not None and len(axes) != 2:
         raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
     result = forecast_of_network(
-        arch, task=training.task, tokens=training.tokens, init=init, steps=training.steps, lr=training.lr, depth=depth,
-        remedies=tuple(remedy or ()), seed=seed,
+        arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
+        depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
     )  # fmt: skip
     changes: list[Mend] = []
-    if mends:
+    if variations.mends:
         with progress(results.silent) as start:
             changes = result.mends(progress=start("changes"))
     plane = None
@@ -88,7 +103,7 @@ def forecast(
         from rankscope.forecasts.maps import forecast_map
 
         with progress(results.silent) as start:
-            plane = forecast_map(result, axes[0], axes[1], size=map_size, progress=start("map"))
+            plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
     if results.output is not None:
         _write(results.output, result, changes, plane, axes)
     if results.as_json:
