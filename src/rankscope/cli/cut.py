@@ -1,5 +1,6 @@
 """`rankscope cut`: a smaller model, without the layers that are needed least."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +19,20 @@ CRITERIA = tuple(names.DATA["names"]["criteria"])
 SEARCHES = ("one_shot", "greedy", "exact")
 
 
+@dataclass(frozen=True)
+class CutOptions:
+    """Options that choose the layers to take out, and the device that layers are scored on."""
+
+    keep: Annotated[float, opt.option(opt.NETWORK, "SHARE", "The share of layers that stays.")] = 0.75
+    by: Annotated[str, opt.option(opt.NETWORK, "NAME", "by", CRITERIA)] = "influence"
+    search: Annotated[str, opt.option(opt.NETWORK, "NAME", "search", SEARCHES)] = "one_shot"
+    seed: Annotated[int, opt.option(opt.NETWORK, "N", "The seed of random choices and directions.", min=0)] = 0
+    device: opt.Device = "cpu"
+
+
 def cut(
     model: opt.Model,
-    keep: Annotated[float, opt.option(opt.NETWORK, "SHARE", "The share of layers that stays.")] = 0.75,
-    by: Annotated[str, opt.option(opt.NETWORK, "NAME", "by", CRITERIA)] = "influence",
-    search: Annotated[str, opt.option(opt.NETWORK, "NAME", "search", SEARCHES)] = "one_shot",
-    seed: Annotated[int, opt.option(opt.NETWORK, "N", "The seed of random choices and directions.", min=0)] = 0,
-    device: opt.Device = "cpu",
+    choice: CutOptions = CutOptions(),
     text: opt.TextOptions = opt.TextOptions(),
     output: Annotated[
         Path | None, opt.option(opt.RESULT, "FOLDER", "Write the model to this new folder.", (), "-o", "--output")
@@ -48,22 +56,25 @@ def cut(
     if output is not None and is_drawn(model):
         sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
         raise SourceError(sentence, subject="model")
-    net = network(model, opt.NetworkOptions(), device, quiet=printing.silent)
-    whole: Any = None if is_drawn(model) else original(model)
+    by, search, seed = choice.by, choice.search, choice.seed
+    net = network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
+    full_model: Any = None if is_drawn(model) else original(model)
     encoded, loss = net.encode(excerpts, text.tokens), None
-    if by == "gradient" and whole is not None and net.arch.mask == "causal":
-        loss = next_token_loss(whole, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
+    if by == "gradient" and full_model is not None and net.arch.mask == "causal":
+        loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
     with progress(printing.silent) as start:
-        cut_made = cut_network(net, encoded, keep, by, search, loss=loss, seed=seed, progress=start(f"layers by {by}"))
+        tell = start(f"layers by {by}")
+        cut_made = cut_network(net, encoded, choice.keep, by, search, loss=loss, seed=seed, progress=tell)
     sizes = None
     if output is not None:
-        small = cut_made.save(output, whole)
-        sizes = whole.num_parameters(), small.num_parameters()
+        small = cut_made.save(output, full_model)
+        sizes = full_model.num_parameters(), small.num_parameters()
     if printing.as_json:
         return machine(
             {
-                "model": model, "by": by, "search": search, "keep": keep, "seed": seed, "layers": list(cut_made.layers),
-                "left": cut_made.net.arch.layers, **cut_made.fidelity._asdict(), "weights": sizes,
+                "model": model, "by": by, "search": search, "keep": choice.keep, "seed": seed,
+                "layers": list(cut_made.layers), "left": cut_made.net.arch.layers, **cut_made.fidelity._asdict(),
+                "weights": sizes,
                 "loss": None if by != "gradient" else "random direction" if loss is None else "next token",
                 "scores": cut_made.scores.to_dicts(), "output": None if output is None else str(output),
             }
@@ -93,7 +104,7 @@ def scores_table(cut_made: "Cut") -> "Table":
         return table
     below = "Scores before the first went; then the rest was scored anew." if cut_made.search == "greedy" else ""
     table = titled(f"how much each layer is needed, by {cut_made.by}", below, ["layer"], ["score", "goes"])
-    places = {layer: str(place) for place, layer in enumerate(cut_made.layers, 1)}
+    turns = {layer: str(turn) for turn, layer in enumerate(cut_made.layers, 1)}
     for row in cut_made.scores.filter(cut_made.scores["round"] == 1).iter_rows(named=True):
-        table.add_row(str(row["layer"]), f"{row['score']:.4g}", places.get(row["layer"], ""))
+        table.add_row(str(row["layer"]), f"{row['score']:.4g}", turns.get(row["layer"], ""))
     return table

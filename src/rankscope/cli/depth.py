@@ -128,6 +128,6 @@ def effective_table(card: "DepthCard") -> "Table":
     table.add_column("layers", justify="right", no_wrap=True)
     table.add_column("what it is", overflow="fold")
     for effective in card.effective_depths:
-        number = "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}"
-        table.add_row(effective.name.replace("_", " "), number, effective.definition)
+        in_layers = "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}"
+        table.add_row(effective.name.replace("_", " "), in_layers, effective.definition)
     return table

@@ -34,6 +34,18 @@ CURVES = {
 
 
 @dataclass(frozen=True)
+class DesignOptions:
+    """Options that change the design of a model, and how its weights are drawn."""
+
+    depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None
+    remedy: Annotated[
+        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
+    ] = None
+    init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier"
+    seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """Options of the training that is asked about."""
 
@@ -45,22 +57,24 @@ class TrainingOptions:
     lr: Annotated[float, opt.option(opt.TEXT, "RATE", "Its largest learning rate.")] = 1e-3
 
 
-def forecast(
-    model: opt.Model,
-    depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None,
-    remedy: Annotated[
-        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-    ] = None,
-    init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier",
-    seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0,
-    training: TrainingOptions = TrainingOptions(),
+@dataclass(frozen=True)
+class VariationOptions:
+    """Options that say which changed designs are forecast as well."""
+
     mends: Annotated[
         bool, typer.Option("--mends/--no-mends", metavar=" ", help="Also forecast changes that may mend it.")
-    ] = True,
+    ] = True
     map_of: Annotated[
         str | None, opt.option(opt.RESULT, "X,Y", "A plane of two: " + ", ".join(MAPS) + ".", (), "--map")
-    ] = None,
-    map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7,
+    ] = None
+    map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7
+
+
+def forecast(
+    model: opt.Model,
+    design: DesignOptions = DesignOptions(),
+    training: TrainingOptions = TrainingOptions(),
+    variations: VariationOptions = VariationOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
@@ -71,31 +85,32 @@ def forecast(
     from rankscope.forecasts import forecast as forecast_of_network
 
     opt.require_positive(lr=training.lr)
+    map_of = variations.map_of
     axes = None if map_of is None else split_names("map", map_of)
     if axes is not None and len(axes) != 2:
         raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
-    found = forecast_of_network(
-        arch, task=training.task, tokens=training.tokens, init=init, steps=training.steps, lr=training.lr, depth=depth,
-        remedies=tuple(remedy or ()), seed=seed,
+    result = forecast_of_network(
+        arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
+        depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
     )  # fmt: skip
     changes: list[Mend] = []
-    if mends:
+    if variations.mends:
         with progress(results.silent) as start:
-            changes = found.mends(progress=start("changes"))
+            changes = result.mends(progress=start("changes"))
     plane = None
     if axes is not None:
         from rankscope.forecasts.maps import forecast_map
 
         with progress(results.silent) as start:
-            plane = forecast_map(found, axes[0], axes[1], size=map_size, progress=start("map"))
+            plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
     if results.output is not None:
-        _write(results.output, found, changes, plane, axes)
+        _write(results.output, result, changes, plane, axes)
     if results.as_json:
         listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-        return machine({**found.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()})
-    console().print(layers_table(found))
-    say("", *found.verdict)
+        return machine({**result.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()})
+    console().print(layers_table(result))
+    say("", *result.verdict)
     if changes:
         say("")
         console().print(mends_table(changes))
@@ -106,7 +121,7 @@ def forecast(
         say_where("Forecast and figures", results.output)
 
 
-def _write(folder: Path, found: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
+def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
     """Put the forecast as JSON, its figures and its map into a folder."""
     import json
 
@@ -119,10 +134,10 @@ def _write(folder: Path, found: "Forecast", changes: "list[Mend]", plane: Any, a
 
     writable_folder(folder)
     listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-    told = {**found.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()}
+    told = {**result.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     with atomic(folder / "forecast.json") as path:
         path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
-    save(found.plot(), folder / "layers")
+    save(result.plot(), folder / "layers")
     if plane is not None and axes is not None:
         save(plot(map_chart(plane, *(AXES[name].title for name in axes))), folder / "map")
 
@@ -152,11 +167,11 @@ def layers_table(forecast: "Forecast") -> "Table":
         table.add_column(heading, no_wrap=True)
     for heading in ("first", "last"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, said in CURVES.items():
+    for name, title in CURVES.items():
         logs = [None if log != log else log for log in forecast.table[name].to_list()]
         known = [log for log in logs if log is not None]
         if known:
-            table.add_row(said, sparkline(thinned(logs, MOST)), f"{known[0]:.2f}", f"{known[-1]:.2f}")
+            table.add_row(title, sparkline(thinned(logs, MOST)), f"{known[0]:.2f}", f"{known[-1]:.2f}")
     return table
 
 

@@ -35,15 +35,15 @@ def spikes(
 
     opt.require_positive(deviations=deviations)
     of_loss, signals = split_loss(read_signals(sources), loss)
-    found = order_of_events(of_loss, signals, window=window, deviations=deviations)
+    report = order_of_events(of_loss, signals, window=window, deviations=deviations)
     if results.output is not None:
-        _write(results.output, found)
+        _write(results.output, report)
     if results.as_json:
-        told = {"score": found.score, "spikes": [spike._asdict() for spike in found.spikes]}
-        return machine({**told, "events": found.events.to_dicts(), "sentences": found.sentences})
-    say(*found.sentences)
-    for number, spike in enumerate(found.spikes):
-        table = _table(found, number)
+        told = {"score": report.score, "spikes": [spike._asdict() for spike in report.spikes]}
+        return machine({**told, "events": report.events.to_dicts(), "sentences": report.sentences})
+    say(*report.sentences)
+    for index, spike in enumerate(report.spikes):
+        table = _table(report, index)
         if table.row_count:
             say("")
             console().print(f"Before step {spike.first}", style="bold")
@@ -52,25 +52,25 @@ def spikes(
         say_where("Spikes and events", results.output)
 
 
-def _table(found: "SpikeReport", number: int) -> "Table":
+def _table(report: "SpikeReport", index: int) -> "Table":
     """Signals that left their band before a spike, the earliest first."""
     import polars as pl
 
-    events = found.events.filter(pl.col("spike") == number)
+    events = report.events.filter(pl.col("spike") == index)
     caption = f"{events.height - SHOWN} more: --json has all" if events.height > SHOWN else ""
     words, numbers = ["signal", "layer", ""], ["step", "lead", "distance", "chance", "adjusted"]
     table = titled("what left its band, the earliest first", caption, words, numbers)
     for row in events.head(SHOWN).iter_rows(named=True):
-        place = "" if row["layer"] is None else str(row["layer"]) + ("" if row["head"] is None else f".{row['head']}")
+        layer = "" if row["layer"] is None else str(row["layer"]) + ("" if row["head"] is None else f".{row['head']}")
         way = "up" if row["direction"] > 0 else "down"
         table.add_row(
-            row["signal"], place, way, str(row["step"]), str(row["lead"]), f"{row['distance']:.1f}",
+            row["signal"], layer, way, str(row["step"]), str(row["lead"]), f"{row['distance']:.1f}",
             f"{row['chance']:.2g}", f"{row['adjusted']:.2g}",
         )  # fmt: skip
     return table
 
 
-def _write(folder: Path, found: "SpikeReport") -> None:
+def _write(folder: Path, report: "SpikeReport") -> None:
     """Put the spikes and the events into a folder, as CSV."""
     import polars as pl
 
@@ -78,7 +78,7 @@ def _write(folder: Path, found: "SpikeReport") -> None:
 
     writable_folder(folder)
     schema = {"first": pl.Int64, "last": pl.Int64, "peak": pl.Float64, "deviations": pl.Float64}
-    tables = {"spikes": pl.DataFrame([spike._asdict() for spike in found.spikes], schema=schema)}
-    for name, table in {**tables, "events": found.events}.items():
+    tables = {"spikes": pl.DataFrame([spike._asdict() for spike in report.spikes], schema=schema)}
+    for name, table in {**tables, "events": report.events}.items():
         with atomic(folder / f"{name}.csv") as path:
             table.write_csv(path)

@@ -127,10 +127,10 @@ def uniform_network(layers: int, a: float) -> Transformer:
         layers=layers, width=1, heads=1, kernel="uniform", mask="causal", mlp="none", norm="none", biases=False,
         attention_skip=1 - a,
     )  # fmt: skip
-    one = torch.ones(1, 1, 1, dtype=torch.float64)
-    parts = {"query": one, "key": one, "value": one, "output": a * one}
-    places = [f"layers.{layer}.attention" for layer in range(layers)]
-    tensors = {f"{place}.{part}.weight": tensor for place in places for part, tensor in parts.items()}
+    unit = torch.ones(1, 1, 1, dtype=torch.float64)
+    parts = {"query": unit, "key": unit, "value": unit, "output": a * unit}
+    prefixes = [f"layers.{layer}.attention" for layer in range(layers)]
+    tensors = {f"{prefix}.{part}.weight": tensor for prefix in prefixes for part, tensor in parts.items()}
     return Transformer.from_weights(arch, tensors)
 
 

@@ -121,8 +121,8 @@ class Cut:
         if model is None and origin.weights == "given":
             message = "the network was loaded from a model in memory; save(folder, model) takes that model"
             raise SourceError(message, subject="model")
-        whole = original(origin.name, **_revision(origin)) if model is None else model
-        return write_shortened(whole, self.whole, self.layers, folder)
+        full_model = original(origin.name, **_revision(origin)) if model is None else model
+        return write_shortened(full_model, self.whole, self.layers, folder)
 
 
 def _revision(origin: Any) -> dict[str, Any]:
@@ -227,9 +227,9 @@ def _exact(net: Transformer, sample: Sample, by: Criterion, count: int, progress
         known = ", ".join(name for name, criterion in CRITERIA.items() if criterion.sets is not None)
         sentence = f"an exact search needs a criterion that scores sets of layers ({known}); got {by.name}"
         raise ArchitectureError(f"{sentence}, whose scores add up: one_shot finds its best set", subject="search")
-    if (number := math.comb(net.arch.layers, count)) > MOST_SETS:
+    if (set_count := math.comb(net.arch.layers, count)) > MOST_SETS:
         sentence = f"an exact search scores at most {MOST_SETS} sets of layers; {count} of {net.arch.layers} are"
-        raise ArchitectureError(f"{sentence} {number}: use greedy", subject="search")
+        raise ArchitectureError(f"{sentence} {set_count}: use greedy", subject="search")
     sets = list(combinations(range(1, net.arch.layers + 1), count))
     scores = by.sets(net, sample, sets)
     progress(1, 1)

@@ -105,9 +105,9 @@ class Removals:
     def run(self) -> Iterator[Loss]:
         """Yield what is lost without each layer and head."""
         layers = len(self.net.blocks)
-        each = max(1, self.inputs[0].numel() * self.inputs[0].element_size())
+        state_bytes = max(1, self.inputs[0].numel() * self.inputs[0].element_size())
         free = free_memory(self.inputs[0].device)
-        most = max(1, int((UNKNOWN if free is None else free / SHARE) // each) // len(self.starts))
+        most = max(1, int((UNKNOWN if free is None else free / SHARE) // state_bytes) // len(self.starts))
         for first in range(0, layers, most):
             yield from self._group(first, min(first + most, layers))
 

@@ -23,8 +23,8 @@ class EffectiveDepth(NamedTuple):
     @property
     def sentence(self) -> str:
         """The number with its definition."""
-        number = "not known" if self.value is None else f"{self.value:.3g} of {self.layers}"
-        return f"{self.name.replace('_', ' ')}: {number} ({self.definition})"
+        in_layers = "not known" if self.value is None else f"{self.value:.3g} of {self.layers}"
+        return f"{self.name.replace('_', ' ')}: {in_layers} ({self.definition})"
 
 
 def means(table: pl.DataFrame, *place: str) -> pl.DataFrame:

@@ -223,8 +223,8 @@ class PatternByRows:
     @property
     def largest_before_cap(self) -> LogScales | None:
         """The log of the largest part of a score before the cap, in caps, by head; None if there is no cap."""
-        about = self.maker.about
-        return None if about is None else about.largest - math.log(self.maker.scores.arch.score_cap)
+        reference = self.maker.about
+        return None if reference is None else reference.largest - math.log(self.maker.scores.arch.score_cap)
 
     def deciding(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of what `DeviationPattern.deciding` gives."""

@@ -72,8 +72,8 @@ class ScoreParts:
         ref, D = self.ref, self.uncapped(rows)
         if (constant := self.constant) is not None:
             constant = constant.of(rows)
-            about = CapReference.of(constant, ref, [(EVERY, D)]) if about is None else about
-            ref, D = capped(constant, ref, D, self.arch.score_cap, about)
+            reference = CapReference.of(constant, ref, [(EVERY, D)]) if about is None else about
+            ref, D = capped(constant, ref, D, self.arch.score_cap, reference)
         if (gain := self.gain) is not None:
             ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
         return Scores(ref, D.normalised())
@@ -83,8 +83,8 @@ class ScoreParts:
         if self.constant is None:
             return None
         c, r = (part.mapped(lambda t: t[..., None]) for part in self.constant.of(rows)[:2])
-        whole = (c + r) + (self.ref.mapped(lambda t: t[:, :, None]) + self.uncapped(rows))
-        return whole * quotient(1.0, self.arch.score_cap, self.ref.value)
+        full_scores = (c + r) + (self.ref.mapped(lambda t: t[:, :, None]) + self.uncapped(rows))
+        return full_scores * quotient(1.0, self.arch.score_cap, self.ref.value)
 
     def cap_reference(self, blocks: Iterable[slice]) -> CapReference | None:
         """What blocks of rows that are made one by one have in common under a cap; None without a cap."""

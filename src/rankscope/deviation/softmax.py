@@ -158,10 +158,10 @@ def split_columns(
     shared = _shared(centred, visible, valid)
     change, log = shared.changes(centred.D.value, visible, valid, by_column=True)
     off_top, top = Scaled(change[:, 0].mT, log[:, 0, 0]), shared.top[:, 0]
-    others = off_top.together()
-    value = off_top.value.scatter(1, top[..., None].expand_as(others.value[:, :1]), -others.value.sum(1, keepdim=True))
+    rest = off_top.together()
+    value = off_top.value.scatter(1, top[..., None].expand_as(rest.value[:, :1]), -rest.value.sum(1, keepdim=True))
     p = Scaled(shared.seen[:, 0, 0].to(value.dtype), shared.log_w[:, 0].clamp(min=LOWEST))
-    return p, Scaled(value, off_top.log.scatter(1, top, others.log[:, None])).normalised()
+    return p, Scaled(value, off_top.log.scatter(1, top, rest.log[:, None])).normalised()
 
 
 def _shared(centred: ReferencedScores, visible: Visible, valid: ValidTokens) -> ReferenceRow:

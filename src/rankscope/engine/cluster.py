@@ -233,7 +233,7 @@ class Cluster:
             try:
                 theirs = ray.get(reference, timeout=NODE_WITHIN)
             except ray.exceptions.RayError as error:
-                if node["NodeID"] not in {other["NodeID"] for other in ray.nodes() if other["Alive"]}:
+                if node["NodeID"] not in {listed["NodeID"] for listed in ray.nodes() if listed["Alive"]}:
                     continue  # it is gone: Ray lists a node that was killed until its heartbeats are missed
                 why = " ".join(str(getattr(error, "cause", None) or error).split())[:200]
                 raise SweepError(f"every node must have rankscope; {name} has not ({why})", subject="on") from error

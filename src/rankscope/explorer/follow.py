@@ -130,8 +130,8 @@ def described_spikes(report: SpikeReport | None) -> dict[str, Any]:
     if report is None:
         return {"count": 0, "spikes": []}
     shown = []
-    for number, spike in list(enumerate(report.spikes))[: -SPIKES - 1 : -1]:
-        events = report.order(number)
+    for index, spike in list(enumerate(report.spikes))[: -SPIKES - 1 : -1]:
+        events = report.order(index)
         shown.append({
             "step": spike.first, "loss": spike.description, "none": "" if events else report.none_left,
             "events": [{**event._asdict(), "title": title_of(event.signal)} for event in events[:EVENTS]],

@@ -43,7 +43,7 @@ class ForecastPanel:
         if not self.networks.is_drawn(controls):
             yield {"part": "forecast", "why": TRAINED}
             return
-        base, own = self.networks.network(controls), self.networks.depth(controls)
+        base, base_depth = self.networks.network(controls), self.networks.depth(controls)
         net = network_with(base, controls)
         if (why := too_large(net.arch, request.large)) is not None:
             yield {"part": "forecast", **why}
@@ -56,12 +56,12 @@ class ForecastPanel:
                 self._last = controls, forecast(net, init=init)
             return self._last[1]
 
-        found, mended = self._kept.get(("forecast", controls)), self._kept.get(("mends", controls))
-        if found is None:
+        answer, mended = self._kept.get(("forecast", controls)), self._kept.get(("mends", controls))
+        if answer is None:
             with self._computing(check):
-                found = self._keep("forecast", controls, _answer(forecast_now, controls, own))
-        yield {"part": "forecast", **found}
-        if request.mends and found.get("mends"):
+                answer = self._keep("forecast", controls, _answer(forecast_now, controls, base_depth))
+        yield {"part": "forecast", **answer}
+        if request.mends and answer.get("mends"):
             if mended is None:
                 yield from self._mends(forecast_now, controls, check)
             else:
@@ -95,10 +95,10 @@ class ForecastPanel:
         answer: dict[str, Any] = {}
         for done, part in enumerate(PARTS, 1):
             with self._computing(check):
-                found = forecast_now()
+                current = forecast_now()
                 if done > 1:  # weights drawn anew, nothing else changed, were tried with the first kind
-                    found = replace(found, plan=replace(found.design, net=None))
-                mends += found.mends((part,), most=MOST_MENDS)
+                    current = replace(current, plan=replace(current.design, net=None))
+                mends += current.mends((part,), most=MOST_MENDS)
             mends.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
             rows = [
                 {"change": mend.change, "probability": mend.forecast.probability,
@@ -125,25 +125,25 @@ class _OutOfTime(BaseException):
         self.error = error
 
 
-def _answer(forecast_now: Callable[[], Forecast], controls: Controls, own: int) -> dict[str, Any]:
+def _answer(forecast_now: Callable[[], Forecast], controls: Controls, base_depth: int) -> dict[str, Any]:
     """The numbers and sentences of a forecast, or a sentence that says why there is none.
 
     Args:
         forecast_now: Makes the forecast.
         controls: Of the network.
-        own: The layers that the network has of its own.
+        base_depth: The layers that the network has of its own.
     """
     try:
-        found = forecast_now()
+        result = forecast_now()
     except RankscopeError as error:
         return {"why": page_sentence(error)}
-    sentences = [in_page_words(sentence) for sentence in found.verdict]
-    if controls.layers is not None and controls.layers > own:
-        sentences.append(f"Layers after the first {own} repeat those, with the same weights.")
+    sentences = [in_page_words(sentence) for sentence in result.verdict]
+    if controls.layers is not None and controls.layers > base_depth:
+        sentences.append(f"Layers after the first {base_depth} repeat those, with the same weights.")
     return {
-        "probability": found.probability, "chance": chance_words(found.probability),
-        "place": place_of_100(found.place), "spread": round(100 * found.prediction.place_spread),
-        "sentences": sentences, "mends": size(found.design.arch) <= MENDED,
+        "probability": result.probability, "chance": chance_words(result.probability),
+        "place": place_of_100(result.place), "spread": round(100 * result.prediction.place_spread),
+        "sentences": sentences, "mends": size(result.design.arch) <= MENDED,
     }  # fmt: skip
 
 

@@ -116,9 +116,9 @@ class Jobs:
 
     def beside(self, seconds: float) -> "Jobs":
         """Further computations, in a thread of their own, each of so many seconds at most; closed with these."""
-        others = Jobs(MOST_WAITING, seconds)
-        self._beside.append(others)
-        return others
+        side_jobs = Jobs(MOST_WAITING, seconds)
+        self._beside.append(side_jobs)
+        return side_jobs
 
     def close(self) -> None:
         """Cancel all computations, and accept no more."""
@@ -126,8 +126,8 @@ class Jobs:
             self.waiting = -1
             for job in self._latest.values():
                 job.cancel()
-        for others in self._beside:
-            others.close()
+        for side_jobs in self._beside:
+            side_jobs.close()
         self._worker.shutdown(wait=False)  # what waits ends at once, and says so to whoever listens
 
     def _run(self, visitor: str, job: PageJob, work: Work, give: Give) -> None:

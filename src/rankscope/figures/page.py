@@ -107,8 +107,8 @@ def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any
             "symbol": _symbols(NAMED[mark.marker], mark.hollow, "-open" if mark.marker == "bar" else ""),
             "line": edge.get(mark.marker, {"width": 0.6, "color": "@paper"} if mark.hollow is None else {}),
         }
-        whole = {"cliponaxis": False} if mark.marker == "ring" else {}  # also at the edge of a map
-        return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False, **whole}]
+        clip = {"cliponaxis": False} if mark.marker == "ring" else {}  # also at the edge of a map
+        return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False, **clip}]
     if isinstance(mark, fig.Bars):
         named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name)}
         bar = {"type": "bar", "x": mark.x, "y": mark.heights, "textposition": "none", **_hover(mark.hover)}

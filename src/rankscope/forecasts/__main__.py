@@ -43,7 +43,7 @@ def main() -> None:
         parser.error(f"{asked.command} must be given a FILE")
     numbers = range(asked.first, asked.first + asked.designs, asked.every)
     if asked.command == "train":
-        pieces = [(number, asked.seed) for number in numbers]
+        pieces = [(design_number, asked.seed) for design_number in numbers]
         calibration.train_designs(pieces, asked.files[0], workers=asked.workers, device=asked.device, say=print)
     elif asked.command == "read":
         calibration.read_designs(numbers, asked.files[0], workers=asked.workers, say=print)
@@ -56,18 +56,18 @@ def main() -> None:
         sys.stdout.write(f"{registered['time']} {registered['digest']}\n")
     elif asked.command == "score":
         registered = json.loads(asked.files[0].read_text(encoding="utf-8"))
-        found = registration.results(registered, calibration.lines_of(*asked.files[1:]))
+        results = registration.results(registered, calibration.lines_of(*asked.files[1:]))
         asks = (registration.score, registration.reliability, registration.confusion, registration.mistakes)
         with pl.Config(tbl_formatting="ASCII_MARKDOWN", tbl_rows=60, tbl_hide_dataframe_shape=True, float_precision=3,
                        tbl_hide_column_data_types=True, tbl_cols=-1):  # fmt: skip
-            sys.stdout.write("\n\n".join(str(ask(found)) for ask in asks) + "\n")
+            sys.stdout.write("\n\n".join(str(ask(results)) for ask in asks) + "\n")
     elif asked.command == "validate":
         table = cross_validate(pl.read_csv(PACKAGE / POINTS), calibration.outcomes(), workers=asked.workers)
         for (task,), mine in table.sort("task").group_by("task", maintain_order=True):
             rank = float(spearmanr(mine["predicted_place"], mine["place"])[0])
             right = ((mine["probability"] > 0.5) == mine["learns"]).to_numpy().mean()
-            said = f"{mine.height} designs in ten folds, Spearman {rank:.3f}, learns or not {right:.1%} right"
-            sys.stdout.write(f"{task}: {said}\n")
+            summary = f"{mine.height} designs in ten folds, Spearman {rank:.3f}, learns or not {right:.1%} right"
+            sys.stdout.write(f"{task}: {summary}\n")
     else:
         predictor = fit_predictor(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
         with atomic(PACKAGE / WEIGHTS) as path:

@@ -71,8 +71,8 @@ def train_design(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS
         device: Where it is trained.
         steps: Steps of the training.
     """
-    number, seed = piece
-    design, start = replace(draw_design(number), steps=steps), time.perf_counter()
+    design_number, seed = piece
+    design, start = replace(draw_design(design_number), steps=steps), time.perf_counter()
     training = design.training(seed, device)
     first, early = training.evaluate(EVALUATION)[0].loss, math.nan
     for step in training:
@@ -80,9 +80,9 @@ def train_design(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS
             early = training.evaluate(EVALUATION)[0].loss
     last, losses = training.evaluate(EVALUATION)[0], [float(loss) for loss in training.losses]
     outcome = {
-        "number": number, "seed": seed, "key": design.key, "design": asdict(design), "blind": training.task.blind,
-        "loss_start": first, "loss_early": early, "loss": last.loss, "accuracy": last.accuracy,
-        "diverged": not all(map(math.isfinite, losses)),
+        "number": design_number, "seed": seed, "key": design.key, "design": asdict(design),
+        "blind": training.task.blind, "loss_start": first, "loss_early": early, "loss": last.loss,
+        "accuracy": last.accuracy, "diverged": not all(map(math.isfinite, losses)),
         "losses": [round(sum(losses[k : k + DRAWN]) / DRAWN, 4) for k in range(0, steps - DRAWN + 1, DRAWN)],
         "seconds": round(time.perf_counter() - start, 1), "device": device,
     }  # fmt: skip
@@ -143,7 +143,7 @@ def read_designs(
         say: Called with a sentence for each.
     """
     done = {line["number"] for line in lines_of(output) if _is_current(line)}
-    _write(read_design, [number for number in numbers if number not in done], output, workers, deadline, say)
+    _write(read_design, [k for k in numbers if k not in done], output, workers, deadline, say)
 
 
 def lines_of(*outputs: Path) -> list[dict[str, Any]]:

@@ -48,9 +48,9 @@ def changes(plan: Plan, parts: tuple[str, ...] = PARTS) -> Iterator[tuple[str, C
         for factor in (0.25, 4.0):
             yield f"a temperature {factor:g} times as high", partial(plan.changed, divisor=arch.divisor * factor)
     if "initialisation" in parts:
-        for other in ("xavier", "xavier/sqrt(L)", "bert/sqrt(L)", "orthogonal"):
-            if other != start.scheme:
-                yield f"weights drawn by {other} instead of {start.scheme}", partial(_with, plan, scheme=other)
+        for scheme in ("xavier", "xavier/sqrt(L)", "bert/sqrt(L)", "orthogonal"):
+            if scheme != start.scheme:
+                yield f"weights drawn by {scheme} instead of {start.scheme}", partial(_with, plan, scheme=scheme)
     if "remedies" in parts and not plan.remedies:
         for remedy in REMEDIES:
             if goes_onto(plan.arch, remedy):

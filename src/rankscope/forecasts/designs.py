@@ -120,13 +120,13 @@ def draw_design(seed: int) -> Design:
 
 
 def _drawn(draw: random.Random) -> Design:
-    norm, place = draw.choice(("layer", "layer", "rms", "none")), draw.choice(("pre", "post"))
+    norm, norm_place = draw.choice(("layer", "layer", "rms", "none")), draw.choice(("pre", "post"))
     skip = _skip(draw)
     fields: dict[str, Any] = {
-        "norm": norm, "norm_place": place, "attention_skip": skip,
+        "norm": norm, "norm_place": norm_place, "attention_skip": skip,
         "mlp_skip": skip if draw.random() < 0.7 else _skip(draw),
         "mlp": draw.choice(("plain", "plain", "plain", "gated", "none")), "activation": draw.choice(ACTIVATIONS),
-        "final_norm": norm != "none" and draw.random() < (0.8 if place == "pre" else 0.4),
+        "final_norm": norm != "none" and draw.random() < (0.8 if norm_place == "pre" else 0.4),
     }  # fmt: skip
     if draw.random() < 0.15:
         fields["mask"] = draw.choice(("causal&window:4", "causal&window:16"))

@@ -41,19 +41,19 @@ def fit_predictor(
     Y = torch.from_numpy(np.stack([even.targets["place"], even.targets["learns"]], 1))
     count = X.shape[1]
     logs = torch.full((count,), -0.5 * math.log(count) - 0.5, dtype=torch.float64, requires_grad=True)
-    others = torch.tensor([-3.0, 0.0, 0.0, -2.0, -2.0], dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([logs, others], lr=lr)
+    log_hyperparameters = torch.tensor([-3.0, 0.0, 0.0, -2.0, -2.0], dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([logs, log_hyperparameters], lr=lr)
     for _ in range(steps):
         adam.zero_grad()
-        loss = _negative_log_likelihood(X, Y, logs, others) + price * math.sqrt(count) * logs.exp().sum()
+        loss = _negative_log_likelihood(X, Y, logs, log_hyperparameters) + price * math.sqrt(count) * logs.exp().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
     w = logs.detach().exp()
     w = torch.where(w > LEAST * w.max(), w, 0.0)
-    linear, *rest = others.detach().exp().tolist()
+    linear, *rest = log_hyperparameters.detach().exp().tolist()
     weights = {name: round(float(weight), 4) for name, weight in zip(varied, w, strict=True) if weight > 0}
-    place, learns = Outcome(rest[0], rest[2] + NUGGET), Outcome(rest[1], rest[3] + NUGGET)
-    return Predictor(points, results, weights, linear, place, learns)
+    place_outcome, learns_outcome = Outcome(rest[0], rest[2] + NUGGET), Outcome(rest[1], rest[3] + NUGGET)
+    return Predictor(points, results, weights, linear, place_outcome, learns_outcome)
 
 
 def _negative_log_likelihood(X: Tensor, Y: Tensor, logs: Tensor, others: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class Forecast:
         self,
         parts: tuple[str, ...] = PARTS,
         most: int = 8,
-        progress: Callable[[int, int, str], None] = lambda done, total, said: None,
+        progress: Callable[[int, int, str], None] = lambda done, total, change: None,
     ) -> "list[Mend]":
         """Changes of the network that make it no less probable to learn, each with its own forecast: the most probable
         first, then by their place. Weights are drawn anew for each; of a network whose weights were given, the first
@@ -130,20 +130,20 @@ class Forecast:
             progress: Called with how many changes were forecast, of how many, and the next one.
         """
         plan = self.design
-        found, candidates = [], list(changes(plan, parts))
+        mends, candidates = [], list(changes(plan, parts))
         if plan.net is not None:
             candidates.insert(0, ("weights drawn anew, nothing else changed", plan.changed))
-        for done, (said, make) in enumerate(candidates):
-            progress(done, len(candidates), said)
+        for done, (change, make) in enumerate(candidates):
+            progress(done, len(candidates), change)
             try:
-                found.append(Mend(said, forecast_of(make(), layers=False)))
+                mends.append(Mend(change, forecast_of(make(), layers=False)))
             except RankscopeError:  # a change that does not go onto this network
                 continue
         if "skips" in parts and plan.arch.attention_skip < 1 and (least := self.least_skip()) is not None:
-            found.append(least)
-        found = [mend for mend in found if mend.forecast.probability >= self.probability]
-        found.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
-        return found[:most]
+            mends.append(least)
+        mends = [mend for mend in mends if mend.forecast.probability >= self.probability]
+        mends.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
+        return mends[:most]
 
     def least_skip(self) -> "Mend | None":
         """The least weight of skips at which the network is expected to learn, by halving; None if none below 1 is."""
@@ -161,9 +161,9 @@ class Forecast:
             return None
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            found = asked(middle)
-            if found.probability >= ENOUGH:
-                high, best = middle, found
+            at_middle = asked(middle)
+            if at_middle.probability >= ENOUGH:
+                high, best = middle, at_middle
             else:
                 low = middle
         return None if high == 1.0 else Mend(f"skips of weight {high:.2g}, the least that do", best)
@@ -200,7 +200,7 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """Everything but weights, for JSON."""
         nearest, recipe = self.prediction.nearest.to_dicts(), self.plan.recipe
-        found = {
+        contents = {
             "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
             "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
             "exponents": self.exponents, "notes": list(self.notes), "table": self.table.to_dicts(),
@@ -209,7 +209,7 @@ class Forecast:
             "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
             "entries": self.prediction.entries, "share_right": self.prediction.share_right,
         }  # fmt: skip
-        return found
+        return contents
 
     def __repr__(self) -> str:
         return "\n".join(self.verdict)
@@ -228,8 +228,8 @@ class Mend:
     forecast: Forecast
 
     def __repr__(self) -> str:
-        found = self.forecast
-        return f"{self.change}: probability {found.probability:.2f}, place {place_of_100(found.place)} of 100"
+        mended = self.forecast
+        return f"{self.change}: probability {mended.probability:.2f}, place {place_of_100(mended.place)} of 100"
 
 
 def forecast(
@@ -285,15 +285,15 @@ def forecast(
         WatchError: The module's blocks are not found.
 
     >>> from rankscope.nets import Architecture
-    >>> found = forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100)
-    >>> 0 <= found.probability <= 1, found.table.height
+    >>> result = forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100)
+    >>> 0 <= result.probability <= 1, result.table.height
     (True, 3)
     """
     _check(steps=steps, batch=batch, tokens=2 if tokens is None else tokens, seed=seed, lr=lr)
     if inputs is not None:
-        others = {"task": (task, "next-character"), "tokens": (tokens, None), "init": (init, "xavier"),
-                  "batch": (batch, 16), "depth": (depth, None), "remedies": (tuple(remedies), ())}  # fmt: skip
-        return _of_module(subject, inputs, loss, blocks, steps, lr, seed, others)
+        inapplicable = {"task": (task, "next-character"), "tokens": (tokens, None), "init": (init, "xavier"),
+                        "batch": (batch, 16), "depth": (depth, None), "remedies": (tuple(remedies), ())}  # fmt: skip
+        return _of_module(subject, inputs, loss, blocks, steps, lr, seed, inapplicable)
     if loss is not None or blocks is not None:
         raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
     chosen = _task(task, tokens)
@@ -324,13 +324,14 @@ def _of_module(
     steps: int,
     lr: float,
     seed: int,
-    others: dict[str, tuple[Any, Any]],
+    inapplicable: dict[str, tuple[Any, Any]],
 ) -> Forecast:
-    """The forecast of a module as it is; `others` has what was given, and the default, of options of the lab."""
+    """The forecast of a module as it is; `inapplicable` has what was given, and the default, of options
+    that draw or change a network, which a module refuses."""
     if not isinstance(subject, nn.Module):
         came = f"got a {type(subject).__name__}: leave inputs out"
         raise ArchitectureError(f"inputs are for a torch module; {came}", subject="subject")
-    for name, (given, default) in others.items():
+    for name, (given, default) in inapplicable.items():
         if given is not default and given != default:
             sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
             raise LabError(sentence, subject=name)
@@ -361,8 +362,8 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     model = plan.model()
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     prediction = Predictor.shipped().predict(point)
-    table, exponents, said = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *said, *_conditions(plan, prediction)))
+    table, exponents, layer_notes = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *_conditions(plan, prediction)))
 
 
 def _task(task: str | Task, tokens: int | None) -> Task:
@@ -414,22 +415,22 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
 
 def _conditions(plan: Plan | LivePlan, prediction: Prediction) -> list[str]:
     """What the prediction stands under."""
-    found = []
+    conditions = []
     if prediction.known < prediction.entries:
-        found.append(
+        conditions.append(
             f"of {prediction.entries} readings {prediction.known} were known; with these alone "
             f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
             f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
         )
     if plan.task_name not in LEARNT:
-        found.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
+        conditions.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
     usual = {"width": WIDTH, "heads": HEADS, "steps": STEPS, "batch": Recipe().batch}
-    own = {name: value for name, value in plan.sizes.items() if value is not None}
-    others = [f"{name} {value} (trained: {usual[name]})" for name, value in own.items() if value != usual[name]]
-    if others:
-        found.append(f"no trained design had {', '.join(others)}")
+    sizes = {name: value for name, value in plan.sizes.items() if value is not None}
+    unusual = [f"{name} {value} (trained: {usual[name]})" for name, value in sizes.items() if value != usual[name]]
+    if unusual:
+        conditions.append(f"no trained design had {', '.join(unusual)}")
     if prediction.unfamiliar:
-        found.append(
+        conditions.append(
             f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}: the probability is a guess"
         )
-    return found
+    return conditions

@@ -75,7 +75,7 @@ def _point(
         net = published_network(beta, skip, layers, width, tokens, seed).to(dtype)
         for step in net.steps(X.to(dtype)):
             measured[step.layer].append(cosines(step.state[0] @ step.state[0].mT))
-    whole = [torch.cat(parts).double() for parts in measured]
+    layer_cosines = [torch.cat(parts).double() for parts in measured]
     return pl.DataFrame(
         {
             "beta": [float(beta)] * len(theirs),
@@ -83,8 +83,8 @@ def _point(
             "layer": range(len(theirs)),
             "closed_form": theirs,
             "mean_field": [float(values.mean()) for values in ours],
-            "measured": [float(values.mean()) for values in whole],
-            "measured_sd": [float(values.std()) for values in whole],
+            "measured": [float(values.mean()) for values in layer_cosines],
+            "measured_sd": [float(values.std()) for values in layer_cosines],
         }
     )
 

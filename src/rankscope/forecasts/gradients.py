@@ -218,7 +218,7 @@ class _Pass:
         heads = self.plain.head_outputs.pop(graph.block.index)
         weights = [(self.kinds[name], tensor) for name, tensor in named(graph.weights).items() if name in self.kinds]
         outputs = {name: part for name, part in graph.outputs.items() if name in at.parts}
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             list(outputs.values()),
             [heads, *graph.leaves.values(), *(tensor for _, tensor in weights)],
             [at.parts[name] * spread(share, part) for name, part in outputs.items()],
@@ -226,9 +226,9 @@ class _Pass:
             retain_graph=True,
         )
         count = 1 + len(graph.leaves)
-        G, *of_leaves = (part / spread(share, part) for part in found[:count])
+        G, *of_leaves = (part / spread(share, part) for part in grads[:count])
         sizes: dict[str, list[Tensor]] = {}
-        for (kind, _), gradient in zip(weights, found[count:], strict=True):
+        for (kind, _), gradient in zip(weights, grads[count:], strict=True):
             sizes.setdefault(kind, []).append(log_norm(gradient) + largest)
         logs = {kind: _total(torch.stack(several)) for kind, several in sizes.items()}
         logs |= self._of_scores(graph, Scaled(G, below), logs)
@@ -271,8 +271,8 @@ def _lift(state: State) -> Float[Tensor, " batch"]:
 def _checked(lift: Tensor, output: Tensor, expected: Tensor, known: bool = True) -> Float[Tensor, " batch"]:
     """The lift of each sample, NaN where the output of lifted tokens is not as expected, or is not known to be."""
     share = SAME + (lift.abs() / 1e3).clamp(min=1.0).log()  # logs beyond 1000 are rounded by as much
-    other = log_norm(output.detach() - expected, 1) > log_norm(expected, 1) + share
-    return lift.masked_fill((lift != 0) & (other if known else True), torch.nan)
+    differs = log_norm(output.detach() - expected, 1) > log_norm(expected, 1) + share
+    return lift.masked_fill((lift != 0) & (differs if known else True), torch.nan)
 
 
 def _separation(state: State) -> Tensor:

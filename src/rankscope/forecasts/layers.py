@@ -90,30 +90,30 @@ def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:
 def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[float]:
     """log10 of the relative residual in mean-field theory, by layer; NaN from the layer on where tokens leave
     float64's range, or what tells them apart is below what theory carries."""
-    found = []
+    logs = []
     try:
         for moments in mean_field(net, X):
             residual = moments.relative_residual
-            found.append(math.log10(residual) if 0 < residual < math.inf else math.nan)
+            logs.append(math.log10(residual) if 0 < residual < math.inf else math.nan)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite
         pass
-    return found + [math.nan] * (net.arch.layers + 1 - len(found))
+    return logs + [math.nan] * (net.arch.layers + 1 - len(logs))
 
 
 def _cotangent(model: Model, plan: Plan, batch: Batch) -> Tensor:
     """The gradient of the task's loss at the output of the network, after its last norm."""
     Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()
     loss = plan.task.loss(model.logits(Y, batch.padding), batch)
-    (found,) = torch.autograd.grad(loss, Y)
-    return found.double()
+    (gradient,) = torch.autograd.grad(loss, Y)
+    return gradient.double()
 
 
 def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
     """Logs of gradients and of the separation of tokens, NaN where rounding decided."""
 
     def logs(readings: Any) -> list[float]:
-        found: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
-        return found
+        values: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
+        return values
 
     weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in KINDS if kind in profile.weights}
     return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}

@@ -244,8 +244,8 @@ class ModuleReader:
             self.note(f"weights of {', '.join(unknown)} are not known: names do not tell them, or they are shared")
         del first
         curves = self.watched()
-        found = self._look(curves) | self._curvature()
-        return curves, found | weight_readings(self.weights, self.kinds, self.recipe)
+        readings = self._look(curves) | self._curvature()
+        return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
 
     def look(self) -> dict[str, float]:
         """What is read again after the drift."""
@@ -253,19 +253,19 @@ class ModuleReader:
 
     def _look(self, curves: TokenCurves) -> dict[str, float]:
         """Shares of the output, input gradients of two batches, residuals and entropy."""
-        found: dict[str, float] = {}
+        readings: dict[str, float] = {}
         gradients = []
         for k in (0, 1):
             made = self._pass(k)
             if made.logits is None:
                 break
             if k == 0:
-                found |= self._output(made, curves)
+                readings |= self._output(made, curves)
             gradients.append(gradient_of(input_loss(made.rows, made.labels), self.weights))
             del made
         if len(gradients) == 2:
-            found |= gradient_readings(gradients, self.kinds, self.recipe)
-        return found | self._profile(curves)
+            readings |= gradient_readings(gradients, self.kinds, self.recipe)
+        return readings | self._profile(curves)
 
     def _pass(self, k: int) -> LivePass:
         made = passed(self.model, self.batches[k], self.loss, self.dtype)
@@ -301,10 +301,10 @@ class ModuleReader:
                 taken = None
             else:
                 symbols = self.batches[0].symbols(self.model, taken.shape[:2])
-        found = output_readings(taken, made.logits, symbols)
+        readings = output_readings(taken, made.logits, symbols)
         if symbols is None:
-            found.pop("share_current", None)
-        return found
+            readings.pop("share_current", None)
+        return readings
 
     def _curvature(self) -> dict[str, float]:
         """The readings of the loss along the signs of its gradient; of a loss that is no cross-entropy, those that do
@@ -312,30 +312,30 @@ class ModuleReader:
         try:
             with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
                 made = self._pass(0)
-                found = curvature_readings(made.trained_loss, list(self.weights.values()), self.recipe)
+                readings = curvature_readings(made.trained_loss, list(self.weights.values()), self.recipe)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             self.note("the loss cannot be differentiated twice: its curvature is not known")
             made = self._pass(0)
             return {} if made.logits is None else {"start_loss": float(made.trained_loss.detach())}
-        return found if made.logits is not None else {"edge": found["edge"]}
+        return readings if made.logits is not None else {"edge": readings["edge"]}
 
     def _profile(self, curves: TokenCurves) -> dict[str, float]:
         """Residuals and entropy after whole layers: an attention block and the MLP block after it are one layer."""
-        whole = self._whole_layers(curves)
-        residual, marked = curves.residual[:, whole], curves.marked[:, whole].any(0)
+        full_layers = self._whole_layers(curves)
+        residual, marked = curves.residual[:, full_layers], curves.marked[:, full_layers].any(0)
         entropy = None if curves.entropy is None else curves.entropy[:, curves.attends]
-        found = profile_readings(residual, entropy)
+        readings = profile_readings(residual, entropy)
         if not bool(marked.any()):
-            return found
+            return readings
         if curves.arithmetic == "float64":
             floor = 10 ** float(residual[:, marked].max())
             self.note(f"tokens differ by less than rounding shows: readings of that are cut at {floor:.0e}")
-            return found
+            return readings
         self.note(f"tokens differ by less than {curves.arithmetic} shows: readings of that are left out")
         decided = {"last": bool(marked[-1]), "middle": bool(marked[len(marked) // 2]), "worst": True}
-        return {name: value for name, value in found.items() if not decided.get(name.removeprefix("residual_"))}
+        return {name: value for name, value in readings.items() if not decided.get(name.removeprefix("residual_"))}
 
     def _attending(self, curves: TokenCurves) -> list[int]:
         """Layers that attend: as seen, else as names say; none where neither is known."""
@@ -353,12 +353,12 @@ class ModuleReader:
     def architecture_numbers(self, curves: TokenCurves) -> dict[str, float]:
         """The numbers of `readings.architecture_numbers` that can be known: the rate, whether there are MLPs, and
         the depth where blocks that do not attend are MLPs."""
-        attends, found = self._attending(curves), {"rate": math.log10(self.recipe.lr)}
+        attends, numbers = self._attending(curves), {"rate": math.log10(self.recipe.lr)}
         if attends and (len(attends) == curves.residual.shape[1] - 1 or self.kinds["mlp"]):
-            found["depth"] = math.log2(len(attends))
+            numbers["depth"] = math.log2(len(attends))
         if self.kinds["mlp"] is not None:
-            found["no_mlp"] = float(not self.kinds["mlp"])
-        return found
+            numbers["no_mlp"] = float(not self.kinds["mlp"])
+        return numbers
 
     def watched(self) -> TokenCurves:
         """Residuals and entropy of the first samples of the first batch: in float64, or as the module computes where it
@@ -413,9 +413,9 @@ class ModuleReader:
         if len(rows) != rows["sample"].n_unique() * attend * curve.shape[2]:
             self.note("layers have different numbers of heads: the entropy of attention is left out")
             return None
-        whole = torch.full((len(curve), max(layers) + 1, curve.shape[2]), math.nan, dtype=curve.dtype)
-        whole[:, : curve.shape[1]] = curve
-        return whole[:SAMPLES, layers]
+        by_layer = torch.full((len(curve), max(layers) + 1, curve.shape[2]), math.nan, dtype=curve.dtype)
+        by_layer[:, : curve.shape[1]] = curve
+        return by_layer[:SAMPLES, layers]
 
     def table(self, curves: TokenCurves) -> pl.DataFrame:
         """By layer: the residual, NaN where rounding decided; entropy; gradients of the loss at tokens and at kinds of

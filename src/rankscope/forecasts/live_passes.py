@@ -102,13 +102,13 @@ class LiveBatch:
         """The symbol of each token: the one argument of integers of this shape `[sample, token]`; None if there is
         none, or more than one."""
         named = arguments_of(model, self.args, dict(self.kwargs)).items()
-        found = [
+        candidates = [
             value
             for name, value in named
             if isinstance(value, Tensor) and value.shape == shape and value.dtype in (torch.int64, torch.int32)
             if not any(mark in name.lower() for mark in NO_SYMBOLS)
         ]
-        return found[0] if len(found) == 1 else None
+        return candidates[0] if len(candidates) == 1 else None
 
 
 @dataclass
@@ -164,18 +164,18 @@ def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: 
     if value is None:
         came = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
         raise LabError(f"loss must be given, or be part of what the model returns; {came}", subject="loss")
-    found = LivePass(value.reshape(()))
+    live_pass = LivePass(value.reshape(()))
     for z in dict.fromkeys((*floating_tensors(output), *floating_tensors(getattr(output, "logits", None)))):
-        if (labels := _labels(found.loss, z)) is not None:
-            found.logits, (found.labelled, found.labels) = z, labels
+        if (labels := _labels(live_pass.loss, z)) is not None:
+            live_pass.logits, (live_pass.labelled, live_pass.labels) = z, labels
             break
     for part, args, returned in calls:
-        if returned is found.logits and returned is not None:
-            found.head = part
+        if returned is live_pass.logits and returned is not None:
+            live_pass.head = part
             taken = args[0] if args and isinstance(args[0], Tensor) else None
-            whole = taken is not None and taken.ndim == 3 and taken.shape[:2] == returned.shape[:2]
-            found.head_input = taken if whole else None
-    return found
+            per_token = taken is not None and taken.ndim == 3 and taken.shape[:2] == returned.shape[:2]
+            live_pass.head_input = taken if per_token else None
+    return live_pass
 
 
 def _own(part: nn.Module) -> Sequence[Tensor | None]:

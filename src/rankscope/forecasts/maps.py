@@ -109,6 +109,6 @@ def forecast_map(
 
 def _cell(plan: Plan, x: str, y: str, at: tuple[float, float]) -> dict[str, float]:
     """One cell of a map."""
-    found = forecast_of(AXES[y].change(AXES[x].change(plan, at[0]), at[1]), layers=False)
-    numbers = {"probability": found.probability, "place": found.place, "residual": found.readings["residual_last"]}
+    cell = forecast_of(AXES[y].change(AXES[x].change(plan, at[0]), at[1]), layers=False)
+    numbers = {"probability": cell.probability, "place": cell.place, "residual": cell.readings["residual_last"]}
     return {"x": at[0], "y": at[1], **numbers}

@@ -125,9 +125,9 @@ def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[P
     for block in net.blocks:
         refuse({"tokens without length or without another": not q > 0 or tokens < 2})
         state = traverse(block, rules, Exchangeable(q, p, np.ones(3))).state
-        angle, own, shared = map(_log, state.changes * [q / (state.q or math.inf), 1.0, 1.0])
+        angle, gradient, shared = map(_log, state.changes * [q / (state.q or math.inf), 1.0, 1.0])
         q, p = state.q, state.p
-        yield Phase(block.index + 1, q, p, *rules.scores, angle, own, shared, rules.query_gradient)
+        yield Phase(block.index + 1, q, p, *rules.scores, angle, gradient, shared, rules.query_gradient)
 
 
 def log_gradient(phases: Iterable[Phase], tokens: int) -> float:
@@ -138,8 +138,8 @@ def log_gradient(phases: Iterable[Phase], tokens: int) -> float:
         phases: The phases of these layers.
         tokens: n, the number of tokens.
     """
-    own, shared = np.sum([[phase.gradient_exponent, phase.shared_exponent] for phase in phases], 0)
-    return float(np.logaddexp(own + math.log(1 - 1 / tokens), shared - math.log(tokens)))
+    gradient, shared = np.sum([[phase.gradient_exponent, phase.shared_exponent] for phase in phases], 0)
+    return float(np.logaddexp(gradient + math.log(1 - 1 / tokens), shared - math.log(tokens)))
 
 
 @dataclass(frozen=True)

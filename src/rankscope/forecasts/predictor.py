@@ -161,18 +161,18 @@ class Predictor:
         """These entries with their weights; amplitudes and noises are the likeliest."""
         weights = {name: weight for name, weight in zip(self.names, self.weights, strict=True) if name in known}
         points = self._raw.select(self.results["number"], *weights)
-        found = Predictor(points, self.results, weights, self.linear, self.place, self.learns)
-        values, vectors = np.linalg.eigh(found.kernel(found.points, found.points))
-        found.place, found.learns = (
-            _likeliest(values.clip(0.0), vectors.T @ found.targets[name]) for name in ("place", "learns")
+        refitted = Predictor(points, self.results, weights, self.linear, self.place, self.learns)
+        values, vectors = np.linalg.eigh(refitted.kernel(refitted.points, refitted.points))
+        refitted.place, refitted.learns = (
+            _likeliest(values.clip(0.0), vectors.T @ refitted.targets[name]) for name in ("place", "learns")
         )
-        return found
+        return refitted
 
     @cached_property
     def share_right(self) -> float:
         """The share of trained networks of which it is told right whether they learn, each by the others."""
-        said = self.probabilities(self.without_itself["learns"]) > 0.5
-        return float((said == self.results["learns"].to_numpy()).mean())
+        predicted = self.probabilities(self.without_itself["learns"]) > 0.5
+        return float((predicted == self.results["learns"].to_numpy()).mean())
 
     @property
     def share_frequent(self) -> float:
@@ -189,12 +189,12 @@ class Predictor:
     def entries(self, table: pl.DataFrame) -> Any:
         """Columns as places among trained networks, between -sqrt(3) and sqrt(3), `[network, entry]`: of mean zero, and
         variance one where no two networks have the same number."""
-        found = np.empty((len(table), len(self.names)))
+        places = np.empty((len(table), len(self.names)))
         for k, name in enumerate(self.names):
             column, values = self._sorted[:, k], _known(table[name].to_numpy())
             low, high = (np.searchsorted(column, values, side=side) for side in ("left", "right"))
-            found[:, k] = ((low + high) / (2 * len(column)) - 0.5) * SPREAD
-        return found
+            places[:, k] = ((low + high) / (2 * len(column)) - 0.5) * SPREAD
+        return places
 
     def similarity(self, a: Any, b: Any) -> Any:
         """The first term of k between points a and b, `[a, b]`: 1 where they are the same."""
@@ -218,11 +218,11 @@ class Predictor:
     def without_itself(self) -> dict[str, Any]:
         """What each trained network would have been predicted without itself: `place` from 0 to 1, and `learns`, the
         average of +1 and -1 (leave-one-out, in closed form)."""
-        found = {}
+        predictions = {}
         for name, inverse in self._inverses.items():
             y = self.targets[name]
-            found[name] = y - (inverse @ y) / inverse.diagonal()
-        return {"place": found["place"] / SPREAD + 0.5, "learns": found["learns"]}
+            predictions[name] = y - (inverse @ y) / inverse.diagonal()
+        return {"place": predictions["place"] / SPREAD + 0.5, "learns": predictions["learns"]}
 
     @cached_property
     def _least_similar(self) -> float:
@@ -270,10 +270,10 @@ class Predictor:
         x = self.entries(table)
         k = self.kernel(x, self.points)
         learns = self.learns.amplitude * k @ (self._inverses["learns"] @ self.targets["learns"])
-        place, K = self.place, self._inverses["place"]
-        mean = place.amplitude * k @ (K @ self.targets["place"])
-        own = place.amplitude * self.kernel(x, x).diagonal() + place.noise
-        left = (own - place.amplitude**2 * ((k @ K) * k).sum(1)).clip(0.0)
+        outcome, K = self.place, self._inverses["place"]
+        mean = outcome.amplitude * k @ (K @ self.targets["place"])
+        prior_variance = outcome.amplitude * self.kernel(x, x).diagonal() + outcome.noise
+        left = (prior_variance - outcome.amplitude**2 * ((k @ K) * k).sum(1)).clip(0.0)
         return learns, (mean / SPREAD + 0.5).clip(0.0, 1.0), np.sqrt(left) / SPREAD
 
     def predict(self, point: Mapping[str, float]) -> Prediction:
@@ -295,9 +295,9 @@ class Predictor:
         similar = self.similarity(self.entries(table), self.points)[0]
         nearest = np.argsort(-similar)[:NEAREST]
         named = self.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
-        most, own = float(similar[nearest[0]]), _known(table.to_numpy()[0])
+        most, values = float(similar[nearest[0]]), _known(table.to_numpy()[0])
         weighty = self.weights >= WEIGHTY * self.weights.max()
-        outside = (own < self._sorted[0]) | (own > self._sorted[-1])
+        outside = (values < self._sorted[0]) | (values > self._sorted[-1])
         beyond = [name for name, is_beyond in zip(self.names, weighty & outside, strict=True) if is_beyond]
         return Prediction(
             probability=float(self.probabilities(averages)[0]),

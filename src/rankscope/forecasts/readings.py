@@ -100,18 +100,18 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
     >>> from rankscope.lab import Training
     >>> task = Copying(symbols=4, length=3)
     >>> training = Training(task, task.architecture(2, 8, 2), dtype=torch.float64)
-    >>> found = readings(training.models[0], task, Recipe())
-    >>> -30 <= found["residual_last"] <= 0, -1 <= found["agreement_all"] <= 1
+    >>> values = readings(training.models[0], task, Recipe())
+    >>> -30 <= values["residual_last"] <= 0, -1 <= values["agreement_all"] <= 1
     (True, True)
     """
     was_training = model.training
     model.eval()
     try:
         batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
-        found = _start(model, task, recipe, batches)
+        values = _start(model, task, recipe, batches)
         with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
             later, _ = _look(model, recipe, batches)
-        return found | {f"drift_{name}": value for name, value in later.items()}
+        return values | {f"drift_{name}": value for name, value in later.items()}
     finally:
         model.train(was_training)
 
@@ -168,9 +168,9 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
 def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
     """What is read at initialisation alone, and what is read again after the drift."""
     weights = trained_weights(model)
-    found, logits = _look(model, recipe, batches, keep=True)
-    found |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
-    return found | weight_readings(weights, _kinds(weights), recipe)
+    values, logits = _look(model, recipe, batches, keep=True)
+    values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
+    return values | weight_readings(weights, _kinds(weights), recipe)
 
 
 def _look(
@@ -179,14 +179,14 @@ def _look(
     """(Gradients of two batches, shares of the output, residuals and entropy; logits of the first batch, whose graph
     can still be differentiated if `keep`)."""
     weights = trained_weights(model)
-    found, first = _output(model, batches[0])
+    values, first = _output(model, batches[0])
     gradients = []
-    for number, batch in enumerate(batches):
-        logits = model(batch.inputs, batch.padding) if number else first
+    for index, batch in enumerate(batches):
+        logits = model(batch.inputs, batch.padding) if index else first
         labelled = batch.labels != UNLABELLED
         loss = input_loss(logits[labelled], batch.labels[labelled])
-        gradients.append(gradient_of(loss, weights, keep=keep and not number))
-    return found | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0]), first
+        gradients.append(gradient_of(loss, weights, keep=keep and not index))
+    return values | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0]), first
 
 
 def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
@@ -214,9 +214,9 @@ def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) 
     slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
     curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
     bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
-    found = {"start_loss": float(loss.detach()), "curvature": log10(abs(bent))}
-    found["edge"] = log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
-    return found
+    values = {"start_loss": float(loss.detach()), "curvature": log10(abs(bent))}
+    values["edge"] = log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
+    return values
 
 
 def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: Recipe) -> dict[str, float]:
@@ -228,14 +228,14 @@ def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: R
             are matrices in the lab.
         recipe: The drift is `lr sqrt(steps)`.
     """
-    drift, found = recipe.lr * math.sqrt(recipe.steps), {}
+    drift, values = recipe.lr * math.sqrt(recipe.steps), {}
     for kind in KINDS:
         if (parts := kinds[kind]) is None:
             continue
         biases = kind in ("query", "key", "value")
         matrices = [part.choose(weights[part.name]) for part in parts if biases or weights[part.name].ndim > 1]
-        found[f"weights_{kind}"] = log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
-    return found
+        values[f"weights_{kind}"] = log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
+    return values
 
 
 def gradient_of(loss: Tensor, weights: Mapping[str, Tensor], keep: bool = False) -> dict[str, Tensor]:
@@ -255,25 +255,25 @@ def gradient_readings(
         kinds: Which weights are of which kind; "all" and "blocks" are kinds too.
         recipe: The reach is `lr steps |input gradient|_1`.
     """
-    (one, two), distance = gradients, recipe.lr * recipe.steps
-    found: dict[str, float] = {}
+    (first, second), distance = gradients, recipe.lr * recipe.steps
+    values: dict[str, float] = {}
     for kind, parts in kinds.items():
         if parts is None:
             continue
         if not parts:
-            found |= dict.fromkeys((f"reach_{kind}", f"agreement_{kind}"), ABSENT)
+            values |= dict.fromkeys((f"reach_{kind}", f"agreement_{kind}"), ABSENT)
             continue
-        a, b = (torch.cat([part.choose(gradient[part.name]) for part in parts]) for gradient in (one, two))
-        found[f"reach_{kind}"] = log10(distance * float(a.abs().sum()))
+        a, b = (torch.cat([part.choose(gradient[part.name]) for part in parts]) for gradient in (first, second))
+        values[f"reach_{kind}"] = log10(distance * float(a.abs().sum()))
         one_way, other_way = (F.normalize(gradient.double(), dim=0, eps=0.0) for gradient in (a, b))
         cosine = float(one_way @ other_way)
-        found[f"agreement_{kind}"] = 0.0 if math.isnan(cosine) else cosine
+        values[f"agreement_{kind}"] = 0.0 if math.isnan(cosine) else cosine
     for kind in IN_BLOCKS:
         if (parts := kinds[kind]) is not None:
-            logs = list(norms_by_layer(one, parts).values())
-            found[f"lowest_{kind}"] = min(logs, default=ABSENT)
-            found[f"tilt_{kind}"] = logs[-1] - logs[0] if logs else ABSENT
-    return found
+            logs = list(norms_by_layer(first, parts).values())
+            values[f"lowest_{kind}"] = min(logs, default=ABSENT)
+            values[f"tilt_{kind}"] = logs[-1] - logs[0] if logs else ABSENT
+    return values
 
 
 def norms_by_layer(gradient: Mapping[str, Tensor], parts: Sequence[WeightPart]) -> dict[int, float]:
@@ -313,18 +313,18 @@ def output_readings(Y: Tensor | None, logits: Tensor, symbols: Tensor | None) ->
         logits: `[sample, token, class]` or `[sample, class]`.
         symbols: The symbol of each token, `[sample, token]`; None where tokens are none.
     """
-    z, found = logits.flatten(0, -2), {}
+    z, values = logits.flatten(0, -2), {}
     apart, common = log10(float((z - z.mean(0)).square().mean().sqrt())), log10(float(z.mean(0).std()))
     if Y is None:
         return {"logits_apart": apart, "logits_common": common}
     H = Y.flatten(0, -2)
     centred = H - H.mean(0)
     total = float(centred.square().sum())
-    found["share_batch"] = log10(math.sqrt(total) / float(H.norm())) if float(H.norm()) else LOWEST
-    found |= {"logits_apart": apart, "logits_common": common}
-    found["share_position"] = _explained(centred, torch.arange(Y.shape[1]).repeat(len(Y)), total)
-    found["share_current"] = ABSENT if symbols is None else _explained(centred, symbols.flatten(), total)
-    return found
+    values["share_batch"] = log10(math.sqrt(total) / float(H.norm())) if float(H.norm()) else LOWEST
+    values |= {"logits_apart": apart, "logits_common": common}
+    values["share_position"] = _explained(centred, torch.arange(Y.shape[1]).repeat(len(Y)), total)
+    values["share_current"] = ABSENT if symbols is None else _explained(centred, symbols.flatten(), total)
+    return values
 
 
 def _explained(centred: Tensor, group: Tensor, total: float) -> float:
@@ -359,15 +359,15 @@ def profile_readings(residual: Tensor, entropy: Tensor | None) -> dict[str, floa
         entropy: Of attention in nats, `[sample, layer, head]`, from layer 1 on; None where it is not known.
     """
     logs = residual.nan_to_num(nan=LOWEST).clamp(LOWEST, 0.0).mean(0)
-    found = {
+    values = {
         "residual_last": float(logs[-1]),
         "residual_middle": float(logs[len(logs) // 2]),
         "residual_worst": float(logs.min()),
     }
     if entropy is not None:
         heads = entropy.nan_to_num(nan=0.0).mean(0)
-        found |= {"entropy_mean": float(heads.mean()), "entropy_least": float(heads.min())}
-    return found
+        values |= {"entropy_mean": float(heads.mean()), "entropy_least": float(heads.min())}
+    return values
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -71,10 +71,11 @@ def register(numbers: Iterable[int], output: Path, workers: int = 2) -> dict[str
     for result in run_pieces(_read, chosen, workers):
         if result.value is None:
             raise FileError(f"design {result.piece} could not be read: {result.error}")
-        said = predictor.predict(result.value["point"])
+        prediction = predictor.predict(result.value["point"])
         lines.append({
-            "number": result.value["number"], "key": result.value["key"], "probability": round(said.probability, 6),
-            "place": round(said.place, 6), "growth": result.value["growth"],
+            "number": result.value["number"], "key": result.value["key"],
+            "probability": round(prediction.probability, 6), "place": round(prediction.place, 6),
+            "growth": result.value["growth"],
             "point": {name: result.value["point"][name] for name in READINGS},
         })  # fmt: skip
     lines.sort(key=lambda line: line["number"])
@@ -204,8 +205,8 @@ def confusion(table: pl.DataFrame) -> pl.DataFrame:
     Args:
         table: What `results` returns.
     """
-    said = pl.when(pl.col("probability") > 0.5).then(pl.lit("learns")).otherwise(pl.lit("does not"))
-    grouped = table.group_by("task", said.alias("forecast"))
+    verdict = pl.when(pl.col("probability") > 0.5).then(pl.lit("learns")).otherwise(pl.lit("does not"))
+    grouped = table.group_by("task", verdict.alias("forecast"))
     counts = grouped.agg(learnt=pl.col("learns").sum(), did_not=(~pl.col("learns")).sum())
     return counts.sort("task", "forecast", descending=[False, True])
 

@@ -146,10 +146,10 @@ def _at_scores(block: Block, P: DeviationPattern, values: Values, G: Scaled) -> 
             a = a * part.of_heads(block, a)[1][:, None, None]  # beta of alpha I + beta P - gamma C
     log_P = P.logits.log_softmax(P.visible)
     top = log_P.argmax(-1, keepdim=True)
-    others = log_P.scatter(-1, top, -torch.inf)
+    log_rest = log_P.scatter(-1, top, -torch.inf)
     a = a - a.gather(-1, top)
-    a = a - (others.exp() * a).sum(-1, keepdim=True)
-    logs = others + a.abs().log()  # by entry: a row of large P may have no gradient at all
+    a = a - (log_rest.exp() * a).sum(-1, keepdim=True)
+    logs = log_rest + a.abs().log()  # by entry: a row of large P may have no gradient at all
     reach = logs.amax((2, 3)).clamp(min=LOWEST)
     dS = (logs - spread(reach, logs)).exp() * a.sign()
     dS = dS.scatter(-1, top, -dS.sum(-1, keepdim=True))

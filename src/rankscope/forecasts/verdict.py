@@ -47,7 +47,7 @@ def chance_words(probability: float) -> str:
     ('will learn', 'may learn or not')
     """
     words = ((0.9, "will learn"), (0.7, "will probably learn"), (0.3, "may learn or not"), (0.1, "will hardly learn"))
-    return next((said for least, said in words if probability >= least), "will not learn")
+    return next((phrase for least, phrase in words if probability >= least), "will not learn")
 
 
 def place_of_100(place: float) -> int:
@@ -61,11 +61,11 @@ def place_of_100(place: float) -> int:
 
 def _chance(plan: Plan | LivePlan, prediction: Prediction) -> str:
     recipe = plan.recipe
-    place = f"place {place_of_100(prediction.place)} of 100 (± {100 * prediction.place_spread:.0f})"
+    expected_place = f"place {place_of_100(prediction.place)} of 100 (± {100 * prediction.place_spread:.0f})"
     return (
         f"{plan.layers} layers, {recipe.steps} steps at {recipe.lr:g} on {plan.task_name}: it "
         f"{chance_words(prediction.probability)} (probability {prediction.probability:.2f}); among designs of the lab "
-        f"its loss is expected at {place}, 1 the best."
+        f"its loss is expected at {expected_place}, 1 the best."
     )
 
 
@@ -93,23 +93,23 @@ def _power(log: float) -> str:
 
 def _gradients(table: pl.DataFrame) -> list[str]:
     """By how much gradients fall, of the kinds of weights that they fall most of."""
-    found, at_tokens = [], table["gradient"].to_list()
+    lines, at_tokens = [], table["gradient"].to_list()
     fall = at_tokens[-1] - at_tokens[0]
     if fall > FALLEN:
-        found.append(f"Gradients vanish: at the first tokens they are {_power(-fall)} of those at the last.")
+        lines.append(f"Gradients vanish: at the first tokens they are {_power(-fall)} of those at the last.")
     elif fall < -FALLEN:
-        found.append(f"Gradients explode: at the first tokens they are {_power(-fall)} times those at the last.")
+        lines.append(f"Gradients explode: at the first tokens they are {_power(-fall)} times those at the last.")
     values = table["value"].to_list()[1:]
     for kind, plural in (("query", "queries"), ("key", "keys")):
         gaps = [
-            (value - own, layer)
-            for layer, (own, value) in enumerate(zip(table[kind].to_list()[1:], values, strict=True), 1)
-            if not math.isnan(value - own)
+            (value - log, layer)
+            for layer, (log, value) in enumerate(zip(table[kind].to_list()[1:], values, strict=True), 1)
+            if not math.isnan(value - log)
         ]
         if gaps and max(gaps)[0] > FALLEN:
             gap, layer = max(gaps)
-            found.append(f"Weights of {plural} in layer {layer} get {_power(-gap)} of the gradient of values.")
-    return found
+            lines.append(f"Weights of {plural} in layer {layer} get {_power(-gap)} of the gradient of values.")
+    return lines
 
 
 def _blame(task: str, readings: dict[str, float]) -> list[str]:
@@ -117,11 +117,11 @@ def _blame(task: str, readings: dict[str, float]) -> list[str]:
     predictor = Predictor.shipped().knowing(readings)
     learners = predictor.median_of_learners(task)
     base, gains = _log_odds(predictor, readings), []
-    for said, begins in GROUPS.items():
+    for group, begins in GROUPS.items():
         changed = {name: learners[name] for name in predictor.names if name.startswith(begins)}
         if changed:
-            gains.append((_log_odds(predictor, readings | changed) - base, said))
-    blamed = [said for gain, said in sorted(gains, reverse=True)[:2] if gain > BLAMED]
+            gains.append((_log_odds(predictor, readings | changed) - base, group))
+    blamed = [group for gain, group in sorted(gains, reverse=True)[:2] if gain > BLAMED]
     return [f"To blame: {', and '.join(blamed)}."] if blamed else []
 
 

@@ -58,13 +58,13 @@ def weight_kinds(
                 attend.add(layer)
             if not slices and weight.ndim > 1:
                 unnamed.add(in_attention)
-    found: dict[str, list[WeightPart] | None] = {"all": [WeightPart(name) for name in weights]}
-    found["blocks"] = list(inside.values())
+    kinds: dict[str, list[WeightPart] | None] = {"all": [WeightPart(name) for name in weights]}
+    kinds["blocks"] = list(inside.values())
     for kind in ("query", "key", "value", "output"):
-        whole = attend and attend == {part.layer for part in by_kind[kind]} and True not in unnamed
-        found[kind] = by_kind[kind] if whole else None
-    found["mlp"] = by_kind["mlp"] if False not in unnamed else None
-    return found | _outside(model, weights, inside, head)
+        complete = attend and attend == {part.layer for part in by_kind[kind]} and True not in unnamed
+        kinds[kind] = by_kind[kind] if complete else None
+    kinds["mlp"] = by_kind["mlp"] if False not in unnamed else None
+    return kinds | _outside(model, weights, inside, head)
 
 
 def _outside(

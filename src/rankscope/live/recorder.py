@@ -116,13 +116,13 @@ class WatchTotals:
 
     def add(self, call: ModelCall, readings: CallReadings) -> None:
         """Count a call that ended well."""
-        attention, number = readings.attention, readings.states.number
-        self.broken_links.update(map(number, call.chain.broken))
-        self.unsure_layers.update(map(number, call.chain.unsure))
+        attention, layer_number = readings.attention, readings.states.number
+        self.broken_links.update(map(layer_number, call.chain.broken))
+        self.unsure_layers.update(map(layer_number, call.chain.unsure))
         self.masks.add(call.mask)
-        self.calls_per_layer.update(map(number, call.left))
+        self.calls_per_layer.update(map(layer_number, call.left))
         self.row_sum_defects += attention.defects
-        self.layers_with_attention.update(map(number, attention.layers))
+        self.layers_with_attention.update(map(layer_number, attention.layers))
         self.later_attention += attention.later
         self.other_attention += len(attention.left_out)
         self.float32_inside |= attention.float32_inside
@@ -136,7 +136,7 @@ class WatchTotals:
         states = readings.states
         for name, kept in (("states", states.kept), ("attention", attention.kept), ("embeddings", states.means)):
             for layer, x in kept:
-                self.kept[name][number(layer)].append(x)
+                self.kept[name][layer_number(layer)].append(x)
 
     def _read_ended(self) -> None:
         """Read the hidden states that wait."""

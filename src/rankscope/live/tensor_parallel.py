@@ -116,11 +116,11 @@ class TensorParallel:
         Raises:
             WatchError: No output projection of the block tells.
         """
-        own, together = widths[self.index], sum(widths)
-        by_rows, others = self._inputs_in_attention(block)
-        if not by_rows or (together in by_rows) != (own in by_rows | others):
+        own_width, together = widths[self.index], sum(widths)
+        by_rows, not_by_rows = self._inputs_in_attention(block)
+        if not by_rows or (together in by_rows) != (own_width in by_rows | not_by_rows):
             return together not in by_rows
-        came = f"heads {own} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
+        came = f"heads {own_width} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
         sentence = f"heads of a tensor-parallel model must fit an output projection in its attention; {came}"
         raise WatchError(f"{sentence}: watch metrics of tokens", subject="heads")
 
@@ -138,12 +138,12 @@ class TensorParallel:
             for inner in part.modules()
         )
         by_rows: set[int] = set()
-        others: set[int] = set()
+        not_by_rows: set[int] = set()
         for part in parts or block.modules():
             weight = part._parameters.get("weight")
             if weight is not None and weight.ndim == 2 and not isinstance(part, nn.Embedding):
-                (by_rows if self.is_split_by_rows(part) else others).add(weight.shape[_input_axis(part)])
-        return by_rows, others
+                (by_rows if self.is_split_by_rows(part) else not_by_rows).add(weight.shape[_input_axis(part)])
+        return by_rows, not_by_rows
 
 
 def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
@@ -209,9 +209,9 @@ def _specs_under_fsdp(model: nn.Module) -> dict[WeightKey, Any]:
                 spec = None
                 if sharded.is_dtensor:
                     spec = vars(sharded)["_tp_spec" if "_tp_spec" in vars(sharded) else "_unsharded_dtensor_spec"]
-                place = sharded._module_info
-                holders = [place.module, *place.shared_modules]
-                names = [place.param_name, *place.shared_param_names]
+                info = sharded._module_info
+                holders = [info.module, *info.shared_modules]
+                names = [info.param_name, *info.shared_param_names]
                 specs |= {(id(holder), name): spec for holder, name in zip(holders, names, strict=True)}
     return specs
 
@@ -260,7 +260,7 @@ def local_tokens(x: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate
 
     last = x.ndim - 1
-    kept = [place if place.is_shard() and place.dim % x.ndim != last else Replicate() for place in x.placements]  # type: ignore[attr-defined]
+    kept = [p if p.is_shard() and p.dim % x.ndim != last else Replicate() for p in x.placements]  # type: ignore[attr-defined]
     return local_part(x.redistribute(placements=kept))  # type: ignore[attr-defined]
 
 

@@ -177,8 +177,8 @@ def distance_floor(dtype: torch.dtype = torch.float32) -> float:
     Args:
         dtype: The dtype that embeddings were computed in.
     """
-    own = 2 * ROUNDING * unit_of(torch.float64)  # of the products from which distances are computed here
-    return max((2 * ROUNDING * unit_of(dtype)) ** 2, own)
+    float64_floor = 2 * ROUNDING * unit_of(torch.float64)  # of the products from which distances are computed here
+    return max((2 * ROUNDING * unit_of(dtype)) ** 2, float64_floor)
 
 
 def _wide(Z: Tensor) -> Tensor:

@@ -152,9 +152,9 @@ def chosen_experts(
     best = largest([numbers.view(shape) for numbers in order], experts.group_best)
     by_group = [torch.where(best, numbers.view(shape), 0.0).sum(-1) for numbers in order]
     if experts.group_best > 1:
-        whole, sign, size = _parts(z) if experts.sigmoid else (z * 0.0, z * 0.0 + 1.0, z.log_softmax(-1))
-        whole = whole if correction is None else whole + correction
-        by_group = [*_order(whole.view(shape), sign.view(shape), size.view(shape), best), by_group[-1]]
+        base, sign, size = _parts(z) if experts.sigmoid else (z * 0.0, z * 0.0 + 1.0, z.log_softmax(-1))
+        base = base if correction is None else base + correction
+        by_group = [*_order(base.view(shape), sign.view(shape), size.view(shape), best), by_group[-1]]
     closed = ~largest(by_group, experts.groups_chosen)[..., None].expand_as(best).flatten(-2)
     return largest([numbers.masked_fill(closed, -torch.inf) for numbers in order], experts.chosen)
 
@@ -166,7 +166,7 @@ def _parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(near, 0.5, above), torch.where(near, z.sign(), 1 - 2 * above), size
 
 
-def _order(whole: Tensor, sign: Tensor, log: Tensor, added: Tensor) -> list[Tensor]:
+def _order(base: Tensor, sign: Tensor, log: Tensor, added: Tensor) -> list[Tensor]:
     """Numbers by which the sums of `w + g e^l` over the entries in `added` are ordered: by the first, then the next.
 
     Where the w add up to the same, the first is as its small part is, and the others are what it rounds away."""
@@ -174,7 +174,7 @@ def _order(whole: Tensor, sign: Tensor, log: Tensor, added: Tensor) -> list[Tens
     top = log.amax(-1, keepdim=True).clamp(min=torch.finfo(log.dtype).min)
     part, top = (sign * (log - top).exp()).sum(-1), top[..., 0]  # the sum of all g e^l, in units of e^top
     size = part.abs().masked_fill(part == 0, 1.0).log() + top
-    return [torch.where(added, whole, 0.0).sum(-1) + part * top.exp(), part.sign(), part.sign() * size]
+    return [torch.where(added, base, 0.0).sum(-1) + part * top.exp(), part.sign(), part.sign() * size]
 
 
 def largest(order: Sequence[Float[Tensor, "*batch entry"]], count: int) -> Bool[Tensor, "*batch entry"]:

@@ -105,19 +105,19 @@ class Transformer:
         """The network in another dtype or on another device, in either order as of a tensor; itself where nothing
         changes."""
         kind: Any = dtype
-        place: Any = device
+        target: Any = device
         named_dtype = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)  # refused below
         if (isinstance(dtype, str | torch.device) and not named_dtype) or isinstance(device, torch.dtype):
-            kind, place = place, kind  # net.to("cuda")
+            kind, target = target, kind  # net.to("cuda")
         if kind is not None:
             check_dtype(kind)
-        if place is not None:
-            check_device(place, kind or self.dtype)
-        if kind in (None, self.dtype) and (place is None or torch.device(place) == self.device):
+        if target is not None:
+            check_device(target, kind or self.dtype)
+        if kind in (None, self.dtype) and (target is None or torch.device(target) == self.device):
             return self
-        convert, memory = Conversion(kind, place), self.memory
+        convert, memory = Conversion(kind, target), self.memory
         if memory is not None:
-            memory = Memory(convert(memory.tokens), memory.valid.to(device=place))
+            memory = Memory(convert(memory.tokens), memory.valid.to(device=target))
         return replace(self, weights=converted(self.weights, convert), memory=memory)
 
     def held(self) -> "Transformer":

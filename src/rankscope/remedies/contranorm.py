@@ -56,8 +56,8 @@ class ContraNorm(BuiltInRemedy):
     @property
     def pieces(self) -> tuple["TokenContrast", ...]:
         """One before every norm that it may stand before."""
-        places = ("attention_in", "cross_in", "mlp_in", "attention_sum")
-        return tuple(TokenContrast(self.name, place, self.s) for place in places)
+        sites = ("attention_in", "cross_in", "mlp_in", "attention_sum")
+        return tuple(TokenContrast(self.name, site, self.s) for site in sites)
 
 
 @dataclass(frozen=True)

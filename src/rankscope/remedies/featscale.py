@@ -53,9 +53,9 @@ class FeatScale(BuiltInRemedy):
     def mean_field(self, C: Any, block: Any, rules: Any, inside: Any) -> Any:
         """`M C M^T`, `M = (1 + t) I + (s - t) K`, K the average over what each token sees; the mean over channels."""
         s, t = (block.weights.parts[self.name][name].to(C) for name in ("s", "t"))
-        K, whole, averaged = _averages(block, rules).to(C), 1 + t, s - t
-        both = (whole * averaged).mean() * (K @ C)
-        return whole.square().mean() * C + both + both.mT + averaged.square().mean() * (K @ C @ K.mT)
+        K, direct, averaged = _averages(block, rules).to(C), 1 + t, s - t
+        both = (direct * averaged).mean() * (K @ C)
+        return direct.square().mean() * C + both + both.mT + averaged.square().mean() * (K @ C @ K.mT)
 
     def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
         """The plain rule, which is linear as it is."""

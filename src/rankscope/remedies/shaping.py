@@ -51,8 +51,8 @@ class PatternShaping(BuiltInRemedy):
         """Return the moments of a row of `alpha I + beta P - gamma C` among many tokens (`forecasts/phases.py`)."""
         alpha, beta, gamma = (float(weight.mean()) for weight in self.of_heads(block, torch.empty(0).double()))
         rules.query_gradient *= beta**2
-        squares, own = (alpha**2 + beta**2 * square for square in (row.squares, row.own))
-        return row._replace(total=alpha + beta - gamma, squares=squares, own=own, response=beta**2 * row.response)
+        squares, kept = (alpha**2 + beta**2 * square for square in (row.squares, row.own))
+        return row._replace(total=alpha + beta - gamma, squares=squares, own=kept, response=beta**2 * row.response)
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return `alpha I + beta P - gamma C` of a split pattern, without subtracting C from a P that is near it."""

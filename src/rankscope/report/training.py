@@ -81,8 +81,8 @@ def _spikes(report: SpikeReport | None) -> list[Section]:
     if report is None or not report.spikes:
         return []
     tables, notes = [], []
-    for number, spike in list(enumerate(report.spikes))[-SPIKES:]:
-        where, events = f"step {spike.first:,}, where the loss {spike.description}", report.order(number)
+    for index, spike in list(enumerate(report.spikes))[-SPIKES:]:
+        where, events = f"step {spike.first:,}, where the loss {spike.description}", report.order(index)
         if not events:
             notes.append(f"Before {where}, {report.none_left}.")
             continue
@@ -91,7 +91,7 @@ def _spikes(report: SpikeReport | None) -> list[Section]:
             way = "rose" if event.rose else "fell"
             rows.append([title_of(event.signal), event.place, way, f"{event.lead:,}", f"{event.chance:.2g}"])
         few = f" The first {EVENTS} of {len(events)}." if len(events) > EVENTS else ""
-        note = f"{report.sure(number).height} of {report.signals} signals left their band before it.{few}"
+        note = f"{report.sure(index).height} of {report.signals} signals left their band before it.{few}"
         tables.append(Table(f"Before {where}", ["signal", "where", "moved", "steps before", "chance"], rows, note=note))
     count, shown = len(report.spikes), min(SPIKES, len(report.spikes))
     few = f" Shown are the last {shown}." if shown < count else ""

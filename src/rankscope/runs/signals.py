@@ -35,15 +35,15 @@ def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
         FileError: A source is not there, or is nothing of the table.
         MissingExtraError: TensorBoard's own files are to be read, and it is not installed.
     """
-    found: dict[tuple[str, int | None, int | None], Signal] = {}
+    signals: dict[tuple[str, int | None, int | None], Signal] = {}
     for source in map(Path, sources):
         for signal in _read(source):
             key = (signal.name, signal.layer, signal.head)
-            if key in found:
+            if key in signals:
                 sentence = f"each number must come from one source; {signal.name} is in {source} and in another"
                 raise FileError(sentence, subject=str(source))
-            found[key] = signal
-    return list(found.values())
+            signals[key] = signal
+    return list(signals.values())
 
 
 def run_signals(training: TrainingRun) -> list[Signal]:
@@ -71,8 +71,8 @@ def run_events(training: TrainingRun) -> SpikeReport | None:
     loss = run_loss(training)
     if loss is None:
         return None
-    others = split_loss(run_signals(training))[1] if find_spikes(loss) else []
-    return order_of_events(loss, others)
+    signals = split_loss(run_signals(training))[1] if find_spikes(loss) else []
+    return order_of_events(loss, signals)
 
 
 def split_loss(signals: Iterable[Signal], name: str | None = None) -> tuple[Signal, list[Signal]]:
@@ -89,9 +89,9 @@ def split_loss(signals: Iterable[Signal], name: str | None = None) -> tuple[Sign
     for wanted in LOSS if name is None else (name.lower(),):
         for signal in signals:
             if signal.name.lower() == wanted and signal.layer is None:
-                return signal, [other for other in signals if other is not signal]
-    there = ", ".join(sorted({signal.name for signal in signals if signal.layer is None})[:12]) or "none"
-    sentence = f"the loss must be one of the numbers, {there}; got {name or 'none of the usual names'}: give --loss"
+                return signal, [candidate for candidate in signals if candidate is not signal]
+    names = ", ".join(sorted({signal.name for signal in signals if signal.layer is None})[:12]) or "none"
+    sentence = f"the loss must be one of the numbers, {names}; got {name or 'none of the usual names'}: give --loss"
     raise FileError(sentence, subject="loss")
 
 
@@ -120,13 +120,13 @@ def _tensorboard(folder: Path) -> list[Signal]:
     need("reading TensorBoard's files", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: dict[str, dict[int, float]] = {}
+    tags: dict[str, dict[int, float]] = {}
     for path in sorted(folder.rglob("events.out.tfevents*")):
         events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         for tag in events.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return [_signal(tag, [*sorted(values)], [values[step] for step in sorted(values)]) for tag, values in found.items()]
+            tags.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+    return [_signal(tag, [*sorted(values)], [values[step] for step in sorted(values)]) for tag, values in tags.items()]
 
 
 def _opened(path: Path) -> pl.DataFrame:
@@ -168,9 +168,9 @@ def _table(table: pl.DataFrame, path: Path) -> list[Signal]:
         if is_number and not name.endswith(("__MIN", "__MAX")):
             rows = table.select(pl.col(step).alias("step"), pl.col(name).cast(pl.Float64).alias("value"))
             rows = rows.drop_nulls().group_by("step").agg(pl.col("value").mean()).sort("step")
-            own = path.stem if name.lower() == "value" else name.rpartition(" - ")[2]  # W&B: "run name - number"
+            label = path.stem if name.lower() == "value" else name.rpartition(" - ")[2]  # W&B: "run name - number"
             if rows.height:
-                signals.append(_signal(own, rows["step"].to_list(), rows["value"].to_list()))
+                signals.append(_signal(label, rows["step"].to_list(), rows["value"].to_list()))
     return signals
 
 

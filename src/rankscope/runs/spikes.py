@@ -113,19 +113,19 @@ class SpikeReport:
         if not self.spikes:
             return [f"The loss has no spike; its spike score is {self.score:.2g}%."]
         count = "1 spike" if len(self.spikes) == 1 else f"{len(self.spikes)} spikes"
-        said = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
-        for number, spike in enumerate(self.spikes):
-            came = self.sure(number)
+        lines = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
+        for index, spike in enumerate(self.spikes):
+            came = self.sure(index)
             before = f"before it {self.none_left}"
             if came.height:
                 before = f"before it {'; then '.join(map(_words, came.head(3).iter_rows(named=True)))}"
                 before += f"; {came.height} of {self.signals} signals did so" if came.height > 3 else ""
-            said.append(f"At step {spike.first} the loss {spike.description}; {before}.")
-        return said
+            lines.append(f"At step {spike.first} the loss {spike.description}; {before}.")
+        return lines
 
     @property
     def none_left(self) -> str:
-        """That nothing is known to have come before a spike, in words."""
+        """The sentence for a spike before which no signal left its band for sure."""
         return f"none of {self.signals} signals left its band for sure"
 
     def sure(self, number: int) -> pl.DataFrame:
@@ -158,24 +158,24 @@ def deviations_from_mean(values: Any, window: int = WINDOW, outlier: float = mat
     numbers = np.asarray(values, dtype=float)
     finite = numbers[np.isfinite(numbers)]
     origin = finite[0] if len(finite) else 0.0  # sums of squares of what is left lose no digits to a large mean
-    found, kept, total, square = np.zeros(len(numbers)), deque[float](), 0.0, 0.0
-    for k, number in enumerate(numbers):
-        value = number - origin
+    deviations, kept, total, square = np.zeros(len(numbers)), deque[float](), 0.0, 0.0
+    for k, entry in enumerate(numbers):
+        value = entry - origin
         if not math.isfinite(value):
-            found[k] = math.inf
+            deviations[k] = math.inf
             continue
         if len(kept) >= LEAST:
             mean = total / len(kept)
             sd = math.sqrt(max(0.0, square / len(kept) - mean**2))
             away = value - mean
-            found[k] = away / sd if sd > 0 else math.copysign(math.inf, away) if away else 0.0
-        if abs(found[k]) < outlier:
+            deviations[k] = away / sd if sd > 0 else math.copysign(math.inf, away) if away else 0.0
+        if abs(deviations[k]) < outlier:
             kept.append(value)
             total, square = total + value, square + value**2
             if len(kept) > window:
                 old = kept.popleft()
                 total, square = total - old, square - old**2
-    return found
+    return deviations
 
 
 def spike_score(values: Any, window: int = WINDOW, deviations: float = DEVIATIONS) -> float:
@@ -238,25 +238,25 @@ def order_of_events(
     for chosen in _by_steps(signals):
         steps, values = chosen[0].steps, _comparable(chosen)
         places = np.searchsorted(steps, [spike.first for spike in spikes]).tolist()  # values there do not come before
-        before = {number: _leads(values, at) for number, at in enumerate(places) if at > LEAST}
+        before = {index: _leads(values, at) for index, at in enumerate(places) if at > LEAST}
         # The quiet steps are asked about signals that left their band before some spike alone: that takes the time.
         moved = np.flatnonzero(sum((lead for lead, *_ in before.values()), np.zeros(len(chosen), dtype=int)))
         quiet = _quiet(steps, spikes) if len(moved) else []
         at_rest = np.array([_leads(values[moved], k)[0] for k in quiet]).reshape(len(quiet), len(moved))
-        for number, (lead, direction, distance) in before.items():
+        for index, (lead, direction, distance) in before.items():
             for column, k in enumerate(moved.tolist()):
                 if lead[k]:
-                    first, step = spikes[number].first, int(steps[places[number] - lead[k]])
+                    first, step = spikes[index].first, int(steps[places[index] - lead[k]])
                     chance = (float((at_rest[:, column] >= lead[k]).sum()) + 1) / (len(quiet) + 1)
                     rows.append({
-                        "spike": number, "signal": chosen[k].name, "layer": chosen[k].layer, "head": chosen[k].head,
+                        "spike": index, "signal": chosen[k].name, "layer": chosen[k].layer, "head": chosen[k].head,
                         "step": step, "lead": first - step, "direction": int(direction[k]),
                         "distance": float(distance[k]), "chance": chance,
                     })  # fmt: skip
     table = pl.DataFrame(rows, schema={name: kind for name, kind in EVENTS.items() if name != "adjusted"})
     adjusted = np.ones(table.height)
-    for number in range(len(spikes)):
-        mine = (table["spike"] == number).to_numpy()
+    for index in range(len(spikes)):
+        mine = (table["spike"] == index).to_numpy()
         adjusted[mine] = _adjusted(table["chance"].to_numpy()[mine], len(signals))
     table = table.with_columns(adjusted=pl.Series(adjusted, dtype=pl.Float64))
     table = table.sort("spike", "step", "adjusted", "signal", maintain_order=True)
@@ -265,12 +265,12 @@ def order_of_events(
 
 def _by_steps(signals: Iterable[Signal]) -> list[list[Signal]]:
     """Signals with the same steps together."""
-    found: dict[bytes, list[Signal]] = {}
+    groups: dict[bytes, list[Signal]] = {}
     for signal in signals:
         if len(signal.steps) != len(signal.values):
             raise FileError(f"{signal.name} must have a value at each of its steps", subject=signal.name)
-        found.setdefault(np.asarray(signal.steps, dtype=np.int64).tobytes(), []).append(signal)
-    return list(found.values())
+        groups.setdefault(np.asarray(signal.steps, dtype=np.int64).tobytes(), []).append(signal)
+    return list(groups.values())
 
 
 def _comparable(signals: Sequence[Signal]) -> np.ndarray:
@@ -321,9 +321,9 @@ def _adjusted(chances: np.ndarray, count: int) -> np.ndarray:
     """Chances corrected for so many signals, of which these are the smallest (Benjamini & Hochberg)."""
     order = np.argsort(chances)
     scaled = chances[order] * count / np.arange(1, len(chances) + 1)
-    found = np.empty(len(chances))
-    found[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
-    return found
+    adjusted = np.empty(len(chances))
+    adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return adjusted
 
 
 def _words(row: dict[str, Any]) -> str:

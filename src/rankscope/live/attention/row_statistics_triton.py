@@ -38,7 +38,7 @@ def is_fused(scores: AttentionScores) -> bool:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_keys(  # type: ignore[no-untyped-def]
-    q, row, own, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
+    q, row, row_sequence, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
     K, M, S, exponent, scale, softcap, offset, before, after, keys, group,
     k_batch, k_head, k_row, m_batch, m_head, m_row, m_key, s_batch, is_row,
     D: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, CAPPED: tl.constexpr,
@@ -65,11 +65,11 @@ def _add_keys(  # type: ignore[no-untyped-def]
         if AFTER:
             seen = seen & (ahead <= after)
         if PACKED:
-            other = tl.load(S + batch * s_batch + column, mask=is_key, other=-2)
-            seen = seen & (own[:, None] == other[None, :])
+            key_sequence = tl.load(S + batch * s_batch + column, mask=is_key, other=-2)
+            seen = seen & (row_sequence[:, None] == key_sequence[None, :])
         if MASK != 0:
-            place = M + batch * m_batch + head * m_head + row[:, None] * m_row + column[None, :] * m_key
-            mask = tl.load(place, mask=is_row[:, None] & is_key[None, :], other=0)
+            address = M + batch * m_batch + head * m_head + row[:, None] * m_row + column[None, :] * m_key
+            mask = tl.load(address, mask=is_row[:, None] & is_key[None, :], other=0)
             if MASK == 1:
                 seen = seen & (mask != 0)
             else:
@@ -115,9 +115,9 @@ def _kernel(  # type: ignore[no-untyped-def]
     first = tl.load(F + batch * f_batch + row * f_row, mask=is_row, other=0)
     lowest = tl.min(tl.where(is_row, first, keys), 0)
     highest = tl.max(first, 0)
-    own = row
+    row_sequence = row
     if PACKED:
-        own = tl.load(S + batch * s_batch + row, mask=is_row, other=-1)
+        row_sequence = tl.load(S + batch * s_batch + row, mask=is_row, other=-1)
     exponent = LOG2_E
     if not (CAPPED or MASK == 2):
         exponent = scale * LOG2_E
@@ -138,14 +138,14 @@ def _kernel(  # type: ignore[no-untyped-def]
             seen_by_all = tl.maximum(0, tl.minimum(seen_by_all, (start + offset + after + 1) // KEYS * KEYS))
     for begin in range(low, seen_by_all, KEYS):
         m, total, weighted, squared, at_first = _add_keys(
-            q, row, own, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
+            q, row, row_sequence, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
             K, M, S, exponent, scale, softcap, offset, before, after, keys, group,
             k_batch, k_head, k_row, m_batch, m_head, m_row, m_key, s_batch, is_row,
             D, WIDTH, MASK, PACKED, CAPPED, BEFORE, AFTER, EXACT, KEYS, True,
         )  # fmt: skip
     for begin in range(seen_by_all, high, KEYS):
         m, total, weighted, squared, at_first = _add_keys(
-            q, row, own, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
+            q, row, row_sequence, first, m, total, weighted, squared, at_first, begin, batch, head, lowest, highest,
             K, M, S, exponent, scale, softcap, offset, before, after, keys, group,
             k_batch, k_head, k_row, m_batch, m_head, m_row, m_key, s_batch, is_row,
             D, WIDTH, MASK, PACKED, CAPPED, BEFORE, AFTER, EXACT, KEYS, False,
@@ -190,7 +190,7 @@ def fused_row_statistics(scores: AttentionScores, first: Tensor) -> RowStatistic
     query, key = (x if x.stride(-1) == 1 else x.contiguous() for x in (scores.query, scores.key))
     batch, heads, queries, d = query.shape
     keys, like = key.shape[-2], query
-    found = [torch.empty(batch, heads, queries, dtype=torch.float32, device=like.device) for _ in range(5)]
+    statistics = [torch.empty(batch, heads, queries, dtype=torch.float32, device=like.device) for _ in range(5)]
     mask, kind, mask_strides = like, 0, [0, 0, 0, 0]
     if scores.mask is not None:
         kind = 1 if scores.mask.dtype == torch.bool else 2
@@ -208,9 +208,9 @@ def fused_row_statistics(scores: AttentionScores, first: Tensor) -> RowStatistic
     }  # fmt: skip
     with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
         _kernel[triton.cdiv(queries, options["QUERIES"]), batch * heads](
-            query, key, mask, sequence, first, sinks, *found,
+            query, key, mask, sequence, first, sinks, *statistics,
             scores.factor, float(scores.softcap or 0.0), scores.offset, before or 0, after or 0, queries, keys, heads,
             heads // key.shape[1], *query.stride()[:3], *key.stride()[:3], *mask_strides,
             sequence.stride(0) if scores.sequence is not None else 0, *first.stride(), **options,
         )  # fmt: skip
-    return RowStatistics(*found)
+    return RowStatistics(*statistics)

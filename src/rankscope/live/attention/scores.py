@@ -140,23 +140,23 @@ class AttentionScores:
 
     def seen(self, at: Int[Tensor, " row"]) -> Bool[Tensor, "#batch #head row key"] | None:
         """True where a query at one of these positions sees a key; None where every query sees all."""
-        found = []
+        masks = []
         if self.mask is not None and self.mask.dtype == torch.bool:
-            found.append(_some_rows(self.mask, at))
+            masks.append(_some_rows(self.mask, at))
         ahead = torch.arange(self.key.shape[-2], device=self.device) - (at[:, None] + self.offset)
         before, after = self.window
         after = 0 if self.causal else after
         if before is not None:
-            found.append((ahead >= -before)[None, None])
+            masks.append((ahead >= -before)[None, None])
         if after is not None:
-            found.append((ahead <= after)[None, None])
+            masks.append((ahead <= after)[None, None])
         if self.sequence is not None:
-            found.append((self.sequence[:, at, None] == self.sequence[:, None, :])[:, None])
-        if not found:
+            masks.append((self.sequence[:, at, None] == self.sequence[:, None, :])[:, None])
+        if not masks:
             return None
-        seen = found[0]
-        for other in found[1:]:
-            seen = seen & other
+        seen = masks[0]
+        for mask in masks[1:]:
+            seen = seen & mask
         return seen
 
 

@@ -251,7 +251,7 @@ class RecentChangeRule(AlarmRule):
             now: The number of each layer.
         """
         past = self.memory.setdefault("past", {})
-        found = {}
+        changes = {}
         for layer, value in now.items():
             if not 0 < value < math.inf:
                 continue
@@ -260,8 +260,8 @@ class RecentChangeRule(AlarmRule):
             if len(logs) > self.REFERENCE + self.LAG:
                 del logs[0]
                 usual = median(logs[: self.REFERENCE])
-                found[layer] = (logs[-1] - usual, 10**usual)
-        return found
+                changes[layer] = (logs[-1] - usual, 10**usual)
+        return changes
 
 
 class LogitGrowth(RecentChangeRule):

@@ -316,7 +316,7 @@ class BlockJacobians:
             return (tokens * valid.to(tokens.device)[..., None]).flatten(1)
 
         def shaped(rows: Tensor) -> Tensor:
-            """Rows as hidden states."""
+            """Return rows, one for each sample, as hidden states in the layout and dtype of the block's input."""
             states = rows.view(shape)
             return (exchanged(states, plan.layout) if x.ndim == 3 else states).to(x.dtype)
 
@@ -337,10 +337,10 @@ class BlockJacobians:
         else:
             start = space.to(x.device, dtype)
         with torch.no_grad():
-            found = leading_vectors(product, transposed, start, FIRST if space is None else LATER)
-        if bool(found.space.isfinite().all()):
-            self._spaces[call.layer] = found.space.to("cpu", torch.bfloat16)
-        return found
+            leading = leading_vectors(product, transposed, start, FIRST if space is None else LATER)
+        if bool(leading.space.isfinite().all()):
+            self._spaces[call.layer] = leading.space.to("cpu", torch.bfloat16)
+        return leading
 
     def _check_same(self, call: BlockCall, y: Tensor) -> None:
         """Raise unless the block gave what it gave within the model, to half of the digits that it computes with."""

@@ -40,8 +40,8 @@ def merged_over_ranks(keys: list[Key], sums: Sums) -> tuple[list[Key], Sums]:
             lists += theirs[0]
         union = sorted(dict.fromkeys(lists), key=lambda key: (key.layer is None, key.layer or 0))
         rows = {key: row for row, key in enumerate(union)}
-        own, sums = sums, EMPTY.repeat(len(union), 1)
-        sums[[rows[key] for key in keys]] = own
+        local_sums, sums = sums, EMPTY.repeat(len(union), 1)
+        sums[[rows[key] for key in keys]] = local_sums
         keys = union
     nccl = dist.get_backend() == "nccl"  # which gathers on the GPU only
     local = sums.to(torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu")
@@ -102,9 +102,9 @@ class Stage:
         way = "pipeline stages say with first_block= how many blocks come before theirs"
         first: dict[int, tuple[int, set[str]]] = {}  # of each stage: its number of blocks, and the weights beside them
         for rank, (start, count, names) in enumerate(gathered((self.first_block, len(blocks), outside))):
-            expected, others = first.setdefault(start, (count, names))
-            if count != expected or names != others:
-                only = f", and {min(names ^ others)} is in one of them" if names != others else ""
+            expected, expected_names = first.setdefault(start, (count, names))
+            if count != expected or names != expected_names:
+                only = f", and {min(names ^ expected_names)} is in one of them" if names != expected_names else ""
                 came = f"rank {rank} has {count}, an earlier one {expected}{only}: {way}"
                 raise MonitorError(f"ranks must have the same blocks; {came}", subject="first_block")
         stages = sorted((start, start + count) for start, (count, _) in first.items())

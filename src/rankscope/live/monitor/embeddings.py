@@ -75,8 +75,8 @@ class ProbeEmbeddings:
         if world_size() > 1:
             shapes = {layer: tuple(rows.shape[1:]) for layer, rows in taken.items()}
             distributed.require_agreement("embeddings", shapes)
-            own = {layer: rows.cpu() for layer, rows in taken.items()} if self.counts_samples else None
-            parts = [part for part in gathered(own) if part is not None]
+            local_rows = {layer: rows.cpu() for layer, rows in taken.items()} if self.counts_samples else None
+            parts = [part for part in gathered(local_rows) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()
         for layer, rows in taken.items():
@@ -106,12 +106,12 @@ class ProbeEmbeddings:
             numbers += [("alignment", lambda: _mean_alignment(views), near)]
         for name, compute, floor in numbers:
             try:
-                number = compute() if finite else torch.tensor(torch.nan, dtype=torch.float64)
+                scalar = compute() if finite else torch.tensor(torch.nan, dtype=torch.float64)
             except MetricError as error:  # too few eigenvalues for a line
                 self._note(f"{name} is not measured: {first_line(error)}")
                 continue
             # Where collapse leaves nothing to compute a number from, there is none; that is no overflow.
-            value = NO_VALUE if finite and bool(number.isnan()) else counted_once(number.cpu(), distributed.is_writer())
+            value = NO_VALUE if finite and bool(scalar.isnan()) else counted_once(scalar.cpu(), distributed.is_writer())
             values.add(layer, name, value, torch.full_like(value, floor))
 
     def _note(self, sentence: str) -> None:
@@ -157,4 +157,4 @@ def _result(function: EmbeddingFunction, output: Any) -> Tensor:
 def _mean_alignment(views: Tensor) -> Tensor:
     """The mean alignment of all pairs of views of a sample."""
     pairs = combinations(views.unbind(1), 2)
-    return torch.stack([alignment(one, other) for one, other in pairs]).mean(0)
+    return torch.stack([alignment(view_a, view_b) for view_a, view_b in pairs]).mean(0)

@@ -180,8 +180,8 @@ class ForecastCheck:
         agrees = all(excess <= 0 for excess in beyond.values())
         most = {layer: abs(difference) for layer, difference in differences.items()} if agrees else beyond
         layer = max(most, key=lambda at: math.inf if math.isnan(most[at]) else most[at])
-        there = f"{measured[layer]:.2g} of their size" if measured[layer] > floors[layer] else "no more than rounding"
-        compared = f"{there}, forecast: {_power(self.expected[layer])}"
+        apart = f"{measured[layer]:.2g} of their size" if measured[layer] > floors[layer] else "no more than rounding"
+        compared = f"{apart}, forecast: {_power(self.expected[layer])}"
         if agrees:
             by = f"{most[layer]:.2g} in log10 at most, at layer {layer} ({compared})"
             sentence = f"Before training, tokens of all layers are apart as forecast: the difference is {by}."

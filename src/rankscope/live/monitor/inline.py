@@ -213,9 +213,9 @@ class OperatorMeasurement:
             for name, position in reversed(self.masks):
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
-            whole, floating = token_counts((*args, *kwargs.values()))
+            integers, floating = token_counts((*args, *kwargs.values()))
             modes = (model.training, torch.is_grad_enabled())
-            _called(named[1], named[0], whole, floating, self.seen, id(self), *modes)
+            _called(named[1], named[0], integers, floating, self.seen, id(self), *modes)
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())

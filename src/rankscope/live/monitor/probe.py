@@ -175,10 +175,10 @@ class Probe:
         named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
         tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
         rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None])]
-        own = [name + sha256(_bytes(row)).hexdigest() for name, row in rows]
-        if self.together is not None and any(theirs != own for theirs in self.together.gathered(own)):
+        digests = [name + sha256(_bytes(row)).hexdigest() for name, row in rows]
+        if self.together is not None and any(theirs != digests for theirs in self.together.gathered(digests)):
             self.together.refuse_samples("their probes differ")
-        shares = processes.gathered(own if self.together is None or self.together.index == 0 else [])
+        shares = processes.gathered(digests if self.together is None or self.together.index == 0 else [])
         digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
         return f"the probe {digest}"
 

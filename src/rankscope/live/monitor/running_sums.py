@@ -96,10 +96,10 @@ class MetricValues:
         """
         placed = MetricValues()
         for (layer, metric, by_head), parts in self.parts.items():
-            number = None if layer is None else layer + first_block
-            measured = layers is None or number is None or number in layers
+            network_layer = None if layer is None else layer + first_block
+            measured = layers is None or network_layer is None or network_layer in layers
             if measured and not (first_block and layer == 0):
-                placed.parts[number, metric, by_head] = parts
+                placed.parts[network_layer, metric, by_head] = parts
         return placed
 
     def update(self, values: "MetricValues") -> None:
