@@ -29,8 +29,8 @@ class StudyOptions:
     full: opt.Full = False
     device: opt.Device = "cpu"
     any_machine: opt.AnyMachine = False
-    page: Annotated[Path | None, opt.option(opt.RESULT, "FOLDER", "Write pages there, with their data.")] = None
-    redraw: Annotated[bool, opt.option(opt.RESULT, " ", "Only write pages of --page anew.", (), "--redraw")] = False
+    pages: Annotated[Path | None, opt.option(opt.RESULT, "FOLDER", "Write pages there, with their data.")] = None
+    redraw: Annotated[bool, opt.option(opt.RESULT, " ", "Only write pages of --pages anew.", (), "--redraw")] = False
 
 
 def study(
@@ -61,12 +61,12 @@ def study(
 
     chosen = questions(name)
     check_device(options.device)
-    pages = options.page
+    pages = options.pages
     if pages is not None:
         writable_folder(pages)
     if options.redraw:
         if pages is None:
-            raise StudyError("--redraw must say of which pages, with --page FOLDER; got none", subject="redraw")
+            raise StudyError("--redraw must say of which pages, with --pages FOLDER; got none", subject="redraw")
         for path in write_pages(pages, QUESTIONS):
             say_where("Written", path)
         return

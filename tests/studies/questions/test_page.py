@@ -155,8 +155,8 @@ def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path)
 
 
 def test_the_command_writes_pages_again_without_an_experiment(tmp_path: Path) -> None:
-    study(options=StudyOptions(page=tmp_path, redraw=True), output=tmp_path / "run")
+    study(options=StudyOptions(pages=tmp_path, redraw=True), output=tmp_path / "run")
     text = (tmp_path / "index.md").read_text(encoding="utf-8")
     assert all(question.title in text for question in QUESTIONS) and not (tmp_path / "run").exists()
-    with pytest.raises(StudyError, match="--page"):
+    with pytest.raises(StudyError, match="--pages"):
         study(options=StudyOptions(redraw=True), output=tmp_path / "run")

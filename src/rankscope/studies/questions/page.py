@@ -7,7 +7,7 @@
     FOLDER/data/NAME/          tables in Parquet, and `kept.json`: sizes, command, device, versions
 
 `keep` writes the data of a run; `write_pages` makes all pages of a folder from the data in it. `rankscope study
---page FOLDER` calls both, `rankscope study --redraw --page FOLDER` the second alone.
+--pages FOLDER` calls both, `rankscope study --redraw --pages FOLDER` the second alone.
 """
 
 import json
@@ -34,7 +34,7 @@ MOST_BYTES = 400_000  # Of the tables beside a page, together: more belongs into
 INTRODUCTION = (
     "Questions that the papers left open, each answered by an experiment that one command runs again. Every page has "
     "the answer in one sentence, the figure, the evidence with its spread over seeds, what was expected beforehand, "
-    "and what would change the answer. Pages are written by `rankscope study all --page docs/studies`, from the data "
+    "and what would change the answer. Pages are written by `rankscope study all --pages docs/studies`, from the data "
     "beside them."
 )
 
@@ -81,7 +81,7 @@ def refuse_smaller(folder: Path, question: Question, full: bool) -> None:
     path = folder / "data" / question.name / KEPT
     if not full and path.is_file() and document(path)["full"]:
         wanted = f"{folder} holds {question.name} at full size, which a quick run must not replace"
-        raise StudyError(f"{wanted}: choose another folder with --page, or run with --full", subject="page")
+        raise StudyError(f"{wanted}: choose another folder with --pages, or run with --full", subject="page")
 
 
 def command_of(question: Question, setup: Setup) -> str:
@@ -180,7 +180,7 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     versions = ", ".join(f"{name} {number}" for name, number in sorted(kept["versions"].items()))
     lines += [
         f"Every number and the figure of this page come from {data} in `studies/data/{question.name}`; "
-        f"`rankscope study --redraw --page docs/studies` writes the page from them. Made with {versions}."
+        f"`rankscope study --redraw --pages docs/studies` writes the page from them. Made with {versions}."
     ]
     return "\n".join(lines) + "\n"
 

@@ -55,7 +55,7 @@ REVIEW = (  # (question, reply)
     (
         "Can it be run again?",
         "Each page ends with its command. Seeds are fixed; the data behind every number and figure lie beside the "
-        "pages, and `rankscope study --redraw --page docs/studies` writes all pages from them. On a GPU sums are "
+        "pages, and `rankscope study --redraw --pages docs/studies` writes all pages from them. On a GPU sums are "
         "taken in another order: digits beyond the spread may differ.",
     ),
 )
