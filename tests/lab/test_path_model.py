@@ -1,4 +1,4 @@
-"""A network that is trained on paths of chosen lengths: its terms, and its gradients against every path walked alone."""
+"""A network that is trained on paths of chosen lengths: its terms and gradients, against every path walked alone."""
 
 import copy
 import math
@@ -19,6 +19,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.paths import decompose
 from tests.builders import awake
+from tests.lab.test_cuda_graph import CpuUse
 
 ATTENTION = {"mlp": "none", "norm": "layer", "norm_place": "post", "biases": ("query", "key")}
 WHOLE = {"norm_place": "pre", "final_norm": True, "mask": "causal", "positions": "absolute", "length": 8}
@@ -110,8 +111,7 @@ def test_gradients_are_those_of_every_path_walked_alone(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "remedy"),
-    [(ATTENTION, ""), (ATTENTION, "contranorm"), pytest.param(WHOLE, "", marks=pytest.mark.slow)],
+    ("fields", "remedy"), [(ATTENTION, ""), (ATTENTION, "contranorm"), pytest.param(WHOLE, "", marks=pytest.mark.slow)]
 )
 def test_gradients_are_differences_of_the_loss(fields: dict[str, Any], remedy: str) -> None:
     """Along a random direction in all parameters, MLPs, biases and a remedy included: central differences."""
@@ -143,7 +143,7 @@ def test_detached_gradients_leave_queries_and_keys_alone() -> None:
     for (name, mine), theirs in zip(one.named_parameters(), held.parameters(), strict=True):
         if "query" in name or "key" in name:
             assert theirs.grad is None or not theirs.grad.any()
-            assert mine.grad is not None and mine.grad.any() or "key.bias" in name  # the softmax ignores a key bias
+            assert (mine.grad is not None and mine.grad.any()) or "key.bias" in name  # the softmax ignores a key bias
         elif "value.weight" in name:
             assert theirs.grad is not None and theirs.grad.any()
 
@@ -192,3 +192,20 @@ def test_bad_lengths_dropout_and_parts_are_refused() -> None:
     with pytest.raises(PathError, match="latent"):
         PathModel(Transformer.random(arch), TASK, lengths=(1, 0, 0))
     assert type(Training(Sort(8, 4), Sort(8, 4).architecture(1, 8, 2), Recipe(steps=1)).models[0]) is Model
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_step_waits_for_nothing(detached: bool) -> None:
+    """On torch's device without numbers, where a question has no answer, as when a step is recorded on a GPU."""
+    task = Sort(16, 4)
+    make = partial(PathModel, lengths=(0.0, 1.0, 1.0), detached=detached)
+    training = Training(
+        task, task.architecture(2, 8, 2), Recipe(steps=1, batch=4), seeds=[0, 1], remedies=["contranorm"],
+        device="meta", model=make,
+    )  # fmt: skip
+    batches = training._batches(0)
+    training._batch_losses(batches)  # masks are made in the first
+    with CpuUse() as use:
+        training._batch_losses(batches).sum().backward()
+        training._clip()
+    assert use.calls > 100 and use.waited == [] and training.learner.refusal is None  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
-STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
+STUDIES = ("long-paths", "width-depth", "efficient", "beyond-attention", "hysteresis")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ def study(
 ) -> None:
     """Answer a question by experiment: figure, data, and the answer in a sentence.
 
+    [bold]long-paths[/bold]: whether long paths are useless by nature, or by training.
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and

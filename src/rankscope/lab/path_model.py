@@ -1,12 +1,12 @@
 """`PathModel`: a network whose head reads only the sum of its paths of chosen lengths, to be trained on them.
 
 The terms are the theorem's (Dong et al. 2021, theorem 2.1): attention, the scales of norms and the gates of MLPs are
-those of the whole network on the same input, computed in the same pass. What a token is told comes along paths of the
-chosen lengths alone; who attends to whom is decided by the whole network. The sum is normalised before the head, as in
-figure 4 of the paper: a small term is not a small number by that alone.
+those of the whole network on the same input, computed in the same pass. What a token is told comes along paths of
+the chosen lengths alone; who attends to whom is decided by the whole network. The sum is normalised before the head,
+as in figure 4 of the paper: a small term is not a small number by that alone.
 
-Gradients are those of this output, exactly: they go through the terms and through what is measured. With `detached` they
-go through the terms alone, so that queries and keys stay as they were drawn.
+Gradients are those of this output, exactly: they go through the terms and through what is measured. With `detached`
+they go through the terms alone, so that queries and keys stay as they were drawn.
 """
 
 from collections.abc import Sequence
