@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rankscope.studies import StudyResult
 
 STUDIES = (
+    "long-paths",
     "number-or-length",
     "width-depth",
     "efficient",
@@ -41,6 +42,7 @@ def study(
 ) -> None:
     """Answer a question by experiment: figure, data, and the answer in a sentence.
 
+    [bold]long-paths[/bold]: whether long paths are useless by nature, or by training.
     [bold]number-or-length[/bold]: which of the two decides what paths say.
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.

@@ -107,11 +107,11 @@ class Trainable(nn.Module):
         """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""
         return {name: getattr(part, leaf) for name, (part, leaf) in self._places.items()}
 
-    def _now(self) -> Transformer:
+    def current(self) -> Transformer:
         """The network on the parameters themselves."""
         return Transformer(self.arch, built(self.arch, self.tensors()), self.origin, self.memory)
 
-    def _masks_for(self, X: Tokens) -> Seen:
+    def masks_for(self, X: Tokens) -> Seen:
         """Masks are made once for a length and a device: on a GPU each would be waited for at every step."""
         where = X.shape[-2], X.device
         if where not in self._masks:
@@ -124,11 +124,11 @@ class Trainable(nn.Module):
     ) -> Iterator[Tokens]:
         """Tokens at layer 0, 1, ..., real ones where they stood, as `net.steps` has them; `drop` is dropout
         in training."""
-        return self._passed(self._now(), X, padding, drop)
+        return self._passed(self.current(), X, padding, drop)
 
     def _passed(self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
-        seen = self._masks_for(X) if padding is None else None
+        seen = self.masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
         rules = Plain(self.arch, settings) if drop is None else DropoutRules(self.arch, settings, drop)
         X = X if drop is None else drop(X)
@@ -142,7 +142,7 @@ class Trainable(nn.Module):
         self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
     ) -> Tokens:
         """The last state, through the final norm where there is one."""
-        net = self._now()
+        net = self.current()
         (last,) = deque(self._passed(net, X, padding, drop), maxlen=1)
         return net.finish(last)
 

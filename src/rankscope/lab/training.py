@@ -69,6 +69,8 @@ class Training:
         monitored: With False, `run` has the checkpoint alone.
         capture: Record steps on a GPU once and replay them (`cuda_graph.py`), where there is neither a `run`
             nor dropout.
+        model: Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
+            `partial(PathModel, lengths=(0, 1, 1))` (`path_model.py`).
 
     Raises:
         LabError: Seeds are not different numbers.
@@ -97,8 +99,9 @@ class Training:
         alarms: Callable[[], Sequence[AlarmSource]] | None = None,
         monitored: bool = True,
         capture: bool = False,
+        model: Callable[..., Model] = Model,
     ) -> None:
-        self.task, self.recipe = task, recipe or Recipe()
+        self.task, self.recipe, self.make_model = task, recipe or Recipe(), model
         self.initialisation = initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -195,7 +198,7 @@ class Training:
                 "network does, and would look up what it is asked for: take a task for encoders (sort, digits)",
                 subject="mask",
             )
-        model = Model(net.to(dtype), self.task.interface, start.embedding_std, seed=seed + 1)
+        model = self.make_model(net.to(dtype), self.task.interface, start.embedding_std, seed=seed + 1)
         if start.sigma_reparam is not None:
             reparametrise(model, start.sigma_reparam)
         for name, parameter in model.named_parameters():
@@ -296,6 +299,7 @@ class Training:
             "initialisation": asdict(self.initialisation),
             "seeds": self.seeds,
             "dtype": str(dtype),
+            **({} if self.make_model is Model else {"model": repr(self.make_model)}),
         }
 
 

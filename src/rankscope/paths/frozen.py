@@ -10,7 +10,8 @@ in its input (and in every bias):
 
 At the input that it was frozen on, it gives exactly what the network gives. A path is one way through it.
 
-`freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`.
+`freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`. `frozen_pass` is the
+same with gradients, for networks that are trained on some of their paths (`lab/path_model.py`).
 """
 
 from dataclasses import dataclass, field
@@ -26,16 +27,17 @@ from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.pass_settings import PassSettings, Seen
 from rankscope.nets.plain import HeadOutputs, Heads, Plain, Square, Tokens, affine
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block
-from rankscope.nets.weights import ExpertWeights, named
+from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.weights import ExpertWeights, named, release
 from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 
 Parts = Float[Tensor, "part batch token width"]
+MEASURED = ("query.bias", "key.bias", "gate.bias")  # biases that are part of what is measured, and start no path
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Frozen:
     last: FrozenNorm | None
     output: Tokens  # the output of the network itself
     order: TokenOrder | None  # how tokens go back to where they stood before padding was moved to the end
+    whole: bool  # every position is a token
+    gradients: bool = False  # frozen with gradients, which go through whatever is computed from here on
 
     def __repr__(self) -> str:
         return f"Frozen({self.net!r} on {tuple(self.X.shape)})"
@@ -110,14 +114,21 @@ class Frozen:
 
     @property
     def has_constants(self) -> bool:
-        """True if any bias is not zero: otherwise no path starts at a bias."""
+        """True if any bias that adds to tokens is not zero, or could become so in training: otherwise no path starts
+        at a bias."""
         net = self.net
         if not net.arch.biases:
             return False
         mine = shapes(net.arch)
+        if self.gradients:
+            return any(name.endswith(".bias") and not name.endswith(MEASURED) for name in mine)
         layers = ((f"layers.{index}.", named(layer)) for index, layer in enumerate(net.weights.layers))
         for prefix, part in chain([("", named(net.weights, layers=False))], layers):
-            biases = [tensor for name, tensor in part.items() if name.endswith(".bias") and prefix + name in mine]
+            biases = [
+                tensor
+                for name, tensor in part.items()
+                if name.endswith(".bias") and not name.endswith(MEASURED) and prefix + name in mine
+            ]
             if any(bool(bias.any()) for bias in biases):
                 return True
         return False
@@ -169,7 +180,8 @@ class FreezingRules(Plain):
             hidden = gate * up
         else:
             hidden, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
-            gate = (hidden / up).masked_fill_(up == 0, act(small) / small)  # at zero the slope there
+            zero = up == 0
+            gate = torch.where(zero, act(small) / small, hidden / up.masked_fill(zero, 1.0))  # at zero the slope there
         self.layer(block).gate = gate
         return affine(hidden, w.down)
 
@@ -204,15 +216,31 @@ def require_linear(net: Transformer) -> None:
 @torch.no_grad()
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
     """Run the network once and keep everything that depends on the tokens."""
+    return frozen_pass(net, X, padding)
+
+
+def frozen_pass(net: Transformer, X: Tensor, padding: Tensor | None = None, seen: Seen | None = None) -> Frozen:
+    """Run the network once and keep everything that depends on the tokens, with gradients where they are recorded.
+
+    Args:
+        net: The network; its tensors may be parameters.
+        X: Tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padded tokens.
+        seen: Who sees whom, as `unpadded` gave it before, where every position is a token.
+    """
     require_linear(net)
     X, valid, order = net.prepared(X, padding)
-    rules = FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))
+    whole = padding is None or bool(valid.all())  # without padding, spares a question to the device
+    rules = FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid, seen=seen))
     first = X
-    for step in net.traversed(X, valid, rules):
-        X = step.state
+    for block in net.blocks:
+        X = traverse(block, rules, X).state
+        X = X if whole else X.masked_fill(~valid[..., None], 0.0)
+    release(net.weights.layers)
     layers = tuple(rules.layer(block) for block in net.blocks)
     last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
-    return Frozen(net, first, valid, layers, last, net.finish(X) * valid[..., None], order)
+    output = net.finish(X) * valid[..., None]
+    return Frozen(net, first, valid, layers, last, output, order, whole, torch.is_grad_enabled())
 
 
 def with_bias(Y: Tensor, start: int | None, bias: Tensor | None) -> Tensor:

@@ -28,9 +28,40 @@ PIECE = 2**20  # numbers that go through a layer together on a CPU
 
 
 class PolynomialRules(FrozenRules):
-    """Rules on polynomials: the coefficients from the embedding, then those from biases, which begin at
-    `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache, and
-    what comes out is written where it belongs: products of matrices are nine tenths of the time."""
+    """Rules on polynomials, with gradients: the coefficients from the embedding, then those from biases, which begin
+    at `start`."""
+
+    def output(self, block: Block, head_terms: Any) -> Terms:
+        """Multiplies by z; the output bias is one more constant."""
+        added, start = self.added(block, head_terms), self.start
+        zero = torch.zeros_like(added[:1])
+        if start is None:
+            return Terms(torch.cat([zero, added]))
+        longer = torch.cat([zero, added[:start], zero, added[start:]])
+        return Terms(with_bias(longer, start + 1, block.weights.attention.output.bias), start + 1)
+
+    def values(self, block: Block, terms: Terms) -> Any:
+        """The values of every coefficient; where biases begin is remembered for `output`, which is given none."""
+        self.start = terms.start
+        return super().values(block, terms)
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """Coefficient by coefficient; attention's polynomial is one longer."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        longer, beside = branches["attention"], branches.get("mlp")
+        for part, after in _halves(terms, longer):
+            if half.skip != 0.0:
+                longer.parts[after].add_(terms.parts[part], alpha=half.skip)
+            if beside is not None:
+                longer.parts[after] += beside.parts[part]
+        return longer
+
+
+class PolynomialRulesInPieces(PolynomialRules):
+    """The same rules without gradients: on a CPU a few coefficients at a time go through a part, to stay in the
+    processor's cache, and what comes out is written where it belongs: products of matrices are nine tenths of the
+    time."""
 
     hidden: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
 
@@ -87,29 +118,20 @@ class PolynomialRules(FrozenRules):
         start = None if start is None else start + 1
         return Terms(with_bias(longer, start, block.weights.attention.output.bias), start)
 
-    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
-        """Coefficient by coefficient; attention's polynomial is one longer."""
-        if not half.attends:
-            return super().add(block, half, terms, branches)
-        longer, beside = branches["attention"], branches.get("mlp")
-        for part, after in _halves(terms, longer):
-            if half.skip != 0.0:
-                longer.parts[after].add_(terms.parts[part], alpha=half.skip)
-            if beside is not None:
-                longer.parts[after] += beside.parts[part]
-        return longer
 
-
-@torch.no_grad()
 def length_terms(frozen: Frozen, biases: bool = True) -> tuple[Coefficients, Coefficients]:
-    """The sums of terms by length: of paths from the embedding, and of paths from biases unless they are left out."""
-    rules, Y = PolynomialRules(frozen), frozen.X[None]
-    biased = biases and frozen.has_constants
-    terms = Terms(torch.cat([Y, torch.zeros_like(Y)]), 1) if biased else Terms(Y)
-    for layer in frozen.layers:
-        terms = rules.through(layer.block, terms)
-    lengths, Y = len(frozen.layers) + 1, rules.end(terms)
-    return Y[:lengths], Y[lengths:] if biased else torch.zeros_like(Y)
+    """The sums of terms by length: of paths from the embedding, and of paths from biases unless they are left out.
+
+    Gradients go through every term of a network that was frozen with them (`frozen_pass`), and through what was
+    measured on the way: attention, scales of norms, gates."""
+    with torch.set_grad_enabled(frozen.gradients):
+        rules = (PolynomialRules if frozen.gradients else PolynomialRulesInPieces)(frozen)
+        Y, biased = frozen.X[None], biases and frozen.has_constants
+        terms = Terms(torch.cat([Y, torch.zeros_like(Y)]), 1) if biased else Terms(Y)
+        for layer in frozen.layers:
+            terms = rules.through(layer.block, terms)
+        lengths, Y = len(frozen.layers) + 1, rules.end(terms)
+        return Y[:lengths], Y[lengths:] if biased else torch.zeros_like(Y)
 
 
 def _most(Y: Coefficients) -> int:

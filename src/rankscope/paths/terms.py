@@ -44,7 +44,7 @@ class FrozenRules(Arithmetic):
 
     def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
         self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
-        self.whole = bool(frozen.valid.all())
+        self.whole = frozen.whole
         self.memory: dict[str, Any] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
@@ -139,7 +139,10 @@ class FrozenRules(Arithmetic):
     def end(self, terms: Terms) -> Parts:
         """Through the final norm, where there is one."""
         last = self.frozen.last
-        return terms.parts if last is None else last.apply(*terms) * self.frozen.valid[..., None]
+        if last is None:
+            return terms.parts
+        ended = last.apply(*terms)
+        return ended if self.whole else ended * self.frozen.valid[..., None]
 
 
 class WholeNetwork(FrozenRules):

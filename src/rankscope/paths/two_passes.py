@@ -81,7 +81,7 @@ class TwoPasses:
 
     def __init__(self, net: Transformer, X: Tokens, valid: Bool[Tensor, "batch token"]) -> None:
         self.net, self.valid, self.first = net, valid, X
-        self.settings = net.settings(X, valid)
+        self.settings, self.whole = net.settings(X, valid), bool(valid.all())
         self.terms = torch.stack([X, torch.zeros_like(X)])
         self.inputs: list[tuple[Tokens, Parts]] = []
         self.closure = float("nan")  # How far the terms are from adding up to the output; known once `back` begins
@@ -90,7 +90,8 @@ class TwoPasses:
         """A frozen network that has this last state; its layers are frozen one at a time."""
         net = self.net
         last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
-        return Frozen(net, self.first, self.valid, (), last, net.finish(X) * self.valid[..., None], None)
+        output = net.finish(X) * self.valid[..., None]
+        return Frozen(net, self.first, self.valid, (), last, output, None, self.whole)
 
     @torch.no_grad()
     def forward(self, layer: FrozenLayer, X: Tokens) -> None:

@@ -5,12 +5,14 @@ from rankscope.studies.questions.beyond_attention import QUESTION as BEYOND_ATTE
 from rankscope.studies.questions.does_it_pay import QUESTION as DOES_IT_PAY
 from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
 from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
+from rankscope.studies.questions.long_paths import QUESTION as LONG_PATHS
 from rankscope.studies.questions.number_or_length import QUESTION as NUMBER_OR_LENGTH
 from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
 from rankscope.studies.questions.width_depth import QUESTION as WIDTH_DEPTH
 
 QUESTIONS: tuple[Question, ...] = (
+    LONG_PATHS,
     NUMBER_OR_LENGTH,
     WIDTH_DEPTH,
     EFFICIENT,
