@@ -62,9 +62,9 @@ ROWS = {
 }  # fmt: skip
 CHANGED = (
     "Changed after a quick run was seen (4 layers, 50 steps, widths 16 and 24), before any full one. In rank "
-    "correlations losses that differ by less than what matters count as equal, since networks that learn nothing would else be "
-    "ordered by chance; a correlation that is large enough, but whose p is not small, is not judged, and neither are "
-    "fewer than five networks. The grids of rates moved, since many networks chose an end."
+    "correlations losses that differ by less than what matters count as equal, since networks that learn nothing "
+    "would else be ordered by chance; a correlation that is large enough, but whose p is not small, is not judged, "
+    "and neither are fewer than five networks. The grids of rates moved, since many networks chose an end."
 )
 COSTS = {
     "setting": pl.String, "width": pl.Int64, "remedy": pl.String, "operations": pl.Float64, "blind": pl.Float64,
