@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rankscope.studies import StudyResult
 
-STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis")
+STUDIES = ("width-depth", "efficient", "beyond-attention", "hysteresis", "layernorm")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ def study(
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
     convolutional networks collapse. [bold]hysteresis[/bold]: skips are taken away in
-    training and given back. An interrupted study goes on where it stopped.
+    training and given back. [bold]layernorm[/bold]: why norms do not stop collapse, and
+    when they do. An interrupted study goes on where it stopped.
     """
     from rankscope.extras import need
 

@@ -4,11 +4,12 @@ from rankscope.errors import StudyError, one_of
 from rankscope.studies.questions.beyond_attention import QUESTION as BEYOND_ATTENTION
 from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
 from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
+from rankscope.studies.questions.layernorm import QUESTION as LAYERNORM
 from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
 from rankscope.studies.questions.width_depth import QUESTION as WIDTH_DEPTH
 
-QUESTIONS: tuple[Question, ...] = (WIDTH_DEPTH, EFFICIENT, BEYOND_ATTENTION, HYSTERESIS)
+QUESTIONS: tuple[Question, ...] = (WIDTH_DEPTH, EFFICIENT, BEYOND_ATTENTION, HYSTERESIS, LAYERNORM)
 
 
 def questions(name: str) -> list[Question]:
