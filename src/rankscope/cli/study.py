@@ -18,6 +18,7 @@ STUDIES = (
     "width-depth",
     "efficient",
     "beyond-attention",
+    "layernorm",
     "does-it-pay",
     "hysteresis",
 )
@@ -48,8 +49,9 @@ def study(
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
     convolutional networks collapse. [bold]does-it-pay[/bold]: remedies at equal compute
-    and tuned rates. [bold]hysteresis[/bold]: skips are taken away in
-    training and given back. An interrupted study goes on where it stopped.
+    and tuned rates. [bold]layernorm[/bold]: why norms do not stop collapse, and when
+    they do. [bold]hysteresis[/bold]: skips are taken away in training and given back.
+    An interrupted study goes on where it stopped.
     """
     from rankscope.extras import need
 

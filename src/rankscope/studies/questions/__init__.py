@@ -5,6 +5,7 @@ from rankscope.studies.questions.beyond_attention import QUESTION as BEYOND_ATTE
 from rankscope.studies.questions.does_it_pay import QUESTION as DOES_IT_PAY
 from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
 from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
+from rankscope.studies.questions.layernorm import QUESTION as LAYERNORM
 from rankscope.studies.questions.long_paths import QUESTION as LONG_PATHS
 from rankscope.studies.questions.number_or_length import QUESTION as NUMBER_OR_LENGTH
 from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
@@ -17,6 +18,7 @@ QUESTIONS: tuple[Question, ...] = (
     WIDTH_DEPTH,
     EFFICIENT,
     BEYOND_ATTENTION,
+    LAYERNORM,
     DOES_IT_PAY,
     HYSTERESIS,
 )

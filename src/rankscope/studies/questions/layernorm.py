@@ -1,0 +1,494 @@
+"""Why does LayerNorm not stop collapse, and when does it?
+
+**Near the collapsed state.** Let all tokens be x but for small differences R. Scores are then equal within what a token
+sees, so attention averages by the row-normalised mask P0; a norm divides every token by all but the same length.
+Without skips the derivative of a layer on a mode `P0 v = nu v`, `R = v r^T`, is nu times that of the network on ONE
+token:
+
+    growth of differences, natural log a layer:   Lambda = lambda + ln|nu|,
+
+lambda the Lyapunov exponent of the one-token network, nu the largest eigenvalue of P0 but the 1 of the common token.
+With linear values and a norm, one token follows a linear map on a sphere, which takes it to the direction that grows
+most: lambda <= 0 for almost every start. So Lambda <= ln|nu| < 0 whatever the values are, and under a complete mask nu
+= 0: tokens come together faster than exponentially. Only what makes lambda larger (an MLP), what leaves a token itself
+(a skip, with values that shrink what tokens have in common), or noise of each token's own (dropout) can hold them
+apart. `theory/transverse.py` computes Lambda of any network.
+
+**Far from it** scores differ. Let p be the mean cosine of two tokens, Y the mean of sum_j P_ij^2, and S that of sum_j
+P_ij P_kj for two queries i, k. After a head of random values and outputs
+
+    p' = (S + (1 - S) p) / (Y + (1 - Y) p)  >  p    for every p < 1,  since  0 < S <= Y <= 1:
+
+cosines only rise. However sharp attention is, equal tokens are the only rest; S, at least 1/N, says how long it takes
+(`forecasts/mean_field.py` follows the covariance of tokens, with queries and keys drawn from it).
+"""
+
+import math
+import statistics
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rankscope.figures.text import power
+from rankscope.studies.questions.norm_experiments import (
+    CASE,
+    CHAOTIC,
+    FAMILIES,
+    HELD,
+    NO_SKIP,
+    NOISE,
+    NORMS,
+    TASKS,
+    NormSizes,
+    far_rows,
+    near_rows,
+    stable_rows,
+    trained_rows,
+)
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.summaries import spread, spread_of_logs
+from rankscope.studies.study import PageTable, Setup
+from rankscope.studies.wu2024.networks import DROPOUT, MASKS
+from rankscope.studies.wu2024.thm3 import random_starts, shares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SLOW = ("causal", "window ±1")  # Masks whose rate settles within so many layers: P0 of the uni-directional is defective
+FASTER = 1.5  # By which the log of the residual grows in a layer, at least, where collapse is faster than exponential
+SAME_RATE = 0.05  # A measured rate so near to the predicted one, natural log a layer, is taken for the same
+FALLEN = -3.0  # log10 of relative mu below which a training starts collapsed
+FACTOR = 1.5  # How far a measured lifetime may be from the predicted one
+DECIDED = 6.0  # |Lambda| times the depth of a draw, in nats, from which on it decides within that depth
+RIGHT = 0.9  # The share of draws that a rule must be right for
+LEARNT = 0.3  # Nats below the best that equal tokens allow, from which on a network has learnt
+FEWEST = 5  # Networks that start collapsed, from which on trainings are judged
+LOWEST_DRAWN = -16.0  # log10 at which smaller values are drawn
+
+QUICK = NormSizes(
+    depth=32, width=32, tokens=8, heads=4, seeds=2, gains=(1.0, 4.0, 16.0, 64.0),
+    cases=((4, 32, 4, 1.0, "complete", "xavier"), (16, 32, 4, 1.0, "complete", "xavier"),
+           (64, 32, 4, 1.0, "complete", "xavier"), (16, 32, 1, 1.0, "complete", "xavier"),
+           (16, 32, 4, 0.1, "complete", "xavier"), (16, 32, 4, 1.0, "causal", "xavier")),
+    far_depth=48, draws=5, stable_depth=40, stable_seeds=2, stable_width=16, stable_tokens=8,
+    values=(-2.5, -1.5, -0.5, 0.5), mlps=(1.0, 4.0, 16.0, 64.0), constructed=(2, 4), constructed_starts=500,
+    trainings=(("sort", 2), ("sort", 4), ("next character", 8)), train_width=32, context=16, batch=16, steps=200,
+    lr=3e-3, train_seeds=2,
+)  # fmt: skip
+FULL = NormSizes(
+    depth=128, width=128, tokens=16, heads=4, seeds=5, gains=tuple(2.0 ** (k / 2) for k in range(-2, 13)),
+    cases=(
+        *((tokens, 64, 4, 1.0, "complete", "xavier") for tokens in (4, 16, 64, 256)),
+        *((64, width, 4, 1.0, "complete", "xavier") for width in (16, 256)),
+        *((64, 64, heads, 1.0, "complete", "xavier") for heads in (1, 16)),
+        *((64, 64, 4, start, "complete", "xavier") for start in (0.3, 0.1, 0.03)),
+        (64, 64, 4, 1.0, "causal", "xavier"), (64, 64, 4, 1.0, "complete", "orthogonal"),
+    ),
+    far_depth=96, draws=20, stable_depth=64, stable_seeds=5, stable_width=32, stable_tokens=16,
+    values=(-3.0, -2.25, -1.75, -1.0, -0.25, 0.5, 1.5), mlps=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
+    constructed=(2, 3, 4, 6, 8), constructed_starts=10_000,
+    trainings=(*(("sort", layers) for layers in (2, 3, 4, 6, 8)),
+               *(("next character", layers) for layers in (4, 8, 16, 24))),
+    train_width=128, context=32, batch=32, steps=1000, lr=1e-3, train_seeds=5,
+)  # fmt: skip
+
+
+def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
+    """Run every experiment; one cached piece for each mask and norm, case, family and strength, and training.
+
+    Deviation arithmetic and exponents of small networks are computed on the CPU wherever the rest runs."""
+    device = setup.device
+    near = {f"near {mask} {norm}": partial(near_rows, mask, norm, sizes) for mask, norm in product(MASKS, NORMS)}
+    far = {"far " + " ".join(map(str, case)): partial(far_rows, case, sizes, device) for case in sizes.cases}
+    stable = {
+        f"{family} {mask} {a:g}": partial(stable_rows, family, mask, a, sizes)
+        for family, mask in product(FAMILIES, ("complete", *SLOW))
+        for a in (sizes.mlps if family == CHAOTIC else sizes.values)
+    }
+    built = {f"built {n}": partial(_built, n, sizes.constructed_starts) for n in sizes.constructed}
+    trained = {
+        f"trained {task} {layers} {dropout:g} {skip:g}": partial(
+            trained_rows, task, layers, dropout, skip, sizes, device
+        )
+        for (task, layers), (dropout, skip) in product(sizes.trainings, ((0.0, 0.0), (DROPOUT, 0.0), (0.0, 1.0)))
+    }
+    return {
+        "near": setup.cached_parts(near, depth=sizes.depth, width=sizes.width, tokens=sizes.tokens, heads=sizes.heads,
+                                   seeds=sizes.seeds),
+        "far": setup.cached_parts(far, gains=sizes.gains, depth=sizes.far_depth, draws=sizes.draws),
+        "stable": setup.cached_parts(stable, depth=sizes.stable_depth, width=sizes.stable_width, noise=NOISE,
+                                     tokens=sizes.stable_tokens, seeds=sizes.stable_seeds),
+        "built": setup.cached_parts(built, starts=sizes.constructed_starts),
+        "trained": setup.cached_parts(trained, width=sizes.train_width, context=sizes.context, batch=sizes.batch,
+                                      heads=sizes.heads, steps=sizes.steps, lr=sizes.lr, seeds=sizes.train_seeds),
+    }  # fmt: skip
+
+
+def _built(tokens: int, starts: int) -> pl.DataFrame:
+    return shares(random_starts(tokens, starts))
+
+
+# ---- The answer, from tables alone
+
+
+def lives(far: pl.DataFrame) -> pl.DataFrame:
+    """A row for each case and gain: median, least and largest lifetime over draws, and the predicted one."""
+    keys = [*CASE, "gain"]
+    measured = far.filter(what="life").group_by(keys, maintain_order=True)
+    table = measured.agg(
+        pl.median("layer").alias("life"), pl.min("layer").alias("least"), pl.max("layer").alias("most")
+    )
+    return table.join(far.filter(what="predicted").select(*keys, predicted="layer"), on=keys, maintain_order="left")
+
+
+def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
+    """The answer that the tables give."""
+    near, far, stable, trained = (tables[name] for name in ("near", "far", "stable", "trained"))
+    verdicts = [
+        _near_verdict(near), _dropout_verdict(near, sizes), _no_basin_verdict(far, sizes),
+        _lifetime_verdict(far, sizes), _stable_verdict(stable, sizes), _trained_verdict(trained),
+    ]  # fmt: skip
+    built = PageTable(
+        "Theorem 3's construction (Wu et al. 2024): weights with equilibria of every rank",
+        ["tokens (= width)", "random starts that end above rank one", "standard error"],
+        [[str(n), f"{share:.1%}", f"{error:.1%}"]
+         for n, share, error in tables["built"].select("tokens", "share", "error").iter_rows()],
+    )  # fmt: skip
+    evidence = [
+        _near_table(near, sizes), _far_table(far, sizes), _stable_table(stable, sizes), _trained_table(trained), built,
+    ]  # fmt: skip
+    notes = [
+        f"{sizes.seeds} seeds near the collapsed state, {sizes.stable_seeds} of each family, {sizes.draws} networks of "
+        f"each case and gain, {sizes.train_seeds} of each training.",
+        "Changed once a first run at quick size was seen: it was expected that sharp attention (scores that spread by "
+        "more than √(2 ln N)) holds tokens apart, with several heads for ever and with one head for some 2 N layers. "
+        "No draw stayed apart; the third and fourth hypothesis were written instead, from the recursion of cosines. "
+        "Rates are now read from nearly equal tokens and compared by a distance, not by a share (under a window |ν| is "
+        "so near to one that no share of its log can be resolved). What a network has learnt is counted from the best "
+        "that equal tokens allow: in sorting they can still know which symbols there are.",
+    ]
+    return StudyAnswer(_sentence(near, far, stable, sizes), verdicts, evidence, notes)
+
+
+def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes: NormSizes) -> str:
+    off, on = (_last(near, sizes, mask="complete", norm="post", dropout=dropout) for dropout in (False, True))
+    rows, judged = far.filter(what="life", mask="complete"), _judged(stable, sizes)
+    left = int((rows["layer"] > sizes.far_depth).sum())
+    right = f"{_right(judged):.0%}" if len(judged) else "none"
+    return (
+        "Because it rescales tokens that averaging has already brought together: without skips, under a complete mask, "
+        f"relative mu is {power(statistics.median(off))} at layer {sizes.depth} ({power(statistics.median(on))} with "
+        f"dropout), and {left or 'none'} of {len(rows)} draws, however sharp their attention, lasts {sizes.far_depth} "
+        f"layers. Where skips or MLPs hold tokens apart a linear criterion foretells, right for {right} of "
+        "draws."
+    )
+
+
+def _last(near: pl.DataFrame, sizes: NormSizes, **which: object) -> list[float]:
+    rows = near.filter(pl.col("layer") == sizes.depth, *(pl.col(name) == value for name, value in which.items()))
+    return rows["log10"].to_list()
+
+
+def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
+    """One row for each draw without dropout."""
+    return near.filter(~pl.col("dropout")).unique(["mask", "norm", "seed"], keep="first", maintain_order=True)
+
+
+def _near_verdict(near: pl.DataFrame) -> HypothesisVerdict:
+    draws = _per_draw(near).with_columns(apart=pl.col("rate") - pl.col("predicted"))
+    orders = draws.filter(mask="complete")["order"].to_list()
+    apart = {mask: draws.filter(mask=mask)["apart"].to_list() for mask in SLOW}
+    if not orders or not all(apart.values()):
+        return HypothesisVerdict("not measured", None)
+    shown = "; ".join(f"{mask}: {spread(values, '+.3f')}" for mask, values in apart.items())
+    ours = f"complete: the log grows ×{spread(orders, '.2f')} a layer; measured rate less ln|ν|: {shown}"
+    same = all(abs(statistics.median(values)) <= SAME_RATE for values in apart.values())
+    return HypothesisVerdict(ours, min(orders) >= FASTER and same)
+
+
+def _dropout_verdict(near: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    ends = {norm: _last(near, sizes, norm=norm, dropout=True) for norm in NORMS}
+    if not all(ends.values()):
+        return HypothesisVerdict("not measured", None)
+    ours = "; ".join(f"{norm}: {spread_of_logs(values)}" for norm, values in ends.items())
+    return HypothesisVerdict(f"with dropout, by norm: {ours}", min(map(min, ends.values())) > HELD)
+
+
+def _no_basin_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    """Whether every draw under a complete mask has collapsed."""
+    rows = far.filter(what="life", mask="complete")
+    if not len(rows):
+        return HypothesisVerdict("not measured", None)
+    left = int((rows["layer"] > sizes.far_depth).sum())
+    ours = f"{left} of {len(rows)} draws are apart at layer {sizes.far_depth}"
+    ended = rows.filter(pl.col("layer") <= sizes.far_depth)["layer"].to_list()
+    return HypothesisVerdict(f"{ours}; of the others the longest lasted {max(ended)}" if ended else ours, left == 0)
+
+
+def _lifetime_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    """Whether median lifetimes are those of mean-field theory, where one of the two ends within the layers."""
+    table = lives(far).filter((pl.col("life") <= sizes.far_depth) | (pl.col("predicted") <= sizes.far_depth))
+    ratios = (table["life"] / table["predicted"]).to_list()
+    if len(ratios) < 3:
+        return HypothesisVerdict(f"lifetimes were seen in {len(ratios)} cases", None)
+    inside = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
+    ours = f"measured over predicted {spread(ratios, '.2f')}; within ×{FACTOR:g} in {inside} of {len(ratios)} cases"
+    return HypothesisVerdict(ours, inside >= RIGHT * len(ratios))
+
+
+def _judged(stable: pl.DataFrame, sizes: NormSizes) -> pl.DataFrame:
+    """Draws whose exponent decides within their depth, with whether they were held apart and were foretold to be."""
+    sure = stable.filter(pl.col("predicted").abs() * sizes.stable_depth >= DECIDED)
+    return sure.with_columns(held=pl.col("log10") > HELD, foretold=pl.col("predicted") > 0)
+
+
+def _right(judged: pl.DataFrame) -> float:
+    """The share of draws that were held apart exactly where that was foretold."""
+    return float((judged["held"] == judged["foretold"]).mean())  # type: ignore[arg-type]
+
+
+def _stable_verdict(stable: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    judged = _judged(stable, sizes)
+    if not len(judged) or judged["foretold"].n_unique() < 2:
+        return HypothesisVerdict("no draws on both sides of the boundary", None)
+    barred = judged.filter(
+        (pl.col("family") == NO_SKIP) | ((pl.col("family") == CHAOTIC) & (pl.col("mask") == "complete"))
+    )
+    held = int(barred["held"].sum())
+    ours = f"fate foretold in {_right(judged):.1%} of {len(judged)} draws; held apart where nothing should: "
+    ours += f"{held} of {len(barred)}"
+    return HypothesisVerdict(ours, _right(judged) >= RIGHT and held == 0)
+
+
+def _trained_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
+    """How many networks without skips that start collapsed learn and end apart."""
+    rows = trained.filter((pl.col("skip") == 0) & (pl.col("log10_start") < FALLEN) & pl.col("loss").is_finite())
+    learnt, apart = rows["loss"] < rows["equal"] - LEARNT, rows["log10_end"] > HELD
+    ours = (
+        f"of {len(rows)} networks that start collapsed {int((learnt & apart).sum())} learn and end apart, "
+        f"{int((learnt & ~apart).sum())} learn and end collapsed, {int((~learnt & apart).sum())} end apart alone"
+    )
+    if len(rows) < FEWEST:
+        return HypothesisVerdict(ours, None)
+    return HypothesisVerdict(ours, float((learnt & apart).mean()) <= 1 - RIGHT)  # type: ignore[arg-type]
+
+
+def _near_table(near: pl.DataFrame, sizes: NormSizes) -> PageTable:
+    rows = []
+    for mask, norm in product(MASKS, NORMS):
+        draws = _per_draw(near).filter(mask=mask, norm=norm)
+        ends = [_last(near, sizes, mask=mask, norm=norm, dropout=dropout) for dropout in (False, True)]
+        factors = [math.exp(rate) for rate in draws["rate"]]
+        rows.append([
+            mask, norm, *(f"{math.exp(value):.3f}" for value in draws["predicted"][:1]), spread(factors, ".3f"),
+            spread(draws["order"].to_list(), ".2f"), *map(spread_of_logs, ends),
+        ])  # fmt: skip
+    return PageTable(
+        f"Attention alone, {sizes.depth} layers, {sizes.tokens} tokens, width {sizes.width}: median (range) over seeds",
+        ["mask", "norm", "|ν|", "factor a layer", "growth of the log", "relative mu, dropout off", "dropout on"], rows,
+        "|ν|: what theory says small differences are multiplied by in a layer. *Factor*: what they were multiplied by, "
+        "over the second half of the layers. *Growth of the log* in the last layer: 1 is exponential, above it faster. "
+        "*Relative mu* after the last layer, from random tokens.",
+    )  # fmt: skip
+
+
+def _far_table(far: pl.DataFrame, sizes: NormSizes) -> PageTable:
+    table = lives(far)
+    gains = [gain for gain in sizes.gains if gain in (0.5, 1.0, 4.0, 16.0, 64.0)]
+    rows = []
+    for case in sizes.cases:
+        mine = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True)))
+        cells = [
+            f"{life:g} ({least}–{most}) / {predicted}"
+            for gain in gains
+            for life, least, most, predicted in mine.filter(gain=gain)
+            .select("life", "least", "most", "predicted")
+            .rows()
+        ]
+        rows.append([*(f"{value:g}" if isinstance(value, float) else str(value) for value in case), *cells])
+    return PageTable(
+        "LayerNorm, no skip: layers until tokens have collapsed, median (range) over draws / predicted",
+        [*CASE[:3], "1 − cosine at the start", "mask", "weights", *(f"gain {gain:g}" for gain in gains)], rows,
+        f"Gain: spread of scores. Collapsed: relative mu below {10**HELD:g}; {sizes.far_depth + 1} means not within "
+        f"{sizes.far_depth} layers. Predicted: mean-field theory, which knows the gain, the mask, and the numbers of "
+        "tokens and heads.",
+    )  # fmt: skip
+
+
+def _stable_table(stable: pl.DataFrame, sizes: NormSizes) -> PageTable:
+    rows = []
+    for family, mask in product(FAMILIES, ("complete", *SLOW)):
+        part = stable.filter(family=family, mask=mask)
+        cells = [
+            f"{a:g}: {statistics.median(draws['predicted']):+.2f}, {float((draws['log10'] > HELD).mean()):.0%}"  # type: ignore[arg-type]
+            for (a,), draws in part.sort("a", "seed").group_by(["a"], maintain_order=True)
+        ]
+        judged = _judged(part, sizes)
+        rows.append([family, mask, "; ".join(cells), f"{_right(judged):.0%} of {len(judged)}" if len(judged) else "–"])
+    return PageTable(
+        "Is the collapsed state stable? For each strength a: predicted exponent Λ (median), share of draws held apart",
+        ["family", "mask", "a: Λ, held", "foretold"], rows,
+        f"Foretold: of draws with |Λ| ≥ {DECIDED / sizes.stable_depth:.2g}, those that stay apart exactly where Λ > 0.",
+        wordy=True,
+    )  # fmt: skip
+
+
+def _trained_table(trained: pl.DataFrame) -> PageTable:
+    rows = []
+    keys = ["task", "skip", "dropout", "layers"]
+    for (task, skip, dropout, layers), part in trained.sort(*keys, "seed").group_by(keys, maintain_order=True):
+        losses = part["loss"].drop_nans().to_list()
+        rows.append([
+            str(task), "yes" if skip else "no", f"{dropout:g}", str(layers),
+            f"{spread(losses, '.2f')} / {part['equal'][0]:.2f}",
+            *(spread_of_logs(part[name].to_list()) for name in ("log10_start", "log10_end", "noisy_end")),
+            *(spread(part[name].to_list(), ".2f") for name in ("scores_start", "scores_end")),
+        ])  # fmt: skip
+    return PageTable(
+        "Trained networks with norms: median (range) over seeds",
+        ["task", "skips", "dropout in training", "layers", "loss / best of equal tokens", "relative mu before", "after",
+         "after, dropout on", "scores before", "after"], rows,
+        "Relative mu after the last layer. *Scores*: their spread in units of √(2 ln n), the largest of all layers.",
+    )  # fmt: skip
+
+
+# ---- The figure
+
+
+def draw(tables: Tables, sizes: NormSizes) -> "dict[str, Figure]":
+    """Near collapse by depth; lifetimes by the spread of scores; the criterion; trained networks before and after."""
+    from rankscope.figures.matplotlib import panels
+
+    figure, axes = panels(2, width=5.4, height=3.9, rows=2)
+    _draw_near(axes[0], tables["near"])
+    _draw_far(axes[1], lives(tables["far"]), sizes)
+    _draw_stable(axes[2], tables["stable"])
+    _draw_trained(axes[3], tables["trained"])
+    return {QUESTION.name: figure}
+
+
+def _draw_near(axes: "Axes", near: pl.DataFrame) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    for k, mask in enumerate(MASKS):
+        for norm, dropout, style in (("post", False, "-"), ("none", False, ":"), ("post", True, "--")):
+            rows = (
+                near.filter(mask=mask, norm=norm, dropout=dropout)
+                .group_by("layer")
+                .agg(pl.median("log10"))
+                .sort("layer")
+            )
+            shown = rows["log10"].clip(lower_bound=2 * LOWEST_DRAWN)
+            label = mask if style == "-" else None
+            axes.plot(rows["layer"], shown, color=palette()[k], linewidth=1.5, linestyle=style, label=label)
+    axes.set_ylim(LOWEST_DRAWN, 0.5)
+    axes.set(xlabel="layer", ylabel="log10 of relative mu", title="Solid: LayerNorm; dotted: no norm; dashed: dropout")
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    base = sizes.cases[1]
+    shown = [case for case in sizes.cases if case[1:] == base[1:] or case[4] != base[4]]
+    for k, case in enumerate(shown):
+        rows = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True))).sort("gain")
+        colour = palette()[k % len(palette())]
+        axes.fill_between(rows["gain"], rows["least"], rows["most"], color=colour, alpha=0.15, linewidth=0)
+        axes.plot(rows["gain"], rows["life"], color=colour, linewidth=1.4, marker="o", markersize=3,
+                  label=f"{case[0]} tokens, {case[4]}")  # fmt: skip
+        axes.plot(rows["gain"], rows["predicted"], color=colour, linewidth=1.1, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set(xlabel="spread of scores (gain of queries)", ylabel=f"layers until relative mu < {10**HELD:g}",
+             title="LayerNorm, no skip; dashed: mean-field theory")  # fmt: skip
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def _draw_stable(axes: "Axes", stable: pl.DataFrame) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    for k, family in enumerate(FAMILIES):
+        rows = stable.filter(family=family)
+        x, y = rows["predicted"].clip(lower_bound=-2.0), rows["log10"].clip(lower_bound=LOWEST_DRAWN)
+        look: dict[str, Any] = {"linestyle": "none", "marker": "osD^v"[k], "markersize": 4, "alpha": 0.6}
+        axes.plot(x, y, color=palette()[k], label=family, **look)
+    axes.axvline(0.0, color="grey", linewidth=0.9)
+    axes.axhline(HELD, color="grey", linewidth=0.9, linestyle=":")
+    axes.set(xlabel="predicted exponent Λ a layer (−2: −2 and below)", ylabel="log10 of relative mu, last layer",
+             title="Is the collapsed state stable?", ylim=(LOWEST_DRAWN - 0.7, 0.9))  # fmt: skip
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _draw_trained(axes: "Axes", trained: pl.DataFrame) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    for k, (task, skip) in enumerate(product(TASKS, (0.0, 1.0))):
+        rows = trained.filter(task=task, skip=skip).with_columns(learnt=pl.col("loss") < pl.col("equal") - LEARNT)
+        axes.plot([], [], linestyle="none", marker="os"[int(skip)], color=palette()[k],
+                  label=f"{task}, {'skips' if skip else 'no skips'}")  # fmt: skip
+        for (learnt,), part in rows.group_by(["learnt"], maintain_order=True):
+            before, after = (part[f"log10_{when}"].clip(lower_bound=LOWEST_DRAWN) for when in ("start", "end"))
+            axes.plot(before, after, linestyle="none", marker="os"[int(skip)], markersize=5, color=palette()[k],
+                      markerfacecolor=palette()[k] if learnt else "none")  # fmt: skip
+    axes.plot([LOWEST_DRAWN, 0], [LOWEST_DRAWN, 0], color="grey", linewidth=0.9)
+    axes.set(
+        xlabel="log10 of relative mu before training", ylabel="after", title="Trained with norms; filled: has learnt"
+    )
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+QUESTION = Question(
+    name="layernorm",
+    title="Why does LayerNorm not stop collapse, and when does it?",
+    why=(
+        "Wu et al. (2024) prove that with LayerNorm equilibria of every rank exist, and show a plateau of attention "
+        "with LayerNorm that does not collapse. Here that plateau was found to belong to dropout, and those equilibria "
+        "to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a layer at equal "
+        "tokens says: without skips small differences are multiplied by |ν| times what the network does to one token, "
+        "ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after linear values "
+        "cannot make the other factor larger than one."
+    ),
+    hypotheses=(
+        "Near the collapsed state the norm changes nothing: without skips a complete mask brings tokens together "
+        f"faster than exponentially with every seed (the log grows by ×{FASTER} a layer or more), a causal or window "
+        f"mask by |ν| a layer (median rate within {SAME_RATE} of ln|ν|), without a norm and with one before or after.",
+        f"Dropout of {DROPOUT} holds tokens apart (relative mu above {10**HELD:g}) at full depth under every mask, "
+        "with and without norms.",
+        "Random weights have no basin of non-collapse: under a complete mask every draw collapses, whatever the spread "
+        "of scores, the number of tokens, the width and the number of heads.",
+        f"How long it takes is what mean-field theory says: the median lifetime is within a factor of {FACTOR:g} of it "
+        f"in {RIGHT:.0%} of all cases.",
+        f"The linear criterion Λ > 0 tells the fate of {RIGHT:.0%} of all draws where |Λ| × depth ≥ {DECIDED:g}; "
+        "without skips no value matrix (whatever its sign) holds tokens apart, and under a complete mask no MLP does.",
+        f"Training does not lead out: of networks without skips that start collapsed (below {10**FALLEN:g}) at most "
+        f"{1 - RIGHT:.0%} learn (by {LEARNT} nats) and end apart.",
+    ),
+    method=(
+        "*Near*: attention alone (Xavier weights, other ones in each layer), no norm, norm before or after attention, "
+        "four masks. Rates are read from tokens that differ by 1e-6 of their size, curves from random tokens; relative "
+        "mu (‖X − mean‖ / ‖X‖) in deviation arithmetic with dropout off, in float64 with dropout on.\n\n*Far*: the "
+        "same with LayerNorm. Queries are multiplied by a gain, which is the standard deviation of scores of "
+        "normalised tokens; counted are the layers until relative mu is below 0.01. Tokens start at random, or with a "
+        "cosine near one. Theory (`mean_field`) follows the covariance of tokens and draws queries and keys from "
+        "it.\n\n*Criterion*: families of networks with a strength a: values a·1 + noise with and without a skip, "
+        "pre-norm, post-norm, no norm; an MLP (tanh) whose first matrix is multiplied by a, no skips. "
+        "`transverse_exponent` gives Λ at the mean of the tokens; the tokens themselves are random, far from equal, "
+        "and followed to the last layer.\n\n*Trained*: sorting (complete mask, post-norm, attention alone) and next "
+        "characters (causal, pre-norm, with MLPs), without skips, the same with dropout in training, and with skips as "
+        "a control; relative mu and the spread of scores before and after."
+    ),
+    refuted_by=(
+        "Layers that share weights (a value matrix that comes again has directions of its own), biases of values and "
+        "norms, values that are not independent of queries and keys. One learning rate for all trainings: a network "
+        "that did not learn might at another rate."
+    ),
+    quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
+    caption="Medians and ranges over seeds; each mark of the lower panels is one draw or one trained network. Values "
+            "below 1e-16 are drawn there.",
+)  # fmt: skip
