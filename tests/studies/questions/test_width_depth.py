@@ -144,6 +144,7 @@ def tables(
             for width in QUICK.widths for seed in (0, 1) for name in study.CONSTANTS]  # fmt: skip
     return {
         "shapes": pl.DataFrame(rows, schema=ROWS, orient="row"), "pure": pl.DataFrame(pure, schema=PURE, orient="row"),
+        "tuning": pl.DataFrame(schema=study.TUNED),
     }  # fmt: skip
 
 
@@ -190,6 +191,10 @@ def test_the_forecast_is_judged_by_its_order() -> None:
         value=pl.when(pl.col("quantity") == PLACE).then(-pl.col("value")).otherwise(pl.col("value"))
     )
     assert QUESTION.answer(made | {"shapes": turned}, QUICK).verdicts[4].holds is False
+    shapes = made["shapes"].filter(quantity=PLACE).select("layers", "width", loss=-pl.col("value")).unique()
+    tuning = shapes.with_columns(rate=pl.lit(1e-3), seed=pl.lit(100)).select([*study.TUNED])
+    judged = QUESTION.answer(made | {"tuning": tuning}, QUICK).verdicts[4]
+    assert judged.holds and "1.00 over" in judged.ours and "-1.00 with losses at the rate" in judged.ours
 
 
 def test_lengths_of_paths_are_averaged_by_their_shares() -> None:

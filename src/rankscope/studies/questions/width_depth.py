@@ -321,7 +321,7 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
     families = {family: family_result(table, family) for family in FAMILIES}
     verdicts = [
         _depth_verdict(table), _bound_verdict(slopes(pure, "c")), *map(_inner_verdict, families.values()),
-        _forecast_verdict(table, families), _length_verdict(table),
+        _forecast_verdict(table, tables["tuning"], families), _length_verdict(table),
         _whole_bound_verdict(slopes(pure, "c"), slopes(pure, "bound")),
     ]  # fmt: skip
     evidence = [*(_shape_table(table, family) for family in FAMILIES), *_pure_tables(pure, sizes)]
@@ -398,19 +398,28 @@ def _inner_verdict(found: FamilyResult) -> HypothesisVerdict:
     return HypothesisVerdict(ours, True if not at_end else False if {*found.tied} <= ends else None)
 
 
-def _forecast_verdict(table: pl.DataFrame, families: dict[str, FamilyResult]) -> HypothesisVerdict:
+def _forecast_verdict(
+    table: pl.DataFrame, tuning: pl.DataFrame, families: dict[str, FamilyResult]
+) -> HypothesisVerdict:
     """Whether the forecast place orders the losses of all shapes, in medians over seeds; a shape of both families
-    counts once."""
-    pairs = {
-        (depth, found.widths[depth]): (by_shape(table, family, PLACE)[depth][0], statistics.median(values))
-        for family, found in families.items()
-        for depth, values in found.losses.items()
-        if depth in by_shape(table, family, PLACE)
-    }
-    rank = rank_correlation(*zip(*pairs.values(), strict=True)) if pairs else math.nan
+    counts once. Beside it the same for losses at the rate that the forecast is made for, where that was trained."""
+    places: dict[tuple[int, int], float] = {}
+    losses: dict[tuple[int, int], float] = {}
+    for family, found in families.items():
+        for depth, values in found.losses.items():
+            if depth in by_shape(table, family, PLACE):
+                places[depth, found.widths[depth]] = by_shape(table, family, PLACE)[depth][0]
+                losses[depth, found.widths[depth]] = statistics.median(values)
+    rank = rank_correlation([*places.values()], [*losses.values()]) if places else math.nan
     if math.isnan(rank) or all(found.best is None for found in families.values()):
         return HypothesisVerdict("not measured, or nothing was learnt", None)
-    return HypothesisVerdict(f"rank correlation {rank:.2f} over {len(pairs)} shapes", rank >= RELATED)
+    ours = f"rank correlation {rank:.2f} over {len(places)} shapes"
+    usual = tuning.filter(rate=TrialSizes().lr).group_by("layers", "width").agg(pl.col("loss").median())
+    at_usual = {(layers, width): loss for layers, width, loss in usual.iter_rows() if (layers, width) in places}
+    if len(at_usual) == len(places):
+        same_rate = rank_correlation([places[shape] for shape in at_usual], [*at_usual.values()])
+        ours += f"; {same_rate:.2f} with losses at the rate that was forecast"
+    return HypothesisVerdict(ours, rank >= RELATED)
 
 
 def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
