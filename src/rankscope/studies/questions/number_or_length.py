@@ -361,16 +361,15 @@ def _sentence(evidence: Evidence) -> str:
     start = f"It depends: with own attention {leads[OWN]}, with shared attention {leads[SHARED]}"
     if len({*leads.values()}) == 1:
         start = {"length": "Length", "number": "Number", "neither": "It depends on the network"}[leads[OWN]]
-    head, refit, beside = (
+    head, beside = (
         spread([value for task in tasks for kind in shares for value in evidence.recovered(task, kind, reader)], ".2f")
-        for reader in ("head", "refit", BESIDE)
+        for reader in ("head", BESIDE)
     )
-    own, shared = shares[OWN], shares[SHARED]
+    length, number = ([share for kind in shares.values() for share in kind[factor]] for factor in ("length", "number"))
     return (
-        f"{start}: at equal numbers, length explains {_percent(own['length'])} of the variance of logit accuracy with "
-        f"own attention, {_percent(shared['length'])} with shared, number {_percent(own['number'])} and "
-        f"{_percent(shared['number'])}; of what context adds (0: a token alone, 1: the whole network), long paths give "
-        f"the trained head {head}, a refitted readout {refit}, one that also sees the token {beside}."
+        f"{start}: at equal numbers, length explains {_percent(length)} of the variance of logit accuracy, number "
+        f"{_percent(number)}; of what context adds, the trained head reads {head} off long paths, a refitted one that "
+        f"also sees the token {beside} (0: a token alone, 1: the whole network)."
     )
 
 
