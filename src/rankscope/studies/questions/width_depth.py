@@ -333,8 +333,8 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
         f"{_count(sizes.tuning_seeds, 'tuning seed')}; reported are {sizes.seeds} other seeds. Of equal parameters, "
         f"{edge} of {_count(len(rates), 'shape')} chose a rate at an end of the grid. {sizes.steps} steps of AdamW on "
         f"{sizes.batch} excerpts of {sizes.context} characters. The forecast is of the first seed at the lab's usual "
-        "rate, since the chosen one is known from trainings alone. It was learnt from networks of width 64, and says so "
-        "of every other width: `no trained design had width ...`.",
+        "rate, since the chosen one is known from trainings alone. It was learnt from networks of width 64, and says "
+        "so of every other width: `no trained design had width ...`.",
         "The slope of c had been seen in a first quick run, with one recipe for all shapes, before rates were tuned "
         "and before the slope of the whole bound was computed: the last expectation was written after that.",
     ]
