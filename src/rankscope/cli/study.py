@@ -17,6 +17,7 @@ STUDIES = (
     "width-depth",
     "efficient",
     "beyond-attention",
+    "what-skips-pay",
     "does-it-pay",
     "hysteresis",
 )
@@ -45,7 +46,8 @@ def study(
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
-    convolutional networks collapse. [bold]does-it-pay[/bold]: remedies at equal compute
+    convolutional networks collapse. [bold]what-skips-pay[/bold]: what skips and large
+    MLPs cost. [bold]does-it-pay[/bold]: remedies at equal compute
     and tuned rates. [bold]hysteresis[/bold]: skips are taken away in
     training and given back. An interrupted study goes on where it stopped.
     """
