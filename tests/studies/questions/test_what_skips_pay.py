@@ -12,19 +12,21 @@ import pytest
 import torch
 
 from rankscope.errors import SourceError
+from rankscope.studies.questions import skip_networks as networks
 from rankscope.studies.questions import what_skips_pay as study
 from rankscope.studies.questions.branch_gains import branch_numbers
-from rankscope.studies.questions.what_skips_pay import FULL, LAYERS, NETWORKS, QUESTION, NetworkKind, PriceSizes
+from rankscope.studies.questions.skip_networks import LAYERS, NETWORKS, NetworkKind, PriceSizes
+from rankscope.studies.questions.what_skips_pay import FULL, QUESTION
 from rankscope.studies.study import Setup
 
 pytest.importorskip("sklearn")
 WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[3] / ".weights"))
 TINY = PriceSizes(
     ("digits", "text"), multiples=(1, 4), gains=(), half_skips=(4,), layers=1, width=8, heads=2, context=8, seeds=2,
-    steps=2, batch=4, rates=(1e-3, 1e-2), shares=(0.0, 0.5, 1.0), samples=1, evaluated=8, draws=1, texts=1, tokens=16,
+    steps=2, batch=4, rates=(1e-3,), shares=(0.0, 1.0), samples=1, evaluated=8, draws=1, texts=1, tokens=16,
 )  # fmt: skip
 MADE_UP = replace(TINY, multiples=(1, 4, 16), half_skips=(), tasks=("digits",))
-TUG, BOUND, MITIGATES, COSTS, SKIPS, TRAINING = range(6)
+TUG, BOUND, MITIGATES, COSTS, SKIPS, TRAINING, STEPS = range(7)
 
 
 def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,27 +34,30 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path, monkeypatch:
     if find_spec("antiberty") is not None:
         pytest.skip("antiberty is installed")
     said: list[str] = []
-    sizes = replace(TINY, tasks=("digits",))
+    sizes = replace(TINY, tasks=("digits",), seeds=1, half_skips=())
     first = QUESTION.run(Setup(tmp_path, say=said.append), sizes)
-    kinds = study.kinds(sizes)
-    assert len(kinds) == 2 * 2 + 1 + 2 * 2 and len({*kinds}) == len(kinds)
+    kinds = networks.kinds(sizes)
+    assert len(kinds) == 2 * 2 + 2 * 2 and len({*kinds}) == len(kinds)
     assert len(said) == len(kinds) + 2 and "is left out: the package antiberty must be installed" in said[1]
     again = QUESTION.run(Setup(tmp_path, say=said.append), sizes)
     assert len(said) == len(kinds) + 4  # the model is looked for again: nothing was cached for it
     for name, table in first.tables.items():
         assert table.equals(again.tables[name])
     assert first.comparisons[TUG].agrees is None and any("not at hand" in note for note in first.notes)
-    networks = first.tables["networks"]
-    assert {*networks["share"]} == {0.0, 0.5, 1.0} and {*networks["seed"]} == {0, 1}
-    assert not networks.filter(quantity="residual")["value"].is_nan().any()
+    table = first.tables["networks"]
+    assert {*table["share"]} == {0.0, 1.0} and {*table["seed"]} == {0}
+    assert not table.filter(quantity="residual")["value"].is_nan().any()
     assert first.figures[QUESTION.name].axes
 
 
-@pytest.mark.slow
-def test_networks_that_read_text_are_measured_too() -> None:
-    table = study.trained_kind("text", NetworkKind("size", 1.0, 4, 1.0, 8), TINY)
-    assert {"tolerance embedding", "jacobian common", "accuracy"} <= {*table["quantity"]}
-    assert "tolerance inputs" not in {*table["quantity"]}  # characters are no numbers
+def test_the_rate_with_the_lowest_loss_is_measured() -> None:
+    kind = NetworkKind("size", 1.0, 4, 1.0, 8)
+    sizes = replace(TINY, steps=20, seeds=1, batch=16)
+    tables = {rate: networks.trained_kind("text", kind, replace(sizes, rates=(rate,))) for rate in (1e-9, 1e-2)}
+    best = networks.trained_kind("text", kind, replace(sizes, rates=(1e-9, 1e-2)))
+    assert best.equals(tables[1e-2]) and not best.equals(tables[1e-9])
+    assert {"tolerance embedding", "tolerance gradient", "jacobian common", "accuracy"} <= {*best["quantity"]}
+    assert "tolerance inputs" not in {*best["quantity"]}  # characters are no numbers
 
 
 @pytest.mark.slow
@@ -60,7 +65,7 @@ def test_networks_that_read_text_are_measured_too() -> None:
 @pytest.mark.parametrize(("name", "layers"), [("rxnmapper", 12), ("antiberty", 8)])
 def test_trained_models_are_measured_by_layer(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WEIGHTS))
-    table = study.model_layers(name, TINY)
+    table = networks.model_layers(name, TINY)
     assert sorted({*table["layer"]}) == [*range(layers + 1)]
     mlp = table.filter(part="mlp").pivot("quantity", index="layer", values="value")
     assert (mlp["bound"] > mlp["steepest"]).all()
@@ -70,24 +75,24 @@ def test_a_model_that_is_not_at_hand_is_refused() -> None:
     if find_spec("antiberty") is not None:
         pytest.skip("antiberty is installed")
     with pytest.raises(SourceError, match="the package antiberty must be installed"):
-        study.model_layers("antiberty", TINY)
+        networks.model_layers("antiberty", TINY)
 
 
 @pytest.mark.parametrize("multiple", FULL.multiples)
 def test_at_equal_parameters_layers_have_about_as_many(multiple: int) -> None:
     def parameters(kind: NetworkKind) -> int:
-        net = study.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu").models[0].net
+        net = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu").models[0].net
         return sum(weight.numel() for weight in net.layers.parameters())
 
-    width = study.equal_width(multiple, FULL)
-    usual = parameters(NetworkKind("size", 1.0, study.USUAL, 1.0, FULL.width))
+    width = networks.equal_width(multiple, FULL)
+    usual = parameters(NetworkKind("size", 1.0, networks.USUAL, 1.0, FULL.width))
     assert parameters(NetworkKind("parameters", 1.0, multiple, 1.0, width)) == pytest.approx(usual, rel=0.1)
     assert width % FULL.heads == 0
 
 
 def test_mlps_of_every_size_start_equally_strong_and_a_gain_multiplies_them() -> None:
     def strength(kind: NetworkKind, quantity: str) -> float:
-        training = study.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu")
+        training = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu")
         X = torch.randn(4, 16, FULL.width, generator=torch.Generator().manual_seed(0))
         numbers = [n.value for n in branch_numbers(training.networks()[0], X)
                    if (n.part, n.quantity) == ("mlp", quantity)]  # fmt: skip
@@ -108,10 +113,11 @@ def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
     """Networks that have all learnt and do not differ, but for what is given: numbers by (skip, multiple), such as
     `residual={(0.0, 16): -1.0}`, or of a part by (part, share)."""
     usual = {"accuracy": 0.8, "chance": 0.1, "residual": -2.0, "tolerance embedding": 1.0, "tolerance inputs": 1.0,
+             "tolerance gradient": 0.2,
              "growth": 0.1, "jacobian differences": 0.0, "jacobian common": 0.0, "parameters": 1000.0}  # fmt: skip
     inner = {"differences": -0.5, "common": 0.0, "bound": 1.0, "steepest": 0.5}
     rows = []
-    for kind in study.kinds(MADE_UP):
+    for kind in networks.kinds(MADE_UP):
         for seed in range(MADE_UP.seeds):
             for share in MADE_UP.shares:
                 label = ("digits", *kind, 1e-3, seed, share)
@@ -143,9 +149,9 @@ def verdicts(made: dict[str, pl.DataFrame]) -> list[bool | None]:
 
 def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
-    assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False]
-    assert found.sentence.startswith("Skips pay little robustness: 1.00 times the noise")
-    assert "an MLP of 16 widths does not mitigate collapse" in found.sentence and "costs little" in found.sentence
+    assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
+    assert found.sentence.startswith("Skips pay no robustness: they tolerate 1.00 times the noise")
+    assert "an MLP 16 times as large does not mitigate collapse" in found.sentence
     assert len(found.sentence.split()) <= 60
 
 
@@ -169,10 +175,14 @@ def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -
 
 def test_prices_are_judged_by_noise() -> None:
     dear = tables(tolerance_embedding={(1.0, 16): 0.6})
-    assert verdicts(dear)[COSTS] is True and "costs robustness with them" in QUESTION.answer(dear, MADE_UP).sentence
+    assert verdicts(dear)[COSTS] is True and verdicts(dear)[STEPS] is False
+    assert "with skips it tolerates 0.60 times the noise;" in QUESTION.answer(dear, MADE_UP).sentence
+    assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
-    assert QUESTION.answer(skips, MADE_UP).sentence.startswith("Skips pay much robustness: 0.50 times")
+    assert QUESTION.answer(skips, MADE_UP).sentence.startswith("Skips pay much robustness: they tolerate 0.50")
+    little = tables(tolerance_embedding={(0.0, 4): 1.2})
+    assert QUESTION.answer(little, MADE_UP).sentence.startswith("Skips pay little robustness: they tolerate 0.83")
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 
@@ -185,7 +195,7 @@ def test_training_pulls_harder_where_constants_grow_and_attention_falls() -> Non
 
 def test_networks_that_did_not_learn_are_not_judged() -> None:
     poor = {(0.0, multiple): 0.15 for multiple in MADE_UP.multiples}
-    nothing = {key: math.nan for key in poor}
+    nothing = dict.fromkeys(poor, math.nan)
     found = QUESTION.answer(tables(accuracy=poor, tolerance_embedding=nothing), MADE_UP)
     assert [found.verdicts[k].holds for k in (MITIGATES, COSTS, SKIPS)] == [None, False, None]
     assert found.sentence.startswith("What skips pay cannot be told") and "cannot be judged" in found.sentence

@@ -173,35 +173,41 @@ def sensitivities(net: Transformer, X: Tensor, draws: int, padding: Tensor | Non
     return {name: 0.5 * _log10(float(torch.stack(values).mean())) for name, values in squares.items()}
 
 
-@torch.no_grad()
 def accuracies_under_noise(
     model: Model, task: Task, batch: Batch, noise: Sequence[float], draws: int, place: str = "embedding"
 ) -> list[float]:
-    """The accuracy of a network when normal noise is added to what it reads, for each size of the noise.
+    """The accuracy of a network when noise is added to what it reads, for each size of the noise.
 
     Args:
         model: The network with its embedding and head.
         task: What the network has learnt.
         batch: Held-out samples.
-        noise: Standard deviations. At the embedding, in units of the root mean square by which entries of embedded
-            tokens differ from their sample's mean; of inputs, in units of the inputs' standard deviation.
+        noise: Root mean squares of the noise. At the embedding, in units of the root mean square by which entries of
+            embedded tokens differ from their sample's mean; of inputs, in units of the inputs' standard deviation.
         draws: How often noise is drawn.
-        place: "embedding", or "inputs" for inputs that are numbers (the pixels of digits).
+        place: "embedding"; "gradient" for a step at the embedding that is not drawn, along the gradient of the loss; or
+            "inputs" for inputs that are numbers (the pixels of digits).
     """
     model.eval()
-    draw = torch.Generator().manual_seed(0)
-    X = model.tokens(batch.inputs) if place == "embedding" else batch.inputs.float()
-    unit = (X - X.mean(1, keepdim=True)).square().mean().sqrt() if place == "embedding" else X.std()
-    drawn = [torch.randn(X.shape, generator=draw).to(X) for _ in range(draws)]
-    accuracies = []
-    for size in noise:
-        found = []
-        for one in drawn:
-            changed = X + size * unit * one
-            tokens = changed if place == "embedding" else model.tokens(changed)
-            found.append(float(task.accuracy(model.logits(model.net(tokens, batch.padding), batch.padding), batch)))
-        accuracies.append(sum(found) / len(found))
-    return accuracies
+    with torch.no_grad():
+        X = batch.inputs.float() if place == "inputs" else model.tokens(batch.inputs)
+    unit = X.std() if place == "inputs" else (X - X.mean(1, keepdim=True)).square().mean().sqrt()
+
+    def logits(changed: Tensor) -> Tensor:
+        tokens = model.tokens(changed) if place == "inputs" else changed
+        return model.logits(model.net(tokens, batch.padding), batch.padding)
+
+    if place == "gradient":
+        X = X.requires_grad_()
+        (gradient,) = torch.autograd.grad(task.loss(logits(X), batch), X)
+        sizes = gradient.square().mean((1, 2), keepdim=True).sqrt()
+        added = [gradient / torch.where(sizes > 0, sizes, 1.0)]
+    else:
+        draw = torch.Generator().manual_seed(0)
+        added = [torch.randn(X.shape, generator=draw).to(X) for _ in range(draws)]
+    with torch.no_grad():
+        found = [[float(task.accuracy(logits(X + size * unit * one), batch)) for one in added] for size in noise]
+    return [sum(row) / len(row) for row in found]
 
 
 def tolerance(noise: Sequence[float], accuracies: Sequence[float], chance: float) -> float:
