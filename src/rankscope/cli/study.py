@@ -18,6 +18,7 @@ STUDIES = (
     "width-depth",
     "efficient",
     "beyond-attention",
+    "what-skips-pay",
     "layernorm",
     "does-it-pay",
     "hysteresis",
@@ -47,10 +48,11 @@ def study(
     [bold]number-or-length[/bold]: which of the two decides what paths say.
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
-    [bold]beyond-attention[/bold]: whether recurrent, state space, mixer, graph and
-    convolutional networks collapse. [bold]does-it-pay[/bold]: remedies at equal compute
-    and tuned rates. [bold]layernorm[/bold]: why norms do not stop collapse, and when
-    they do. [bold]hysteresis[/bold]: skips are taken away in training and given back.
+    [bold]beyond-attention[/bold]: whether other networks than transformers collapse.
+    [bold]what-skips-pay[/bold]: what skips and large MLPs cost.
+    [bold]layernorm[/bold]: why norms do not stop collapse, and when they do.
+    [bold]does-it-pay[/bold]: remedies at equal compute and tuned rates.
+    [bold]hysteresis[/bold]: skips are taken away in training and given back.
     An interrupted study goes on where it stopped.
     """
     from rankscope.extras import need

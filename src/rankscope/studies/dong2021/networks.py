@@ -38,6 +38,12 @@ PACKAGES = {
     "rxnmapper": ("models/transformers/albert_heads_8_uspto_all_1310k", None),
 }
 """Packages that carry trained weights of 12 layers, a BERT's and an ALBERT's, which read reactions."""
+ANTIBERTY = "trained_models/AntiBERTy_md_smooth"  # In the package antiberty: a BERT of 8 layers, which reads antibodies
+ANTIBODIES = (
+    "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQERVTITRDMSTSTAYMELSSLRSEDTAVYYCAA",
+    "QVQLVESGGGVVQPGRSLRLSCAASGFTFSSYGMHWVRQAPGKGLEWVAVIWYDGSNKYYADSVKGRFTISRDNSKNTLYLQMNSLRAEDTAVYYCAR",
+    "DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQSGVPSRFSGSGSGTDFTLTISSLQPEDFATYYCQQSYSTP",
+)
 
 
 @dataclass(frozen=True)
@@ -75,33 +81,58 @@ def hashed(texts: list[str], vocabulary: int, tokens: int) -> Tensor:
 
 def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: str = "cpu") -> list[Subject]:
     """Trained networks asked for by name, or those at hand: MiniLM, and packages with chemistry."""
-    subjects = []
-    for name in models or ("minilm",):
-        net = load(name, device=device)
-        X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
-        subjects.append(Subject(Path(name).name, _kind(net), True, net, X, padding, "Moby Dick"))
-    for package, (inside, family) in {} if models else PACKAGES.items():
-        spec = find_spec(package)
-        folders = (Path(location) / inside for location in (spec and spec.submodule_search_locations) or ())
-        folder = next(folders, None)
-        if folder is not None and folder.is_dir():
-            net = load(folder, family=family, device=device)
-            X, padding = _reactions(net, (folder / "vocab.txt").read_text().split("\n"))
-            reads = f"{len(REACTIONS)} chemical reactions"
-            subjects.append(Subject(package, _kind(net), True, net, X, padding, reads))
-    return subjects
+    subjects = [_reader(name, texts, tokens, device) for name in models or ("minilm",)]
+    packaged = (packaged_subject(package, device) for package in ({} if models else PACKAGES))
+    return subjects + [subject for subject in packaged if subject is not None]
+
+
+def subject_at_hand(name: str, texts: int, tokens: int) -> Subject | None:
+    """One trained network by its name (minilm, rxnfp, rxnmapper, antiberty); None if its package is not installed.
+
+    Args:
+        name: The name of the network.
+        texts: Excerpts that MiniLM reads; the others read three reactions or antibodies.
+        tokens: The length of an excerpt.
+
+    Raises:
+        MissingExtraError: transformers, or the package of MiniLM, is not installed.
+    """
+    return _reader(name, texts, tokens, "cpu") if name == "minilm" else packaged_subject(name, "cpu")
+
+
+def _reader(name: str, texts: int, tokens: int, device: str) -> Subject:
+    """A network that reads Moby Dick."""
+    net = load(name, device=device)
+    X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
+    return Subject(Path(name).name, _kind(net), True, net, X, padding, "Moby Dick")
+
+
+def packaged_subject(package: str, device: str) -> Subject | None:
+    """The trained network of a package, and what it reads; None if the package or its weights are not there."""
+    inside, family = (ANTIBERTY, None) if package == "antiberty" else PACKAGES[package]
+    spec = find_spec(package)
+    folder = next((Path(location) / inside for location in (spec and spec.submodule_search_locations) or ()), None)
+    if folder is None or not folder.is_dir():
+        return None
+    net = load(folder, family=family, device=device)
+    if package == "antiberty":
+        words, vocabulary = [[*antibody] for antibody in ANTIBODIES], folder.parent / "vocab.txt"
+    else:
+        words, vocabulary = [re.findall(CHEMISTRY, reaction) for reaction in REACTIONS], folder / "vocab.txt"
+    X, padding = _encoded(net, words, vocabulary.read_text().split("\n"))
+    reads = f"{len(words)} {'antibodies' if package == 'antiberty' else 'chemical reactions'}"
+    return Subject(package, _kind(net), True, net, X, padding, reads)
 
 
 def _kind(net: Transformer) -> str:
     return "albert" if net.arch.shared else "bert"
 
 
-def _reactions(net: Transformer, vocabulary: list[str]) -> tuple[Tensor, Tensor]:
-    """The reactions as a network encodes them, and their padding."""
+def _encoded(net: Transformer, words: list[list[str]], vocabulary: list[str]) -> tuple[Tensor, Tensor]:
+    """Lists of words between two marks as a network encodes them, and their padding."""
     index = {word: k for k, word in enumerate(vocabulary)}
-    words = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
-    ids = pad_sequence([torch.tensor([index[word] for word in row]) for row in words], batch_first=True)
-    ends = torch.tensor([len(row) for row in words])
+    rows = [torch.tensor([index[word] for word in ("[CLS]", *row, "[SEP]")]) for row in words]
+    ids, ends = pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
     return net.encode(ids, ids.shape[1], torch.arange(ids.shape[1]) >= ends[:, None])
 
 

@@ -1,0 +1,521 @@
+"""What do skips and MLPs pay for holding off collapse?
+
+Dong et al. (2021) read their bound as a tug of war: attention makes tokens alike, and MLPs with a large Lipschitz
+constant, and skips, hold them apart. They note that a large Lipschitz constant may cost robustness, and leave both the
+size of the effect and its price open. Here the two sides are measured layer by layer (`branch_gains.py`), in trained
+models and over the training of networks of our own, whose MLPs, skips, width and initial gains differ one at a time;
+the price is what noise at the embedding does to the output.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rankscope.errors import SourceError
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.skip_networks import (
+    LAYERS,
+    NOISE,
+    PLACES,
+    USUAL,
+    NetworkKind,
+    PriceSizes,
+    ends,
+    equal_width,
+    kinds,
+    model_layers,
+    trained_kind,
+)
+from rankscope.studies.questions.summaries import spread, spread_of_logs
+from rankscope.studies.study import PageTable, Setup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MODELS = ("minilm", "rxnfp", "rxnmapper", "antiberty")
+TASKS = {"digits": "digits", "text": "next characters"}
+MOST_LAYERS = 0.75  # The share of layers in which something must be so
+LOOSE = 10.0  # How many times a bound must be above what was measured to be called loose
+KEEPS = 2.0  # By how much more a larger MLP must keep of differences to mitigate
+PRICE = 1.5  # By how much less noise must be tolerated to be called a price
+GROWN = 2.0  # How many times longer tokens must be after the last layer than before the first
+PULLS = 1.5  # By how much Lipschitz constants must grow in training
+LEARNT = 0.1  # By how much a network must be more accurate than guessing
+SEEN = (
+    "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks with "
+    "the smallest and the largest MLP on digits), and initial weights were changed because of them: read 'expected' as "
+    "expected of this run. The last hypothesis was added after the first quick run, before steps along the gradient were "
+    "measured."
+)
+
+
+QUICK = PriceSizes(
+    ("digits",), multiples=(1, 4, 16), gains=(4.0,), half_skips=(4,), layers=3, width=24, heads=4, context=32, seeds=2,
+    steps=120, batch=24, rates=(3e-3,), shares=(0.0, 0.25, 1.0), samples=2, evaluated=200, draws=2, texts=2, tokens=32,
+)  # fmt: skip
+FULL = PriceSizes(
+    ("digits", "text"), multiples=(1, 2, 4, 8, 16), gains=(0.25, 4.0), half_skips=(1, 4, 16), layers=6, width=64,
+    heads=4, context=32, seeds=5, steps=1000, batch=32, rates=(1e-3, 3e-3), shares=(0.0, 0.05, 0.3, 1.0),
+    samples=2, evaluated=360, draws=4, texts=3, tokens=64,
+)  # fmt: skip
+
+
+def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
+    """Measure trained models, where they are at hand, and train: one cached piece for each model, task and kind."""
+    models = []
+    for name in MODELS:
+        part: dict[str, Callable[[], pl.DataFrame]] = {f"model {name}": partial(model_layers, name, sizes)}
+        try:
+            models.append(setup.cached_parts(part, texts=sizes.texts, tokens=sizes.tokens, draws=sizes.draws))
+        except SourceError as missing:  # nothing is cached: another machine may have the model
+            setup.say(f"model {name} is left out: {missing}")
+    settings = {
+        name: value for name, value in asdict(sizes).items()
+        if name not in ("tasks", "multiples", "gains", "half_skips", "texts", "tokens", "width")
+    }  # fmt: skip
+    parts: dict[str, Callable[[], pl.DataFrame]] = {
+        f"{task} {kind.series} {kind.skip:g} {kind.multiple} {kind.gain:g} {kind.width}": partial(
+            trained_kind, task, kind, sizes, setup.device
+        )
+        for task in sizes.tasks
+        for kind in kinds(sizes)
+    }
+    networks = setup.cached_parts(parts, **settings, noise=NOISE, places=PLACES)
+    return {"models": pl.concat([pl.DataFrame(schema=LAYERS), *models]), "networks": networks}
+
+
+# ---- The answer, from tables alone
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is read off the tables: by seed of networks of our own, by layer of trained models."""
+
+    tables: Tables
+    sizes: PriceSizes
+
+    def kind(self, skip: float, multiple: int = USUAL, series: str = "size", gain: float = 1.0) -> NetworkKind:
+        """A kind of network by what tells it from the usual one."""
+        width = equal_width(multiple, self.sizes) if series == "parameters" else self.sizes.width
+        return NetworkKind(series, skip, multiple, gain, width)
+
+    def of(self, task: str, kind: NetworkKind, quantity: str, part: str = "network", share: float = 1.0) -> list[float]:
+        """A number of networks of one kind, by seed."""
+        rows = self.tables["networks"].filter(task=task, part=part, quantity=quantity, share=share, **kind._asdict())
+        return rows.sort("seed")["value"].to_list()
+
+    def against(self, task: str, kind: NetworkKind, other: NetworkKind, quantity: str) -> list[float]:
+        """By seed, a number of one kind less that of another, of logs; else its ratio to that of another."""
+        pairs = zip(self.of(task, kind, quantity), self.of(task, other, quantity), strict=True)
+        logs = not quantity.startswith(("tolerance", "accuracy"))
+        return [mine - theirs if logs else mine / theirs for mine, theirs in pairs]
+
+    def learnt(self, task: str, *chosen: NetworkKind) -> bool:
+        """True if every network of these kinds is more accurate than guessing."""
+        pairs = [
+            (accuracy, chance) for kind in chosen
+            for accuracy, chance in zip(self.of(task, kind, "accuracy"), self.of(task, kind, "chance"), strict=True)
+        ]  # fmt: skip
+        return bool(pairs) and all(accuracy > chance + LEARNT for accuracy, chance in pairs)
+
+    def pull(self, task: str, kind: NetworkKind, part: str, share: float) -> list[float]:
+        """By seed, log10 of what a branch leaves of differences over what it leaves of the common part."""
+        two = [self.of(task, kind, quantity, part, share) for quantity in ("differences", "common")]
+        return [differences - common for differences, common in zip(*two, strict=True)]
+
+    @property
+    def models(self) -> list[str]:
+        """The trained models that were at hand."""
+        return [name for name in MODELS if name in {*self.tables["models"]["model"]}]
+
+    def by_layer(self, model: str, part: str, quantity: str) -> list[float]:
+        """A number of a trained model for each layer, the mean over samples."""
+        rows = self.tables["models"].filter(model=model, part=part, quantity=quantity)
+        return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
+
+    def model_pull(self, model: str, part: str) -> list[float]:
+        """For each layer of a trained model, log10 of what a branch leaves of differences over the common part."""
+        two = [self.by_layer(model, part, quantity) for quantity in ("differences", "common")]
+        return [differences - common for differences, common in zip(*two, strict=True)]
+
+    def looseness(self, model: str) -> float:
+        """log10 of the bound of MLPs over what they do to differences, the median over layers."""
+        pairs = zip(self.by_layer(model, "mlp", "bound"), self.by_layer(model, "mlp", "differences"), strict=True)
+        return statistics.median(bound - measured for bound, measured in pairs)
+
+
+def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
+    """The answer that the tables give."""
+    evidence = Evidence(tables, sizes)
+    over = "by the largest over the smallest"
+    mitigation = _size_verdict(
+        evidence, 0.0, "residual", lambda log: log >= math.log10(KEEPS), f"residual kept {over}"
+    )  # fmt: skip
+    price = _size_verdict(
+        evidence, 1.0, "tolerance embedding", lambda ratio: ratio <= 1 / PRICE, f"noise tolerated {over}"
+    )  # fmt: skip
+    worst = _size_verdict(
+        evidence, 1.0, "tolerance gradient", lambda ratio: ratio <= 1 / PRICE, f"steps tolerated {over}"
+    )  # fmt: skip
+    verdicts = [
+        _tug_verdict(evidence), _bound_verdict(evidence), mitigation, price, _skip_verdict(evidence),
+        _training_verdict(evidence), worst,
+    ]  # fmt: skip
+    absent = [name for name in MODELS if name not in evidence.models]
+    notes = [SEEN]
+    notes += [f"Trained models that were not at hand where this ran: {', '.join(absent)}."] if absent else []
+    shown = [_models_table(evidence)] if evidence.models else []
+    shown += [_networks_table(evidence, task) for task in sizes.tasks] + [_training_table(evidence)]
+    return StudyAnswer(_sentence(evidence, mitigation), verdicts, shown, notes)
+
+
+def _sentence(evidence: Evidence, mitigation: HypothesisVerdict) -> str:
+    ratios, growths, _ = _skip_numbers(evidence)
+    if not ratios:
+        first = "What skips pay cannot be told: networks without them did not learn"
+    else:
+        much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
+        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "at times much"
+        first = (
+            f"Skips pay {words} robustness: they tolerate {spread(ratios, '.2f')} times the noise of networks without"
+        )
+    first += f", and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
+    helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
+    small, large = ends(evidence.sizes)
+    found = _by_size(evidence, 1.0, "tolerance embedding")
+    price = [ratio for _, _, by_seed, learnt in found if learnt for ratio in by_seed]
+    second = (
+        f"without skips an MLP {large // small} times as large {helps[mitigation.holds]}; with skips it tolerates "
+        f"{spread(price, '.2f')} times the noise"
+    )
+    third = ""
+    if evidence.models:
+        pulls = [[10 ** statistics.median(evidence.model_pull(name, part)) for name in evidence.models]
+                 for part in ("attention", "mlp")]  # fmt: skip
+        third = (
+            f"; in trained models attention multiplies differences over the common part by {spread(pulls[0], '.2f')}"
+            f", MLPs by {spread(pulls[1], '.1f')}"
+        )
+    return f"{first}; {second}{third}."
+
+
+def _tug_verdict(evidence: Evidence) -> HypothesisVerdict:
+    shares = {
+        name: [_share(evidence.model_pull(name, "attention"), -1), _share(evidence.model_pull(name, "mlp"), 1)]
+        for name in evidence.models
+    }
+    ours = "; ".join(f"{name}: {down:.0%} and {up:.0%} of layers" for name, (down, up) in shares.items())
+    holds = all(min(pair) >= MOST_LAYERS for pair in shares.values()) if shares else None
+    return HypothesisVerdict(ours or "no trained model was at hand", holds)
+
+
+def _share(logs: Sequence[float], sign: int) -> float:
+    return sum(sign * log > 0 for log in logs) / len(logs)
+
+
+def _bound_verdict(evidence: Evidence) -> HypothesisVerdict:
+    loose = {name: evidence.looseness(name) for name in evidence.models}
+    ours = "; ".join(f"{name}: {10**log:.0f} times" for name, log in loose.items())
+    holds = all(log >= math.log10(LOOSE) for log in loose.values()) if loose else None
+    return HypothesisVerdict(ours or "no trained model was at hand", holds)
+
+
+def _by_size(evidence: Evidence, skip: float, quantity: str) -> Iterator[tuple[str, str, list[float], bool]]:
+    """For each task, at equal width and at equal parameters, the largest MLP against the smallest: (task, series, by
+    seed what it has of a quantity, whether both have learnt)."""
+    for task in evidence.sizes.tasks:
+        for series in ("size", "parameters"):
+            small, large = (evidence.kind(skip, multiple, series) for multiple in ends(evidence.sizes))
+            yield task, series, evidence.against(task, large, small, quantity), evidence.learnt(task, small, large)
+
+
+def _size_verdict(
+    evidence: Evidence, skip: float, quantity: str, passes: Callable[[float], bool], lead: str
+) -> HypothesisVerdict:
+    """Whether the largest MLP against the smallest passes with every seed, at equal width and at equal parameters, on
+    every task that both have learnt."""
+    texts, judged = [], list[bool]()
+    shown = spread_of_logs if quantity == "residual" else partial(spread, form=".2f")
+    for task, series, found, learnt in _by_size(evidence, skip, quantity):
+        known = [value for value in found if not math.isnan(value)]
+        same = "equal width" if series == "size" else "equal parameters"
+        texts.append(f"{TASKS[task]}, {same}: {shown(known)}{'' if learnt else ' (not learnt)'}")
+        judged += [passes(value) for value in found] if learnt else []
+    return HypothesisVerdict(f"{lead}: {'; '.join(texts)}", all(judged) if judged else None)
+
+
+def _skip_numbers(evidence: Evidence) -> tuple[list[float], list[float], list[str]]:
+    """(noise tolerated with skips over that without, of tasks that both have learnt; log10 of the growth of tokens with
+    skips; what both are for each task)."""
+    ratios, growths, texts = list[float](), list[float](), []
+    for task in evidence.sizes.tasks:
+        with_skips, without = evidence.kind(1.0), evidence.kind(0.0)
+        mine = evidence.against(task, with_skips, without, "tolerance embedding")
+        grown, learnt = evidence.of(task, with_skips, "growth"), evidence.learnt(task, with_skips, without)
+        ratios += mine if learnt else []
+        growths += grown
+        said = f"noise {spread(mine, '.2f')} times" if learnt else "not learnt without skips"
+        texts.append(f"{TASKS[task]}: {said}, tokens {spread([10**log for log in grown], '.1f')} times as long")
+    return ratios, growths, texts
+
+
+def _skip_verdict(evidence: Evidence) -> HypothesisVerdict:
+    ratios, growths, texts = _skip_numbers(evidence)
+    holds = all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
+    return HypothesisVerdict("; ".join(texts), holds if ratios else None)
+
+
+def _training_verdict(evidence: Evidence) -> HypothesisVerdict:
+    """Whether constants of MLPs grow in training, and attention weakens differences more than at first."""
+    texts, holds, kind = [], list[bool](), evidence.kind(1.0)
+    for task in evidence.sizes.tasks:
+        bounds = [evidence.of(task, kind, "bound", "mlp", share) for share in (0.0, 1.0)]
+        grown = [end - start for start, end in zip(*bounds, strict=True)]
+        pulls = [evidence.pull(task, kind, "attention", share) for share in (0.0, 1.0)]
+        texts.append(
+            f"{TASKS[task]}: constants {spread([10**log for log in grown], '.2f')} times, attention from "
+            f"{_power(pulls[0])} to {_power(pulls[1])}"
+        )
+        harder = all(end < start for start, end in zip(*pulls, strict=True))
+        holds += [harder and all(log >= math.log10(PULLS) for log in grown)] if evidence.learnt(task, kind) else []
+    return HypothesisVerdict("; ".join(texts), all(holds) if holds else None)
+
+
+def _power(logs: Sequence[float]) -> str:
+    return spread([10**log for log in logs], ".2f") if min(logs, default=0) > -2 else spread_of_logs(logs)
+
+
+def _models_table(evidence: Evidence) -> PageTable:
+    rows = []
+    for name in evidence.models:
+        layers = {quantity: evidence.by_layer(name, "mlp", quantity) for quantity in ("bound", "steepest")}
+        own = evidence.by_layer(name, "mlp", "differences")
+        jacobians = [evidence.by_layer(name, "network", f"jacobian {part}") for part in ("differences", "common")]
+        rows.append([
+            name, evidence.tables["models"].filter(model=name)["reads"][0],
+            _power(evidence.by_layer(name, "attention", "differences")),
+            *(_power(evidence.model_pull(name, part)) for part in ("attention", "mlp")),
+            *(_power(logs) for logs in (own, layers["steepest"], layers["bound"])),
+            *(_power(logs) for logs in jacobians),
+        ])  # fmt: skip
+    return PageTable(
+        "Trained models: median (range) over layers",
+        ["model", "reads", "attention: differences", "attention: against the common part", "MLP: against the common "
+         "part", "MLP: differences", "MLP: steepest at a token", "MLP: bound by weights", "output moved by differences",
+         "output moved by the common part"],
+        rows,
+        "*Differences*: their size after a branch over that before. *Against the common part*: this over the same of "
+        "the common part; below one, the branch makes tokens more alike. *Output moved*: a small random change of the "
+        "embedding, by what share of itself the output moves for each share of the embedding.",
+    )  # fmt: skip
+
+
+def _networks_table(evidence: Evidence, task: str) -> PageTable:
+    rows = []
+    for kind in kinds(evidence.sizes):
+        fresh, trained = (evidence.of(task, kind, "residual", share=share) for share in (0.0, 1.0))
+        count = evidence.of(task, kind, "parameters")
+        rows.append([
+            f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
+            spread(evidence.of(task, kind, "accuracy"), ".2f"), spread_of_logs(fresh), spread_of_logs(trained),
+            *(spread(evidence.of(task, kind, f"tolerance {place}"), ".2f") for place in PLACES),
+            *(_power(evidence.of(task, kind, f"jacobian {part}")) for part in ("differences", "common")),
+            _power(evidence.of(task, kind, "growth")), _power(evidence.of(task, kind, "bound", "mlp")),
+        ])  # fmt: skip
+    sizes = evidence.sizes
+    return PageTable(
+        f"Networks of {sizes.layers} layers on {TASKS[task]}, {sizes.steps} steps: median (range) of {sizes.seeds} "
+        "seeds",
+        ["skip", "MLP in widths", "gain", "width", "parameters", "accuracy", "fresh residual", "trained residual",
+         "noise tolerated", "along the gradient", "of inputs", "output moved by differences", "by the common part",
+         "tokens grow", "MLP bound"],
+        rows,
+        "*Noise tolerated*: its size at the embedding, in units by which embedded tokens differ, that takes half of "
+        "what accuracy is above guessing; *of inputs*: the same of noise on pixels, in their standard deviation. Rows "
+        f"of another width than {sizes.width} have about as many parameters as {USUAL} widths at {sizes.width}.",
+    )  # fmt: skip
+
+
+def _training_table(evidence: Evidence) -> PageTable:
+    rows = []
+    for task in evidence.sizes.tasks:
+        for skip in (0.0, 1.0):
+            kind = evidence.kind(skip)
+            for share in evidence.sizes.shares:
+                rows.append([
+                    TASKS[task], f"{skip:g}", f"{share:.0%}",
+                    *(_power(evidence.pull(task, kind, part, share)) for part in ("attention", "mlp")),
+                    *(_power(evidence.of(task, kind, quantity, "mlp", share)) for quantity in
+                      ("differences", "steepest", "bound")),
+                    spread_of_logs(evidence.of(task, kind, "residual", share=share)),
+                ])  # fmt: skip
+    return PageTable(
+        f"Over training, MLPs of {USUAL} widths: geometric means over layers, median (range) over seeds",
+        ["task", "skip", "of all steps", "attention: against the common part", "MLP: against the common part",
+         "MLP: differences", "MLP: steepest at a token", "MLP: bound by weights", "residual after the last layer"],
+        rows,
+    )  # fmt: skip
+
+
+# ---- The figure
+
+
+def draw(tables: Tables, sizes: PriceSizes) -> "dict[str, Figure]":
+    """Both sides of the tug of war by layer in trained models, and over training; residuals and noise by MLP size."""
+    from rankscope.figures.matplotlib import palette, panels
+
+    evidence, colours = Evidence(tables, sizes), palette()
+    figure, axes = panels(2, width=5.2, height=3.7, rows=2)
+    _draw_models(axes[0], evidence, colours)
+    _draw_training(axes[1], evidence, colours)
+    _draw_sizes(axes[2], evidence, "residual", colours)
+    _draw_sizes(axes[3], evidence, "tolerance embedding", colours)
+    return {QUESTION.name: figure}
+
+
+def _legend(axes: "Axes", colours: Mapping[str, str], styles: Mapping[str, dict[str, Any]]) -> None:
+    """What colours and line styles stand for, beside the panel."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, linewidth=3, label=label) for label, colour in colours.items()]
+    handles += [Line2D([], [], color="grey", markersize=5, label=label, **style) for label, style in styles.items()]
+    axes.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))
+
+
+def _banded(axes: "Axes", x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
+    """Medians as a line, ranges as a band, of numbers given as log10."""
+    values = [[10**log for log in found] for found in logs]
+    axes.plot(x, [10 ** statistics.median(found) for found in logs], color=colour, markersize=4, linewidth=1.3, **style)
+    axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
+
+
+def _draw_models(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> None:
+    styles: dict[str, Any] = {"attention": {"linestyle": "-", "marker": "o"}, "MLP": {"linestyle": "--", "marker": "s"}}
+    named = dict(zip(evidence.models, colours, strict=False))
+    for name, colour in named.items():
+        for part, style in styles.items():
+            logs = evidence.model_pull(name, part.lower())
+            _banded(axes, [(k + 1) / len(logs) for k in range(len(logs))], [[log] for log in logs], colour, **style)
+    _title(axes, "Trained models", "layer, as a share of all", "differences against common part, ×")
+    _legend(axes, named, styles)
+
+
+def _draw_training(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> None:
+    sizes, task = evidence.sizes, evidence.sizes.tasks[0]
+    shown = {
+        "attention: differences": ("attention", "differences"), "MLP: differences": ("mlp", "differences"),
+        "MLP: steepest at a token": ("mlp", "steepest"), "MLP: bound by weights": ("mlp", "bound"),
+    }  # fmt: skip
+    styles: dict[str, Any] = {
+        "skips": {"linestyle": "-", "marker": "o"},
+        "no skips": {"linestyle": "--", "marker": "s"},
+    }
+    for (part, quantity), colour in zip(shown.values(), colours, strict=False):
+        for skip, style in zip((1.0, 0.0), styles.values(), strict=True):
+            logs = [evidence.of(task, evidence.kind(skip), quantity, part, share) for share in sizes.shares]
+            _banded(axes, sizes.shares, logs, colour, **style)
+    axes.set_xscale("symlog", linthresh=min((share for share in sizes.shares if share), default=1.0))
+    axes.set_xticks(sizes.shares, [f"{share:.0%}" for share in sizes.shares])
+    axes.set_xticks([], minor=True)
+    _title(axes, f"Over training, {TASKS[task]}", "of all steps", "factor of a branch, ×")
+    _legend(axes, dict(zip(shown, colours, strict=False)), styles)
+
+
+def _draw_sizes(axes: "Axes", evidence: Evidence, quantity: str, colours: Sequence[str]) -> None:
+    sizes, residual = evidence.sizes, quantity == "residual"
+    named = dict(zip((1.0, 0.5, 0.0), colours, strict=False))
+    lines = {"linestyle": "-", "marker": "o"}, {"linestyle": "--", "marker": "s"}
+    styles: dict[str, Any] = {TASKS[task]: line for task, line in zip(sizes.tasks, lines, strict=False)}
+    styles["equal parameters"] = {"linestyle": "none", "marker": "x"}
+    for task in sizes.tasks:
+        for skip, colour in named.items():
+            for series, style in (("size", styles[TASKS[task]]), ("parameters", styles["equal parameters"])):
+                chosen = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
+                found = [evidence.of(task, kind, quantity) for kind in chosen]
+                logs = found if residual else [[math.log10(v) for v in row if v > 0] for row in found]
+                known = [(kind.multiple, row) for kind, row in zip(chosen, logs, strict=True) if row]
+                if known and series == "size":
+                    _banded(axes, [multiple for multiple, _ in known], [row for _, row in known], colour, **style)
+                elif known:
+                    middle = [10 ** statistics.median(row) for _, row in known]
+                    axes.plot([multiple for multiple, _ in known], middle, color=colour, markersize=6, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes.multiples, [str(multiple) for multiple in sizes.multiples])
+    y = "relative residual after the last layer" if residual else "noise that halves what was learnt"
+    title = "What is left of differences, trained" if residual else "Noise tolerated at the embedding, trained"
+    _title(axes, title, "hidden layer of the MLP, in widths", y)
+    labels = {1.0: "skips", 0.5: "skips, weight 0.5", 0.0: "no skips"}
+    _legend(axes, {labels[skip]: colour for skip, colour in named.items()}, styles)
+    if not residual:
+        axes.set_yscale("linear")
+        axes.set_ylim(bottom=0.0)
+
+
+def _title(axes: "Axes", title: str, x: str, y: str) -> None:
+    """Labels, and a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+QUESTION = Question(
+    name="what-skips-pay",
+    title="What do skips and MLPs pay for holding off collapse?",
+    why=(
+        "Dong et al. (2021) read their bound as a tug of war: attention makes tokens alike, MLPs with a large "
+        "Lipschitz constant and skips hold them apart, and a large constant may cost robustness. How strong the two "
+        "sides are layer by layer, whether a larger MLP helps, and what it costs was not measured."
+    ),
+    hypotheses=(
+        "In every trained model, attention weakens differences against what tokens share in at least three quarters of "
+        "the layers, and MLPs strengthen them in at least three quarters.",
+        "The Lipschitz constant of MLPs, from weights, is at least ten times what MLPs do to the differences at hand.",
+        "Without skips a larger MLP mitigates collapse: the largest keeps at least twice the relative residual of the "
+        "smallest after training, at equal width and at equal parameters, with every seed.",
+        "A larger MLP costs robustness: with skips, the largest tolerates at least 1.5 times less noise at the "
+        "embedding than the smallest, at equal width and at equal parameters, with every seed.",
+        "Skips cost robustness and length: networks with skips tolerate at least 1.5 times less noise than those "
+        "without, and their tokens are at least twice as long after the last layer as before the first.",
+        "Both sides pull harder with training: with skips, constants of MLPs grow at least 1.5 times, and attention "
+        "weakens differences more than at first, with every seed.",
+        "A step along the gradient of the loss shows the price where random noise does not: with skips, the largest "
+        "MLP tolerates at least 1.5 times smaller steps at the embedding than the smallest, at equal width and at "
+        "equal parameters, with every seed.",
+    ),
+    method=(
+        "Tokens are a common part, their mean, and differences from it. For every branch (attention, MLP) the size of "
+        "both after the branch is divided by that before it, in deviation arithmetic "
+        "(`studies/questions/branch_gains.py`). A branch whose factor of differences is below that of the common part "
+        "makes tokens more alike. MLPs also have a bound by weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular "
+        "value of their Jacobian at a token. Trained models are MiniLM, rxnfp, rxnmapper and AntiBERTy, on samples of "
+        "what they were trained for.\n\n"
+        "Pre-norm networks of our own learn digits and next characters. They differ in their skips (weight 1, 0.5, "
+        "none), in the hidden layer of MLPs, and, as controls, in width, so that parameters are equal, and in the gain "
+        "of the MLPs' second matrix at first, by which their Lipschitz constant is multiplied. Weights start with "
+        "variance 1/inputs, so that an MLP's output is as large at every size. The learning rate is chosen for each "
+        "kind by training loss, where there is more than one. Noise is normal, in units by which embedded tokens "
+        "differ, so that a network that embeds at a larger scale has no advantage; a step of the same size along the "
+        "gradient of the loss stands for noise that is chosen against the network."
+    ),
+    refuted_by=(
+        "Attacks of many steps; larger networks without skips, if these can be trained; trained decoders, as all "
+        "trained models here are encoders with norms after their skips; networks without norms, in which a gain of "
+        "MLPs is not undone by the next norm."
+    ),
+    quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=240.0,
+    caption="Lines and crosses: medians over seeds, bands: their range; of trained models, means over samples. Above "
+    "left, a factor below one makes tokens more alike.",
+)  # fmt: skip

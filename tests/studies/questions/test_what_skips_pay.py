@@ -1,0 +1,202 @@
+"""What skips and MLPs pay: the kinds of networks, and that the answer follows the tables."""
+
+import math
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope.errors import SourceError
+from rankscope.studies.questions import skip_networks as networks
+from rankscope.studies.questions import what_skips_pay as study
+from rankscope.studies.questions.branch_gains import branch_numbers
+from rankscope.studies.questions.skip_networks import LAYERS, NETWORKS, NetworkKind, PriceSizes
+from rankscope.studies.questions.what_skips_pay import FULL, QUESTION
+from rankscope.studies.study import Setup
+
+pytest.importorskip("sklearn")
+WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[3] / ".weights"))
+TINY = PriceSizes(
+    ("digits", "text"), multiples=(1, 4), gains=(), half_skips=(4,), layers=1, width=8, heads=2, context=8, seeds=2,
+    steps=2, batch=4, rates=(1e-3,), shares=(0.0, 1.0), samples=1, evaluated=8, draws=1, texts=1, tokens=16,
+)  # fmt: skip
+MADE_UP = replace(TINY, multiples=(1, 4, 16), half_skips=(), tasks=("digits",))
+TUG, BOUND, MITIGATES, COSTS, SKIPS, TRAINING, STEPS = range(7)
+
+
+def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "MODELS", ("antiberty",))  # which is not on the path of tests
+    if find_spec("antiberty") is not None:
+        pytest.skip("antiberty is installed")
+    said: list[str] = []
+    sizes = replace(TINY, tasks=("digits",), seeds=1, half_skips=())
+    first = QUESTION.run(Setup(tmp_path, say=said.append), sizes)
+    kinds = networks.kinds(sizes)
+    assert len(kinds) == 2 * 2 + 2 * 2 and len({*kinds}) == len(kinds)
+    assert len(said) == len(kinds) + 2 and "is left out: the package antiberty must be installed" in said[1]
+    again = QUESTION.run(Setup(tmp_path, say=said.append), sizes)
+    assert len(said) == len(kinds) + 4  # the model is looked for again: nothing was cached for it
+    for name, table in first.tables.items():
+        assert table.equals(again.tables[name])
+    assert first.comparisons[TUG].agrees is None and any("not at hand" in note for note in first.notes)
+    table = first.tables["networks"]
+    assert {*table["share"]} == {0.0, 1.0} and {*table["seed"]} == {0}
+    assert not table.filter(quantity="residual")["value"].is_nan().any()
+    assert first.figures[QUESTION.name].axes
+
+
+def test_the_rate_with_the_lowest_loss_is_measured() -> None:
+    kind = NetworkKind("size", 1.0, 4, 1.0, 8)
+    sizes = replace(TINY, steps=20, seeds=1, batch=16)
+    tables = {rate: networks.trained_kind("text", kind, replace(sizes, rates=(rate,))) for rate in (1e-9, 1e-2)}
+    best = networks.trained_kind("text", kind, replace(sizes, rates=(1e-9, 1e-2)))
+    assert best.equals(tables[1e-2]) and not best.equals(tables[1e-9])
+    assert {"tolerance embedding", "tolerance gradient", "jacobian common", "accuracy"} <= {*best["quantity"]}
+    assert "tolerance inputs" not in {*best["quantity"]}  # characters are no numbers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="trained weights are not here: make weights")
+@pytest.mark.parametrize(("name", "layers"), [("rxnmapper", 12), ("antiberty", 8)])
+def test_trained_models_are_measured_by_layer(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(WEIGHTS))
+    table = networks.model_layers(name, TINY)
+    assert sorted({*table["layer"]}) == [*range(layers + 1)]
+    mlp = table.filter(part="mlp").pivot("quantity", index="layer", values="value")
+    assert (mlp["bound"] > mlp["steepest"]).all()
+
+
+def test_a_model_that_is_not_at_hand_is_refused() -> None:
+    if find_spec("antiberty") is not None:
+        pytest.skip("antiberty is installed")
+    with pytest.raises(SourceError, match="the package antiberty must be installed"):
+        networks.model_layers("antiberty", TINY)
+
+
+@pytest.mark.parametrize("multiple", FULL.multiples)
+def test_at_equal_parameters_layers_have_about_as_many(multiple: int) -> None:
+    def parameters(kind: NetworkKind) -> int:
+        net = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu").models[0].net
+        return sum(weight.numel() for weight in net.layers.parameters())
+
+    width = networks.equal_width(multiple, FULL)
+    usual = parameters(NetworkKind("size", 1.0, networks.USUAL, 1.0, FULL.width))
+    assert parameters(NetworkKind("parameters", 1.0, multiple, 1.0, width)) == pytest.approx(usual, rel=0.1)
+    assert width % FULL.heads == 0
+
+
+def test_mlps_of_every_size_start_equally_strong_and_a_gain_multiplies_them() -> None:
+    def strength(kind: NetworkKind, quantity: str) -> float:
+        training = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu")
+        X = torch.randn(4, 16, FULL.width, generator=torch.Generator().manual_seed(0))
+        numbers = [n.value for n in branch_numbers(training.networks()[0], X)
+                   if (n.part, n.quantity) == ("mlp", quantity)]  # fmt: skip
+        return sum(numbers) / len(numbers)
+
+    kinds = {m: NetworkKind("size", 1.0, m, 1.0, FULL.width) for m in FULL.multiples}
+    found = [strength(kind, "differences") for kind in kinds.values()]
+    assert max(found) - min(found) < math.log10(1.25)
+    for quantity in ("differences", "bound", "steepest"):
+        louder = strength(kinds[4]._replace(gain=4.0), quantity)
+        assert louder == pytest.approx(strength(kinds[4], quantity) + math.log10(4), abs=1e-6)
+
+
+# ---- The answer from made-up tables
+
+
+def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
+    """Networks that have all learnt and do not differ, but for what is given: numbers by (skip, multiple), such as
+    `residual={(0.0, 16): -1.0}`, or of a part by (part, share)."""
+    usual = {"accuracy": 0.8, "chance": 0.1, "residual": -2.0, "tolerance embedding": 1.0, "tolerance inputs": 1.0,
+             "tolerance gradient": 0.2,
+             "growth": 0.1, "jacobian differences": 0.0, "jacobian common": 0.0, "parameters": 1000.0}  # fmt: skip
+    inner = {"differences": -0.5, "common": 0.0, "bound": 1.0, "steepest": 0.5}
+    rows = []
+    for kind in networks.kinds(MADE_UP):
+        for seed in range(MADE_UP.seeds):
+            for share in MADE_UP.shares:
+                label = ("digits", *kind, 1e-3, seed, share)
+                for quantity, value in usual.items():
+                    given = changes.get(quantity.replace(" ", "_"), {}).get((kind.skip, kind.multiple), value)
+                    rows.append((*label, "network", quantity, given + 1e-6 * seed))
+                for part in ("attention", "mlp"):
+                    for quantity, value in inner.items():
+                        rows.append((*label, part, quantity, changes.get(quantity, {}).get((part, share), value)))
+    layers = []
+    for name in study.MODELS if models else ():
+        for layer in range(1, 5):
+            for part, sign in (("attention", -1), ("mlp", 1)):
+                numbers = {"differences": sign * 0.3, "common": 0.0, "bound": changes.get("model_bound", 2.0),
+                           "steepest": 1.0}  # fmt: skip
+                if layer in changes.get("against", ()):
+                    numbers["differences"] *= -1
+                layers += [(name, "texts", 0, layer, part, quantity, value) for quantity, value in numbers.items()]
+        layers += [(name, "texts", 0, 0, "network", f"jacobian {part}", 0.0) for part in ("differences", "common")]
+    return {
+        "networks": pl.DataFrame(rows, schema=NETWORKS, orient="row"),
+        "models": pl.DataFrame(layers, schema=LAYERS, orient="row"),
+    }
+
+
+def verdicts(made: dict[str, pl.DataFrame]) -> list[bool | None]:
+    return [verdict.holds for verdict in QUESTION.answer(made, MADE_UP).verdicts]
+
+
+def test_networks_that_do_not_differ_pay_nothing() -> None:
+    found = QUESTION.answer(tables(), MADE_UP)
+    assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
+    assert found.sentence.startswith("Skips pay no robustness: they tolerate 1.00 times the noise")
+    assert "an MLP 16 times as large does not mitigate collapse" in found.sentence
+    assert len(found.sentence.split()) <= 60
+
+
+def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
+    assert verdicts(tables(against=(1,)))[TUG] is True  # three of four layers
+    assert verdicts(tables(against=(1, 2)))[TUG] is False
+    assert verdicts(tables(model_bound=1.2))[BOUND] is False  # 10^1.2 over 10^0.3
+    absent = QUESTION.answer(tables(models=False), MADE_UP)
+    assert [verdict.holds for verdict in absent.verdicts][:2] == [None, None]
+    assert "trained models" not in absent.sentence and "minilm" in absent.notes[1]
+
+
+def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -> None:
+    made = tables(residual={(0.0, 16): -1.6})
+    assert verdicts(made)[MITIGATES] is True and "mitigates collapse" in QUESTION.answer(made, MADE_UP).sentence
+    assert verdicts(tables(residual={(0.0, 16): -1.75}))[MITIGATES] is False
+    other_seed = (pl.col("seed") == 1) & (pl.col("quantity") == "residual") & (pl.col("multiple") == 16)
+    mixed = made["networks"].with_columns(value=pl.when(other_seed).then(-2.0).otherwise("value"))
+    assert verdicts(made | {"networks": mixed})[MITIGATES] is False
+
+
+def test_prices_are_judged_by_noise() -> None:
+    dear = tables(tolerance_embedding={(1.0, 16): 0.6})
+    assert verdicts(dear)[COSTS] is True and verdicts(dear)[STEPS] is False
+    assert "with skips it tolerates 0.60 times the noise;" in QUESTION.answer(dear, MADE_UP).sentence
+    assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
+    skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
+    assert verdicts(skips)[SKIPS] is True
+    assert QUESTION.answer(skips, MADE_UP).sentence.startswith("Skips pay much robustness: they tolerate 0.50")
+    little = tables(tolerance_embedding={(0.0, 4): 1.2})
+    assert QUESTION.answer(little, MADE_UP).sentence.startswith("Skips pay little robustness: they tolerate 0.83")
+    short = tables(tolerance_embedding={(0.0, 4): 2.0})
+    assert verdicts(short)[SKIPS] is False  # tokens do not grow
+
+
+def test_training_pulls_harder_where_constants_grow_and_attention_falls() -> None:
+    harder = {"bound": {("mlp", 1.0): 1.3}, "differences": {("attention", 1.0): -0.7}}
+    assert verdicts(tables(**harder))[TRAINING] is True
+    assert verdicts(tables(**harder | {"differences": {("attention", 1.0): -0.3}}))[TRAINING] is False
+
+
+def test_networks_that_did_not_learn_are_not_judged() -> None:
+    poor = {(0.0, multiple): 0.15 for multiple in MADE_UP.multiples}
+    nothing = dict.fromkeys(poor, math.nan)
+    found = QUESTION.answer(tables(accuracy=poor, tolerance_embedding=nothing), MADE_UP)
+    assert [found.verdicts[k].holds for k in (MITIGATES, COSTS, SKIPS)] == [None, False, None]
+    assert found.sentence.startswith("What skips pay cannot be told") and "cannot be judged" in found.sentence
+    assert "nan" not in found.verdicts[SKIPS].ours and "not learnt" in found.verdicts[MITIGATES].ours
