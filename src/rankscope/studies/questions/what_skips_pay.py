@@ -48,10 +48,10 @@ GROWN = 2.0  # How many times longer tokens must be after the last layer than be
 PULLS = 1.5  # By how much Lipschitz constants must grow in training
 LEARNT = 0.1  # By how much a network must be more accurate than guessing
 SEEN = (
-    "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks with "
-    "the smallest and the largest MLP on digits), and initial weights were changed because of them: read 'expected' as "
-    "expected of this run. The last hypothesis was added after the first quick run, before steps along the gradient were "
-    "measured."
+    "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
+    "with the smallest and the largest MLP on digits), and initial weights were changed because of them: read "
+    "'expected' as expected of this run. The last hypothesis was added after the first quick run, before steps along "
+    "the gradient were measured."
 )
 
 
