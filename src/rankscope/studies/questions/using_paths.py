@@ -1,0 +1,455 @@
+"""Can paths be used? Networks are trained with lengths dropped, weighted at random, or with a price on them.
+
+A network of L layers is a sum over paths of lengths 0 to L (Dong et al. 2021), and in networks trained as usual short
+paths carry nearly all of it. If paths are parts of an ensemble, as of a residual network (Veit et al. 2016), a training
+could make use of that: drop lengths so that no one is relied on, weight them at random, or put a price on the short or
+on the long ones. Each is trained beside the plain network from the same weights, with the same samples, steps and rate.
+
+What else a gain could be, and how it is held apart: dropout of any kind may help, so ordinary dropout of the same
+strength (the variance of its noise, `path_uses.py`) is trained too, and a gain must be one over plain training and over
+ordinary dropout at every strength. Networks that withstand what they were trained with are no surprise: lengths removed
+at test time are read apart from noise on embeddings, removed heads and removed layers, which no network was trained
+with. A price may be paid without effect: shares of lengths after training say whether it had one.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab.trial import free_memory
+from rankscope.studies.questions.long_paths import judged
+from rankscope.studies.questions.path_networks import SCHEMES, TITLES, attention_network, path_task
+from rankscope.studies.questions.path_uses import (
+    ALONE,
+    DIVERSE,
+    DRAWS,
+    DROPOUT,
+    HEADS_OUT,
+    LONG_PRICE,
+    NOISE,
+    NOISES,
+    PATH_DROPOUT,
+    PRICES,
+    SHORT_PRICE,
+    PathUseModel,
+    PathUseTraining,
+    Use,
+    evaluation_rows,
+    finish_training,
+    share_rows,
+)  # fmt: skip
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.summaries import spread
+from rankscope.studies.study import PageTable, Setup
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOLD = 0.05  # Accuracy that attention must add, with every seed, for a task to tell anything
+WORTH = 0.01  # A smaller gain in accuracy is not called one
+MEASURES = {
+    "accuracy": "all in place", "noise": "noise on embeddings", "heads": "a quarter of heads out",
+    "layers": "one layer out", "length out": "one length out", "one length": "one length alone",
+}  # fmt: skip
+UNTRAINED = ("noise", "heads", "layers")  # What no network was trained with
+ROWS = {
+    "task": pl.String, "kind": pl.String, "strength": pl.Float64, "seed": pl.Int64, "quantity": pl.String,
+    "at": pl.Int64, "value": pl.Float64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UseSizes:
+    """How large the experiment is. `widths` to `rates` have one number for each task."""
+
+    tasks: tuple[str, ...]
+    layers: int
+    seeds: int
+    widths: tuple[int, ...]
+    heads: tuple[int, ...]
+    steps: tuple[int, ...]
+    batches: tuple[int, ...]
+    rates: tuple[float, ...]
+    context: int  # Characters of a sample of text
+    samples: int  # Samples of hulls to learn from
+    chances: tuple[float, ...]  # Strengths of ordinary dropout, path dropout and diverse lengths
+    prices: tuple[float, ...]  # Nats for all of the output
+    evaluation_samples: int
+    probe_samples: int  # Samples that shares are read on
+
+    @property
+    def long(self) -> int:
+        """The length from which on paths count as long: 3 of 6, as in figure 4."""
+        return math.ceil(self.layers / 2)
+
+    @property
+    def controls(self) -> list[Use]:
+        """What a gain must be one over: plain training, and ordinary dropout."""
+        return [Use(), *(Use(DROPOUT, p) for p in self.chances)]
+
+    @property
+    def uses(self) -> list[Use]:
+        """Every use of paths, at each strength."""
+        return [
+            *(Use(kind, p) for kind in NOISES for p in self.chances),
+            *(Use(kind, price) for kind in PRICES for price in self.prices),
+        ]
+
+
+QUICK = UseSizes(
+    ("sort",), layers=3, seeds=2, widths=(48,), heads=(2,), steps=(200,), batches=(32,), rates=(1e-3,), context=32,
+    samples=2000, chances=(0.1, 0.4), prices=(0.1, 1.0), evaluation_samples=200, probe_samples=8,
+)  # fmt: skip
+FULL = UseSizes(
+    ("sort", "text"), layers=6, seeds=5, widths=(48, 96), heads=(2, 4), steps=(1200, 2000), batches=(50, 32),
+    rates=(1e-3, 3e-3), context=64, samples=10000, chances=(0.1, 0.4), prices=(0.1, 1.0), evaluation_samples=300,
+    probe_samples=16,
+)  # fmt: skip
+
+
+# ---- What is run
+
+
+def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
+    """The training of some seeds with a use of paths, not begun yet."""
+    place, task = sizes.tasks.index(name), path_task(name, sizes.context, sizes.samples)
+    arch = attention_network(name, task, sizes.layers, sizes.widths[place], sizes.heads[place])
+    recipe = Recipe(
+        steps=sizes.steps[place], batch=sizes.batches[place], lr=sizes.rates[place], weight_decay=0.0, frozen=("gain",)
+    )
+    lengths = range(sizes.layers + 1)
+    priced = {SHORT_PRICE: [k < sizes.long for k in lengths], LONG_PRICE: [k >= sizes.long for k in lengths]}
+    model = partial(
+        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch,
+        prices=[use.strength * chosen for chosen in priced.get(use.kind, [])],
+    )  # fmt: skip
+    start = Initialisation(SCHEMES[name], 1.0, dropout=use.strength if use.kind == DROPOUT else 0.0)
+    return PathUseTraining(
+        task, arch, recipe, seeds=seeds, device=device, initialisation=start, capture=True, model=model
+    )
+
+
+def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
+    """Train every use of every task and read what came of it.
+
+    One cached piece has all seeds of a use, which learn at once; with ordinary dropout networks learn one after the
+    other, and each has a piece.
+    """
+    parts: dict[str, Callable[[], pl.DataFrame]] = {}
+    for task in sizes.tasks:
+        for use in (*sizes.controls, Use(ALONE), *sizes.uses):
+            if use.kind == DROPOUT:
+                groups = {f" seed {seed}": [seed] for seed in range(sizes.seeds)}
+            else:
+                groups = {"": [*range(sizes.seeds)]}
+            for suffix, seeds in groups.items():
+                parts[f"{task} {use.label}{suffix}"] = partial(trained, task, use, sizes, seeds, setup.device)
+    return {"uses": setup.cached_parts(parts, **asdict(sizes))}
+
+
+def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> pl.DataFrame:
+    """Train some seeds of a use; rows of one number each: task · kind · strength · seed · quantity · at · value.
+
+    | quantity           | what it is, held out, of the network with all lengths if not said otherwise   | `at`   |
+    |--------------------|-------------------------------------------------------------------------------|--------|
+    | `loss`, `accuracy` | with all in place                                                             |        |
+    | `noise`            | accuracy with noise on the embedding                                          |        |
+    | `heads`            | accuracy without some heads                                                   | draw   |
+    | `layers`           | accuracy without a layer                                                      | layer  |
+    | `length out`       | accuracy without the paths of a length                                        | length |
+    | `one length`       | accuracy of the paths of a length alone                                       | length |
+    | `share`            | of the output, by length                                                      | length |
+    | `residual`         | relative residual of tokens after the last layer, mean of samples             |        |
+    """
+    training, rows = training_of(task, use, sizes, seeds, device), []
+    try:
+        finish_training(training, use)
+        batch = training.task.held_out(sizes.evaluation_samples).to(device)
+        tokens = training.tokens(sizes.probe_samples)[0]
+        for seed, model, X in zip(seeds, training.models, tokens, strict=True):
+            for row in (*evaluation_rows(model, batch, training.task), *share_rows(model, X)):
+                rows.append((task, use.kind, use.strength, seed, *row))
+    finally:
+        del training
+        free_memory(device)
+    return pl.DataFrame(rows, schema=ROWS, orient="row")
+
+
+# ---- The answer, from tables alone
+
+
+def seen(table: pl.DataFrame, task: str, use: Use, quantity: str, lengths: Iterable[int] | None = None) -> list[float]:
+    """A number of every seed of a use, in the order of seeds: the mean over draws, layers or lengths, of a share the
+    sum over these lengths; none where the table has no such use."""
+    mine = table.filter(task=task, kind=use.kind, strength=use.strength, quantity=quantity)
+    mine = mine if lengths is None else mine.filter(pl.col("at").is_in([*lengths]))
+    value = pl.col("value").mean() if lengths is None else pl.col("value").sum()
+    values = mine.group_by("seed").agg(value).sort("seed")["value"].to_list()
+    return [number for number in values if number is not None and math.isfinite(number)]
+
+
+def long_share(table: pl.DataFrame, task: str, use: Use, sizes: UseSizes) -> list[float]:
+    """The share of the output that long paths are, of every seed."""
+    return seen(table, task, use, "share", range(sizes.long, sizes.layers + 1))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A use of paths beside the best control, at one measure of one task."""
+
+    task: str
+    measure: str
+    use: Use
+    mine: list[float]
+    control: Use
+    theirs: list[float]  # Of the control with the largest median
+    beyond: bool  # Every seed is above every seed of every control, and the medians are at least `WORTH` apart
+
+    @property
+    def size(self) -> float:
+        """The median of the use less that of the best control."""
+        return statistics.median(self.mine) - statistics.median(self.theirs)
+
+    @property
+    def text(self) -> str:
+        """Both numbers with their spread."""
+        return f"{spread(self.mine, '.2f')} against {spread(self.theirs, '.2f')}"
+
+
+def gain(table: pl.DataFrame, task: str, use: Use, measure: str, sizes: UseSizes) -> Gain | None:
+    """What a use of paths gives over the best of the controls; None where a number is missing."""
+    mine = seen(table, task, use, measure)
+    controls = {control: seen(table, task, control, measure) for control in sizes.controls}
+    if not mine or not all(controls.values()):
+        return None
+    best = max(controls, key=lambda control: statistics.median(controls[control]))
+    apart = statistics.median(mine) - statistics.median(controls[best])
+    beyond = min(mine) > max(map(max, controls.values())) and apart >= WORTH
+    return Gain(task, measure, use, mine, best, controls[best], beyond)
+
+
+def gains(table: pl.DataFrame, measures: Iterable[str], sizes: UseSizes) -> list[Gain]:
+    """What every use of paths gives at these measures, on tasks that tell anything; the largest gain first."""
+    found = [
+        gain(table, task, use, measure, sizes)
+        for task in sizes.tasks if _tells(table, task)
+        for measure in measures
+        for use in sizes.uses
+    ]  # fmt: skip
+    return sorted((entry for entry in found if entry is not None), key=lambda entry: (-entry.beyond, -entry.size))
+
+
+def _tells(table: pl.DataFrame, task: str) -> bool:
+    """True if attention adds enough to the accuracy of the plain network, with every seed."""
+    whole, alone = (seen(table, task, use, "accuracy") for use in (Use(), Use(ALONE)))
+    same = len(whole) == len(alone) > 0
+    return same and min(best - without for best, without in zip(whole, alone, strict=True)) >= TOLD
+
+
+def answer(tables: Tables, sizes: UseSizes) -> StudyAnswer:
+    """The answer that the tables give."""
+    table, strong, dear = tables["uses"], max(sizes.chances), max(sizes.prices)
+    verdicts = [
+        _none_verdict(table, ["accuracy"], sizes),
+        _gain_verdict(table, [Use(kind, strong) for kind in NOISES], "one length", sizes),
+        _gain_verdict(table, [Use(PATH_DROPOUT, strong)], "layers", sizes),
+        _none_verdict(table, ["noise"], sizes),
+        _moved_verdict(table, [(Use(SHORT_PRICE, dear), True), (Use(LONG_PRICE, dear), False)], "share", sizes),
+        _moved_verdict(table, [(Use(SHORT_PRICE, dear), False)], "residual", sizes),
+    ]
+    comparisons = len(gains(table, MEASURES, sizes))
+    controls = len(sizes.controls) * sizes.seeds
+    notes = [
+        f"Seeds 0 to {sizes.seeds - 1}; strengths are not chosen by results: a use counts at each of its strengths. "
+        f"The tables make {comparisons} comparisons of {sizes.seeds} networks with the {controls} of all controls. "
+        f"Were all of them equal, one comparison would be called a gain with a chance of at most 1 in "
+        f"{math.comb(controls + sizes.seeds, sizes.seeds):,}."
+    ]
+    evidence = [_table(table, task, sizes) for task in sizes.tasks]
+    return StudyAnswer(_sentence(table, sizes), verdicts, evidence, notes)
+
+
+def _sentence(table: pl.DataFrame, sizes: UseSizes) -> str:
+    """The answer: whether a use of paths gives accuracy, robustness to what it was not trained with, or neither."""
+    accurate, robust = gains(table, ["accuracy"], sizes), gains(table, UNTRAINED, sizes)
+    alone = gains(table, ["one length"], sizes)
+    if not accurate or not robust or not alone:
+        return "It cannot be told: the plain network learnt no more than one that reads each token alone."
+    has = [found[0].beyond for found in (accurate, robust)]
+    lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness alone"}
+    first = lead.get((has[0], has[1]), "Only against removed lengths" if alone[0].beyond else "No")
+    clauses = [_clause(accurate, "no use of paths is more accurate than plain training and ordinary dropout")]
+    clauses += [_clause(robust, "none withstands noise, removed heads or layers better")]
+    return f"{first}: {'; '.join(clauses)}; with {_described(alone[0])}."
+
+
+def _clause(found: Sequence[Gain], none: str) -> str:
+    """The largest gain that is one, or the sentence that there is none, with the best use of each task."""
+    if found[0].beyond:
+        tasks = {entry.task for entry in found if entry.beyond}
+        others = {entry.task for entry in found} - tasks
+        return _described(found[0]) + (f", none on {' and '.join(sorted(others))}" if others else "")
+    best = {entry.task: entry for entry in reversed(found)}  # the first of each task stays
+    return f"{none} (at best {', '.join(f'{best[task].text} on {task}' for task in sorted(best))})"
+
+
+def _described(entry: Gain) -> str:
+    return f"{MEASURES[entry.measure]}, {entry.use.label} has {entry.text} of {entry.control.label} on {entry.task}"
+
+
+def _none_verdict(table: pl.DataFrame, measures: Sequence[str], sizes: UseSizes) -> HypothesisVerdict:
+    """Whether no use of paths gives more than all controls."""
+    found = gains(table, measures, sizes)
+    if not found:
+        return HypothesisVerdict("cannot be told", None)
+    best = {entry.task: entry for entry in reversed(found)}
+    texts = [
+        f"{task}: at best {entry.use.label}, {entry.text} of {entry.control.label}" for task, entry in best.items()
+    ]
+    return HypothesisVerdict("; ".join(sorted(texts)), not any(entry.beyond for entry in found))
+
+
+def _gain_verdict(table: pl.DataFrame, uses: Sequence[Use], measure: str, sizes: UseSizes) -> HypothesisVerdict:
+    """Whether these uses give more than all controls on every task; it cannot be told where ranges overlap."""
+    cases: dict[str, list[bool]] = {}
+    texts = []
+    for task in filter(partial(_tells, table), sizes.tasks):
+        for use in uses:
+            entry = gain(table, task, use, measure, sizes)
+            if entry is not None:
+                below = max(entry.mine) <= min(entry.theirs)
+                cases.setdefault(task, []).extend([entry.beyond] if entry.beyond or below else [True, False])
+                texts.append(f"{task}: {use.label} {entry.text} of {entry.control.label}")
+    return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
+
+
+def _moved_verdict(
+    table: pl.DataFrame, uses: Sequence[tuple[Use, bool]], quantity: str, sizes: UseSizes
+) -> HypothesisVerdict:
+    """Whether these uses move a quantity from that of plain training, up where True is said, on every task."""
+    cases: dict[str, list[bool]] = {}
+    texts = []
+    for task in sizes.tasks:
+        for use, up in uses:
+            if quantity == "share":
+                mine, plain = (long_share(table, task, one, sizes) for one in (use, Use()))
+            else:
+                mine, plain = (seen(table, task, one, quantity) for one in (use, Use()))
+            if mine and plain:
+                high, low = (mine, plain) if up else (plain, mine)
+                apart = min(high) > max(low) or max(high) <= min(low)
+                cases.setdefault(task, []).extend([min(high) > max(low)] if apart else [True, False])
+                texts.append(f"{task}: {use.label} {spread(mine, '.2f')}, plain {spread(plain, '.2f')}")
+    return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
+
+
+def _table(table: pl.DataFrame, task: str, sizes: UseSizes) -> PageTable:
+    place, rows = sizes.tasks.index(task), []
+    for use in (Use(ALONE), *sizes.controls, *sizes.uses):
+        cells = []
+        for measure in MEASURES:
+            entry = gain(table, task, use, measure, sizes) if use in sizes.uses else None
+            mark = "**" if entry is not None and entry.beyond else ""
+            cells.append(f"{mark}{spread(seen(table, task, use, measure), '.2f')}{mark}")
+        cells.insert(1, spread(seen(table, task, use, "loss"), ".2f"))
+        cells += [spread(long_share(table, task, use, sizes), ".2f"), spread(seen(table, task, use, "residual"), ".2f")]
+        rows.append([use.label, *cells])
+    return PageTable(
+        f"{task}: {sizes.layers} layers, width {sizes.widths[place]}, {sizes.heads[place]} heads, {sizes.steps[place]} "
+        f"steps; held-out accuracy, median (range) of {sizes.seeds} seeds",
+        ["trained with", "accuracy", "loss", *[*MEASURES.values()][1:], f"share of lengths ≥ {sizes.long}", "residual"],
+        rows,
+        f"**Bold**: every seed above every seed of plain training and of ordinary dropout, and {WORTH} more. *Noise*: "
+        f"normal, {NOISE} of the tokens' root mean square. *Heads*: mean of {DRAWS} draws of {HEADS_OUT:.0%} of all "
+        "heads. *Layers*, *lengths*: mean over each. *Residual*: relative, of tokens after the last layer."
+        if place == 0 else "",
+    )  # fmt: skip
+
+
+# ---- The figure
+
+
+def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
+    """The accuracy of every way to train less that of plain training, by what is taken away; a panel for each task."""
+    from rankscope.figures.matplotlib import Line2D, palette, panels
+
+    table, shown = tables["uses"], [*sizes.controls[1:], *sizes.uses]
+    kinds = [*dict.fromkeys(use.kind for use in shown)]
+    figure, axes = panels(1, width=8.6, height=3.2, rows=len(sizes.tasks))
+    step = 0.8 / len(shown)
+    for panel, task in zip(axes, sizes.tasks, strict=True):
+        for number, use in enumerate(shown):
+            colour = palette()[kinds.index(use.kind)]
+            weak = use.strength == min(sizes.prices if use.kind in PRICES else sizes.chances)
+            for place, measure in enumerate(MEASURES):
+                pair = [seen(table, task, one, measure) for one in (use, Use())]
+                if not all(pair) or len(pair[0]) != len(pair[1]):
+                    continue
+                found = [mine - plain for mine, plain in zip(*pair, strict=True)]
+                x, middle = place + (number - (len(shown) - 1) / 2) * step, statistics.median(found)
+                panel.plot([x, x], [min(found), max(found)], color=colour, linewidth=1.2)
+                face = "white" if weak else colour
+                panel.plot([x], [middle], marker="o", markersize=4.5, color=colour, markerfacecolor=face, zorder=3)
+        panel.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        for edge in range(1, len(MEASURES)):
+            panel.axvline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
+        panel.set_xticks(range(len(MEASURES)), [*MEASURES.values()], fontsize=8)
+        panel.set_xlim(-0.5, len(MEASURES) - 0.5)
+        panel.set_ylabel("accuracy less plain")
+        panel.set_title(TITLES[task], loc="left", fontsize=9)
+    handles = [Line2D([], [], color=palette()[n], marker="o", linewidth=1.2, label=k) for n, k in enumerate(kinds)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    return {QUESTION.name: figure}
+
+
+QUESTION = Question(
+    name="using-paths",
+    title="Can paths be used?",
+    why=(
+        "A network is a sum over paths, of which the short ones carry nearly all after training (Dong et al. 2021), "
+        "although long ones can learn by themselves. The paper's readers asked whether a training could make use of "
+        "paths, as dropout makes use of units: for accuracy, for robustness, or against collapse."
+    ),
+    hypotheses=(
+        "No use of paths is more accurate than plain training and ordinary dropout, by more than seeds differ.",
+        "Networks withstand what they were trained with: at the largest strength, path dropout and diverse lengths "
+        "leave each length alone more accurate than all controls do.",
+        "That carries over to layers: with one layer removed, path dropout at the largest strength is more accurate "
+        "than all controls.",
+        "It does not carry over to noise: with noise on embeddings no use of paths is more accurate than all controls.",
+        "Prices do what they say: the larger price on short paths makes long paths a larger share of the output than "
+        "in plain networks, that on long paths a smaller one, by more than seeds differ.",
+        "Long paths make tokens alike: the larger price on short paths lowers the relative residual after the last "
+        "layer, by more than seeds differ.",
+    ),
+    method=(
+        "Networks of attention, skips and norms as in figure 4 of Dong et al. (sort: post-norm, at the paper's width "
+        "and heads; text: a causal pre-norm decoder without MLPs on Moby Dick; no bias adds to tokens). The head reads "
+        "the normalised sum of paths by length, with autograd through the exact path algebra (`PathModel`). *Path "
+        "dropout* p: the sum of each length is dropped with chance p, for each sample and step. *Diverse lengths* p: "
+        "weights of lengths are Gamma-distributed, of mean 1 and the same variance p / (1 - p). *Price*: the loss has "
+        "strength times the norms of short (less than half of the layers) or long paths, as a share of the norms of "
+        "all lengths. *Dropout* p: of embedding, attention pattern and outputs, as BERT has it. All start from the "
+        "same weights and have the same samples, steps and rate (AdamW, warm-up and cosine); at test time all lengths "
+        "have weight 1, and the head is the network's own. A *gain* is one over plain training and ordinary dropout at "
+        f"every strength: all seeds above all of theirs, and {WORTH} more in the median. Tasks on which attention adds "
+        f"less than {TOLD} to a network that reads each token alone tell nothing."
+    ),
+    refuted_by=(
+        "A rate and a length of training tuned for each way to train, as noise may want more steps; data so few that "
+        "regularisation pays more; training with removed heads or layers (LayerDrop) as a further control where a "
+        "gain is in robustness to these; networks with MLPs, larger ones, and paths weighted one by one in place of "
+        "by length."
+    ),
+    quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=120.0,
+    caption=(
+        "Held-out accuracy less that of plain training of the same seed, by what is taken away at test time: median "
+        "and range over seeds. Hollow: the smaller strength; filled: the larger."
+    ),
+)  # fmt: skip
