@@ -171,8 +171,18 @@ def finish_training(training: Training, use: Use) -> None:
 
 
 @torch.no_grad()
-def evaluation_rows(model: Model, batch: Batch, task: Task) -> Iterator[tuple[str, int | None, float]]:
-    """(quantity, at, value) of one trained network on held-out samples; `using_paths.py` says what each is."""
+def evaluation_rows(
+    model: Model, task: Task, batch: Batch, probe_samples: int
+) -> Iterator[tuple[str, int | None, float]]:
+    """(quantity, at, value) of one trained network; `trained` in `using_paths.py` says what each quantity is.
+
+    Args:
+        model: The trained network with its embedding and head. One that does not read all lengths alike gives its loss
+            and accuracy alone.
+        task: What it was trained on.
+        batch: Held-out samples.
+        probe_samples: How many of these samples shares of lengths are read on.
+    """
     precise = copy.deepcopy(model).double().eval()
     assert isinstance(precise, PathModel)
     net, X = precise.network(), precise.tokens(batch.inputs)
@@ -187,6 +197,8 @@ def evaluation_rows(model: Model, batch: Batch, task: Task) -> Iterator[tuple[st
     whole = precise(batch.inputs)
     yield "loss", None, float(task.loss(whole, batch))
     yield "accuracy", None, accuracy(whole)
+    if not bool((precise.lengths == 1).all()):
+        return  # what follows is of networks that read all lengths
     noise = np.random.default_rng(SEED).standard_normal(X.shape)
     yield "noise", None, accuracy_of(net, X + NOISE * X.square().mean().sqrt() * torch.from_numpy(noise).to(X))
     for draw, heads in enumerate(heads_out(net.arch.layers, net.arch.heads)):
@@ -198,11 +210,7 @@ def evaluation_rows(model: Model, batch: Batch, task: Task) -> Iterator[tuple[st
         yield "one length", length, accuracy(precise.read(terms, alone))
     *_, last = net.steps(X)
     yield "residual", None, float(relative_residual(last.state).mean())
-
-
-def share_rows(model: Model, X: Tensor) -> Iterator[tuple[str, int, float]]:
-    """("share", length, value): of the output of a trained network by length, as `decompose` has it."""
-    for length, value in enumerate(shares(model.network(), X)):
+    for length, value in enumerate(shares(net, X[:probe_samples])):
         yield "share", length, value
 
 
