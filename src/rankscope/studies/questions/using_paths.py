@@ -12,9 +12,10 @@ at test time are read apart from noise on embeddings, removed heads and removed 
 with. A price may be paid without effect: shares of lengths after training say whether it had one.
 """
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -65,6 +66,7 @@ ROWS = {
     "task": pl.String, "kind": pl.String, "strength": pl.Float64, "seed": pl.Int64, "quantity": pl.String,
     "at": pl.Int64, "value": pl.Float64,
 }  # fmt: skip
+ROWS_OF_SEED = ("task", "kind", "strength", "quantity", "seed")  # Columns that are the same over draws and lengths
 
 
 @dataclass(frozen=True)
@@ -186,19 +188,33 @@ def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: 
 # ---- The answer, from tables alone
 
 
-def seen(table: pl.DataFrame, task: str, use: Use, quantity: str, lengths: Iterable[int] | None = None) -> list[float]:
-    """A number of every seed of a use, in the order of seeds: the mean over draws, layers or lengths, of a share the
-    sum over these lengths; none where the table has no such use."""
-    mine = table.filter(task=task, kind=use.kind, strength=use.strength, quantity=quantity)
-    mine = mine if lengths is None else mine.filter(pl.col("at").is_in([*lengths]))
-    value = pl.col("value").mean() if lengths is None else pl.col("value").sum()
-    values = mine.group_by("seed").agg(value).sort("seed")["value"].to_list()
-    return [number for number in values if number is not None and math.isfinite(number)]
+class Readings:
+    """The numbers of a table by task, use and quantity: one for each seed, in their order.
 
+    Of heads, layers and lengths it is the mean over what was taken away; `long share` is the share of the output that
+    long paths are together.
+    """
 
-def long_share(table: pl.DataFrame, task: str, use: Use, sizes: UseSizes) -> list[float]:
-    """The share of the output that long paths are, of every seed."""
-    return seen(table, task, use, "share", range(sizes.long, sizes.layers + 1))
+    def __init__(self, table: pl.DataFrame, sizes: UseSizes) -> None:
+        long = table.filter(pl.col("at") >= sizes.long, quantity="share")
+        sums = (
+            long.with_columns(pl.lit("long share").alias("quantity")).group_by(*ROWS_OF_SEED).agg(pl.col("value").sum())
+        )
+        means = table.group_by(*ROWS_OF_SEED).agg(pl.col("value").mean())
+        self.sizes, self.values = sizes, dict[tuple[str, Use, str], list[float]]()
+        rows = pl.concat([means, sums]).filter(pl.col("value").is_finite()).sort(*ROWS_OF_SEED)
+        for task, kind, strength, quantity, _, value in rows.iter_rows():
+            self.values.setdefault((task, Use(kind, strength), quantity), []).append(value)
+
+    def of(self, task: str, use: Use, quantity: str) -> list[float]:
+        """The numbers of all seeds; none where the table has none."""
+        return self.values.get((task, use, quantity), [])
+
+    def tell(self, task: str) -> bool:
+        """True if attention adds enough to the accuracy of the plain network, with every seed."""
+        whole, alone = (self.of(task, use, "accuracy") for use in (Use(), Use(ALONE)))
+        same = len(whole) == len(alone) > 0
+        return same and min(best - without for best, without in zip(whole, alone, strict=True)) >= TOLD
 
 
 @dataclass(frozen=True)
@@ -224,10 +240,10 @@ class Gain:
         return f"{spread(self.mine, '.2f')} against {spread(self.theirs, '.2f')}"
 
 
-def gain(table: pl.DataFrame, task: str, use: Use, measure: str, sizes: UseSizes) -> Gain | None:
+def gain(readings: Readings, task: str, use: Use, measure: str) -> Gain | None:
     """What a use of paths gives over the best of the controls; None where a number is missing."""
-    mine = seen(table, task, use, measure)
-    controls = {control: seen(table, task, control, measure) for control in sizes.controls}
+    mine = readings.of(task, use, measure)
+    controls = {control: readings.of(task, control, measure) for control in readings.sizes.controls}
     if not mine or not all(controls.values()):
         return None
     best = max(controls, key=lambda control: statistics.median(controls[control]))
@@ -236,14 +252,10 @@ def gain(table: pl.DataFrame, task: str, use: Use, measure: str, sizes: UseSizes
     return Gain(task, measure, use, mine, best, controls[best], beyond)
 
 
-def gains(table: pl.DataFrame, measures: Iterable[str], sizes: UseSizes) -> list[Gain]:
+def gains(readings: Readings, measures: Iterable[str]) -> list[Gain]:
     """What every use of paths gives at these measures, on tasks that tell anything; the largest gain first."""
-    found = [
-        gain(table, task, use, measure, sizes)
-        for task in sizes.tasks if _tells(table, task)
-        for measure in measures
-        for use in sizes.uses
-    ]  # fmt: skip
+    tasks, uses = filter(readings.tell, readings.sizes.tasks), readings.sizes.uses
+    found = [gain(readings, *case) for case in itertools.product(tasks, uses, measures)]
     return sorted((entry for entry in found if entry is not None), key=lambda entry: (-entry.beyond, -entry.size))
 
 
@@ -257,23 +269,17 @@ def by_chance(sizes: UseSizes) -> float:
     return comparisons / math.comb(controls + sizes.seeds, sizes.seeds)
 
 
-def _tells(table: pl.DataFrame, task: str) -> bool:
-    """True if attention adds enough to the accuracy of the plain network, with every seed."""
-    whole, alone = (seen(table, task, use, "accuracy") for use in (Use(), Use(ALONE)))
-    same = len(whole) == len(alone) > 0
-    return same and min(best - without for best, without in zip(whole, alone, strict=True)) >= TOLD
-
-
 def answer(tables: Tables, sizes: UseSizes) -> StudyAnswer:
     """The answer that the tables give."""
-    table, strong, dear = tables["uses"], max(sizes.chances), max(sizes.prices)
+    readings, strong, dear = Readings(tables["uses"], sizes), max(sizes.chances), max(sizes.prices)
+    short, long = Use(SHORT_PRICE, dear), Use(LONG_PRICE, dear)
     verdicts = [
-        _none_verdict(table, ["accuracy"], sizes),
-        _gain_verdict(table, [Use(kind, strong) for kind in NOISES], "one length", sizes),
-        _gain_verdict(table, [Use(PATH_DROPOUT, strong)], "layers", sizes),
-        _none_verdict(table, ["noise"], sizes),
-        _moved_verdict(table, [(Use(SHORT_PRICE, dear), True), (Use(LONG_PRICE, dear), False)], "share", sizes),
-        _moved_verdict(table, [(Use(SHORT_PRICE, dear), False)], "residual", sizes),
+        _none_verdict(readings, "accuracy"),
+        _gain_verdict(readings, [Use(kind, strong) for kind in NOISES], "one length"),
+        _gain_verdict(readings, [Use(PATH_DROPOUT, strong)], "layers"),
+        _none_verdict(readings, "noise"),
+        _moved_verdict(readings, {short: True, long: False}, "long share"),
+        _moved_verdict(readings, {short: False}, "residual"),
     ]
     notes = [
         f"Seeds 0 to {sizes.seeds - 1}. No strength is chosen by results: every use counts at each of its strengths. "
@@ -281,27 +287,28 @@ def answer(tables: Tables, sizes: UseSizes) -> StudyAnswer:
         f"comparisons together; a run where these are more than {CHANCE} names none.",
         CHANGED,
     ]
-    evidence = [_table(table, task, sizes) for task in sizes.tasks]
-    return StudyAnswer(_sentence(table, sizes), verdicts, evidence, notes)
+    evidence = [_table(readings, task) for task in sizes.tasks]
+    return StudyAnswer(_sentence(readings), verdicts, evidence, notes)
 
 
-def _sentence(table: pl.DataFrame, sizes: UseSizes) -> str:
+def _sentence(readings: Readings) -> str:
     """The answer: whether a use of paths gives accuracy, robustness to what it was not trained with, or neither."""
-    found = [gains(table, measures, sizes) for measures in (["accuracy"], UNTRAINED, ["one length"])]
+    seeds, chance = readings.sizes.seeds, by_chance(readings.sizes) > CHANCE
+    found = [gains(readings, measures) for measures in (["accuracy"], UNTRAINED, ["one length"])]
     if not all(found):
         return "It cannot be told: the plain network learnt no more than one that reads each token alone."
-    has = tuple(entries[0].beyond for entries in found)
-    if any(has[:2]) and by_chance(sizes) > CHANCE:
+    accurate, robust, apart = (entries[0].beyond for entries in found)
+    if (accurate or robust) and chance:
         largest = max(found[0][0], found[1][0], key=lambda entry: (entry.beyond, entry.size))
-        return f"It cannot be told with {sizes.seeds} seeds: {_described(largest)}, which may be chance."
+        return f"It cannot be told with {seeds} seeds: {_described(largest)}, which may be chance."
     lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness alone"}
-    first = lead.get(has[:2], "Not beyond the lengths themselves" if has[2] else "No")
+    first = lead.get((accurate, robust), "Not beyond the lengths themselves" if apart else "No")
     pairs = ", ".join(f"{best.text} on {best.task}" for best in _best(found[0]))
-    accuracy = f"no use of paths is more accurate than plain training or ordinary dropout (at best {pairs})"
+    none = f"no use of paths is more accurate than plain training or ordinary dropout (at best {pairs})"
     clauses = [
-        _described(found[0][0]) if has[0] else accuracy,
-        _described(found[1][0]) if has[1] else "none is more robust to noise, removed heads or layers",
-        _described(found[2][0]) if has[2] else "none makes single lengths more accurate",
+        _described(found[0][0]) if accurate else none,
+        _described(found[1][0]) if robust else "none is more robust to noise, removed heads or layers",
+        _described(found[2][0]) if apart else "none makes single lengths more accurate",
     ]
     return f"{first}: {'; '.join(clauses)}."
 
@@ -317,25 +324,24 @@ def _described(entry: Gain) -> str:
     )
 
 
-def _none_verdict(table: pl.DataFrame, measures: Sequence[str], sizes: UseSizes) -> HypothesisVerdict:
-    """Whether no use of paths gives more than all controls."""
-    found = gains(table, measures, sizes)
+def _none_verdict(readings: Readings, measure: str) -> HypothesisVerdict:
+    """Whether no use of paths gives more than all controls; it cannot be told where a gain may be chance."""
+    found = gains(readings, [measure])
     if not found:
         return HypothesisVerdict("cannot be told", None)
-    best = {entry.task: entry for entry in reversed(found)}
-    texts = [
-        f"{task}: at best {entry.use.label}, {entry.text} of {entry.control.label}" for task, entry in best.items()
-    ]
-    return HypothesisVerdict("; ".join(sorted(texts)), not any(entry.beyond for entry in found))
+    texts = [f"{best.task}: at best {best.use.label}, {best.text} of {best.control.label}" for best in _best(found)]
+    chance = by_chance(readings.sizes) > CHANCE
+    holds = (None if chance else False) if any(entry.beyond for entry in found) else True
+    return HypothesisVerdict("; ".join(texts), holds)
 
 
-def _gain_verdict(table: pl.DataFrame, uses: Sequence[Use], measure: str, sizes: UseSizes) -> HypothesisVerdict:
+def _gain_verdict(readings: Readings, uses: Sequence[Use], measure: str) -> HypothesisVerdict:
     """Whether these uses give more than all controls on every task; it cannot be told where ranges overlap."""
     cases: dict[str, list[bool]] = {}
     texts = []
-    for task in filter(partial(_tells, table), sizes.tasks):
+    for task in filter(readings.tell, readings.sizes.tasks):
         for use in uses:
-            entry = gain(table, task, use, measure, sizes)
+            entry = gain(readings, task, use, measure)
             if entry is not None:
                 below = max(entry.mine) <= min(entry.theirs)
                 cases.setdefault(task, []).extend([entry.beyond] if entry.beyond or below else [True, False])
@@ -343,36 +349,29 @@ def _gain_verdict(table: pl.DataFrame, uses: Sequence[Use], measure: str, sizes:
     return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
 
 
-def _moved_verdict(
-    table: pl.DataFrame, uses: Sequence[tuple[Use, bool]], quantity: str, sizes: UseSizes
-) -> HypothesisVerdict:
-    """Whether these uses move a quantity from that of plain training, up where True is said, on every task."""
+def _moved_verdict(readings: Readings, uses: Mapping[Use, bool], quantity: str) -> HypothesisVerdict:
+    """Whether these uses move a quantity from that of plain training on every task, up where True is said."""
     cases: dict[str, list[bool]] = {}
     texts = []
-    for task in sizes.tasks:
-        for use, up in uses:
-            if quantity == "share":
-                mine, plain = (long_share(table, task, one, sizes) for one in (use, Use()))
-            else:
-                mine, plain = (seen(table, task, one, quantity) for one in (use, Use()))
-            if mine and plain:
-                high, low = (mine, plain) if up else (plain, mine)
-                apart = min(high) > max(low) or max(high) <= min(low)
-                cases.setdefault(task, []).extend([min(high) > max(low)] if apart else [True, False])
-                texts.append(f"{task}: {use.label} {spread(mine, '.2f')}, plain {spread(plain, '.2f')}")
+    for task, (use, up) in itertools.product(readings.sizes.tasks, uses.items()):
+        mine, plain = (readings.of(task, one, quantity) for one in (use, Use()))
+        if mine and plain:
+            high, low = (mine, plain) if up else (plain, mine)
+            apart = min(high) > max(low) or max(high) <= min(low)
+            cases.setdefault(task, []).extend([min(high) > max(low)] if apart else [True, False])
+            texts.append(f"{task}: {use.label} {spread(mine, '.2f')}, plain {spread(plain, '.2f')}")
     return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
 
 
-def _table(table: pl.DataFrame, task: str, sizes: UseSizes) -> PageTable:
-    place, rows = sizes.tasks.index(task), []
+def _table(readings: Readings, task: str) -> PageTable:
+    sizes, rows = readings.sizes, []
+    place = sizes.tasks.index(task)
     for use in (Use(ALONE), *sizes.controls, *sizes.uses):
         cells = []
-        for measure in MEASURES:
-            entry = gain(table, task, use, measure, sizes) if use in sizes.uses else None
-            mark = "**" if entry is not None and entry.beyond else ""
-            cells.append(f"{mark}{spread(seen(table, task, use, measure), '.2f')}{mark}")
-        cells.insert(1, spread(seen(table, task, use, "loss"), ".2f"))
-        cells += [spread(long_share(table, task, use, sizes), ".2f"), spread(seen(table, task, use, "residual"), ".2f")]
+        for quantity in ("accuracy", "loss", *[*MEASURES][1:], "long share", "residual"):
+            compared = gain(readings, task, use, quantity) if use in sizes.uses and quantity in MEASURES else None
+            mark = "**" if compared is not None and compared.beyond else ""
+            cells.append(f"{mark}{spread(readings.of(task, use, quantity), '.2f')}{mark}")
         rows.append([use.label, *cells])
     return PageTable(
         f"{task}: {sizes.layers} layers, width {sizes.widths[place]}, {sizes.heads[place]} heads, {sizes.steps[place]} "
@@ -381,8 +380,8 @@ def _table(table: pl.DataFrame, task: str, sizes: UseSizes) -> PageTable:
         rows,
         f"**Bold**: every seed above every seed of plain training and of ordinary dropout, and {WORTH} more. *Noise*: "
         f"normal, {NOISE} of the tokens' root mean square. *Heads*: mean of {DRAWS} draws of {HEADS_OUT:.0%} of all "
-        "heads. *Layers*, *lengths*: mean over each. *Residual*: relative, of tokens after the last layer."
-        if place == 0 else "",
+        "heads. *Layers*, *lengths*: mean over each. *Share*: of the output. *Residual*: relative, of tokens after the "
+        "last layer." if place == 0 else "",
     )  # fmt: skip
 
 
@@ -393,7 +392,7 @@ def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
     """The accuracy of every way to train less that of plain training, by what is taken away; a panel for each task."""
     from rankscope.figures.matplotlib import Line2D, palette, panels
 
-    table, shown = tables["uses"], [*sizes.controls[1:], *sizes.uses]
+    readings, shown = Readings(tables["uses"], sizes), [*sizes.controls[1:], *sizes.uses]
     kinds = [*dict.fromkeys(use.kind for use in shown)]
     figure, axes = panels(1, width=8.6, height=3.2, rows=len(sizes.tasks))
     step = 0.8 / len(shown)
@@ -402,7 +401,7 @@ def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
             colour = palette()[kinds.index(use.kind)]
             weak = use.strength == min(sizes.prices if use.kind in PRICES else sizes.chances)
             for place, measure in enumerate(MEASURES):
-                pair = [seen(table, task, one, measure) for one in (use, Use())]
+                pair = [readings.of(task, one, measure) for one in (use, Use())]
                 if not all(pair) or len(pair[0]) != len(pair[1]):
                     continue
                 found = [mine - plain for mine, plain in zip(*pair, strict=True)]
