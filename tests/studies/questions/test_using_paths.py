@@ -325,6 +325,9 @@ def test_the_sentence_turns_with_the_numbers() -> None:
     assert blind.sentence.startswith("It cannot be told: ") and [v.holds for v in blind.verdicts[:4]] == [None] * 4
     both = replace(FULL, seeds=4, layers=3)
     assert " on sort, " in sentence(both) and sentence(both, long=("heads", 0.8), path=("one length", 0.9))
+    mixed, better = tables(sizes=both)["uses"], tables(changed(long=("heads", 0.8)), both)["uses"]
+    mixed = pl.concat([mixed.filter(task="sort"), better.filter(task="text")])  # a gain on one of two tasks
+    assert QUESTION.answer({"uses": mixed}, both).sentence.startswith("For robustness alone, on text: ")
 
 
 def test_hypotheses_are_judged_by_the_tables() -> None:
