@@ -320,10 +320,11 @@ def test_the_sentence_turns_with_the_numbers() -> None:
     assert sentence(diverse=("accuracy", 0.72)).startswith("No: ")
     few = replace(QUICK, seeds=2)
     assert sentence(few, diverse=("accuracy", 0.8)).startswith("It cannot be told with 2 seeds: ")
+    assert sentence(few, path=("one length", 0.9)).startswith("It cannot be told with 2 seeds: with one length alone")
     assert sentence(few).startswith("No: ")
     blind = QUESTION.answer(tables(lambda use, quantity: 0.3 if quantity == "accuracy" else None), QUICK)
     assert blind.sentence.startswith("It cannot be told: ") and [v.holds for v in blind.verdicts[:4]] == [None] * 4
-    both = replace(FULL, seeds=4, layers=3)
+    both = replace(FULL, layers=3)
     assert " on sort, " in sentence(both) and sentence(both, long=("heads", 0.8), path=("one length", 0.9))
     mixed, better = tables(sizes=both)["uses"], tables(changed(long=("heads", 0.8)), both)["uses"]
     mixed = pl.concat([mixed.filter(task="sort"), better.filter(task="text")])  # a gain on one of two tasks

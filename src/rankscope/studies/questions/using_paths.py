@@ -298,8 +298,8 @@ def _sentence(readings: Readings) -> str:
     if not all(found):
         return "It cannot be told: the plain network learnt no more than one that reads each token alone."
     accurate, robust, apart = (entries[0].beyond for entries in found)
-    if (accurate or robust) and chance:
-        largest = max(found[0][0], found[1][0], key=lambda entry: (entry.beyond, entry.size))
+    if (accurate or robust or apart) and chance:
+        largest = next(entries[0] for entries in found if entries[0].beyond)
         return f"It cannot be told with {seeds} seeds: {_described(largest)}, which may be chance."
     lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness alone"}
     first = lead.get((accurate, robust), "Not beyond the lengths themselves" if apart else "No")
