@@ -54,7 +54,7 @@ TOLD = 0.05  # Accuracy that attention must add, with every seed, for a task to 
 WORTH = 0.01  # A smaller gain in accuracy is not called one
 CHANCE = 0.05  # Gains that would be seen by chance in all comparisons together, at most, for one to be believed
 MEASURES = {
-    "accuracy": "all in place", "noise": "noise on embeddings", "heads": "a quarter of heads out",
+    "accuracy": "all in place", "noise": "noise on embeddings", "heads": "1/4 of heads out",
     "layers": "one layer out", "length out": "one length out", "one length": "one length alone",
 }  # fmt: skip
 CHANGED = (
@@ -239,6 +239,11 @@ class Gain:
         """Both numbers with their spread."""
         return f"{spread(self.mine, '.2f')} against {spread(self.theirs, '.2f')}"
 
+    @property
+    def medians(self) -> str:
+        """Both numbers without their spread."""
+        return f"{statistics.median(self.mine):.2f} against {statistics.median(self.theirs):.2f}"
+
 
 def gain(readings: Readings, task: str, use: Use, measure: str) -> Gain | None:
     """What a use of paths gives over the best of the controls; None where a number is missing."""
@@ -301,13 +306,13 @@ def _sentence(readings: Readings) -> str:
     if (accurate or robust or apart) and chance:
         largest = next(entries[0] for entries in found if entries[0].beyond)
         return f"It cannot be told with {seeds} seeds: {_described(largest)}, which may be chance."
-    lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness alone"}
+    lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness"}
     first = lead.get((accurate, robust), "Not beyond the lengths themselves" if apart else "No")
     deciding = found[:2] if accurate or robust else found[2:]
     tasks, told = ({entry.task for entry in itertools.chain(*deciding) if entry.beyond or every} for every in (0, 1))
     first += f", on {' and '.join(sorted(tasks))}" if tasks and tasks != told else ""
-    pairs = ", ".join(f"{best.text} on {best.task}" for best in _best(found[0]))
-    none = f"no use of paths is more accurate than plain training or ordinary dropout (at best {pairs})"
+    pairs = ", ".join(f"{best.medians if robust else best.text} on {best.task}" for best in _best(found[0]))
+    none = f"no use of paths is more accurate than plain training or dropout (at best {pairs})"
     clauses = [
         _described(found[0][0]) if accurate else none,
         _described(found[1][0]) if robust else "none is more robust to noise, removed heads or layers",
@@ -322,9 +327,7 @@ def _best(entries: Sequence[Gain]) -> list[Gain]:
 
 
 def _described(entry: Gain) -> str:
-    return (
-        f"with {MEASURES[entry.measure]}, {entry.use.label} has {entry.text} of {entry.control.label} on {entry.task}"
-    )
+    return f"with {MEASURES[entry.measure]}, {entry.use.label} has {entry.text} on {entry.task}"
 
 
 def _none_verdict(readings: Readings, measure: str) -> HypothesisVerdict:
