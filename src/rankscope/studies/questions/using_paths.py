@@ -58,9 +58,9 @@ MEASURES = {
     "layers": "one layer out", "length out": "one length out", "one length": "one length alone",
 }  # fmt: skip
 CHANGED = (
-    "Changed after a first quick run (2 seeds, 200 steps, batches of 32, rate 0.001), which named a gain of 0.01 that may "
-    "be chance: the rule on chance, and the quick run's sizes, seeds and rate. The full run's text has 1600 steps in place "
-    "of 2000, for time. Expectations and the other thresholds stayed as they were."
+    "Changed after a first quick run (2 seeds, 200 steps, batches of 32, rate 0.001), which named a gain of 0.01 that "
+    "may be chance: the rule on chance, and the quick run's sizes, seeds and rate. The full run's text has 1600 steps "
+    "in place of 2000, for time. Expectations and the other thresholds stayed as they were."
 )
 UNTRAINED = ("noise", "heads", "layers")  # What no network was trained with
 ROWS = {
