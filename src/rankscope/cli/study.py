@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 STUDIES = (
     "long-paths",
     "number-or-length",
+    "using-paths",
     "width-depth",
     "efficient",
     "beyond-attention",
@@ -46,6 +47,7 @@ def study(
 
     [bold]long-paths[/bold]: whether long paths are useless by nature, or by training.
     [bold]number-or-length[/bold]: which of the two decides what paths say.
+    [bold]using-paths[/bold]: whether trainings that drop or price lengths pay.
     [bold]width-depth[/bold]: what layers cost at equal parameters and compute.
     [bold]efficient[/bold]: which patterns of efficient transformers retard collapse.
     [bold]beyond-attention[/bold]: whether other networks than transformers collapse.

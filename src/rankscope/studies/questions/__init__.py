@@ -10,12 +10,14 @@ from rankscope.studies.questions.long_paths import QUESTION as LONG_PATHS
 from rankscope.studies.questions.number_or_length import QUESTION as NUMBER_OR_LENGTH
 from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
+from rankscope.studies.questions.using_paths import QUESTION as USING_PATHS
 from rankscope.studies.questions.what_skips_pay import QUESTION as WHAT_SKIPS_PAY
 from rankscope.studies.questions.width_depth import QUESTION as WIDTH_DEPTH
 
 QUESTIONS: tuple[Question, ...] = (
     LONG_PATHS,
     NUMBER_OR_LENGTH,
+    USING_PATHS,
     WIDTH_DEPTH,
     EFFICIENT,
     BEYOND_ATTENTION,

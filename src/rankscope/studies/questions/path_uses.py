@@ -1,0 +1,227 @@
+"""Networks that are trained to use their paths: lengths dropped or weighted at random, lengths with a price; and what
+is left of their accuracy when something is taken away at test time. `using_paths.py` asks the question.
+
+All noise is multiplicative with mean 1 and variance `p / (1 - p)`, that of ordinary dropout at chance p, so that kinds
+of noise differ in what they act on and not in strength. The weights of lengths are drawn anew for every sample and
+step; a length's sum goes times its weight, and the head reads the normalised sum (`lab/path_model.py`).
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.errors import StudyError, one_of
+from rankscope.lab import Batch, Interface, Model, Task, Training
+from rankscope.lab.path_model import EPS, PathModel, Stack
+from rankscope.metrics import relative_residual
+from rankscope.nets import Transformer
+from rankscope.nets.dropout import Dropout
+from rankscope.shapes import Bool, Float
+from rankscope.studies.questions.path_networks import shares
+
+PLAIN, ALONE, DROPOUT = "plain", "token by token", "dropout"
+PATH_DROPOUT, DIVERSE = "path dropout", "diverse lengths"
+SHORT_PRICE, LONG_PRICE = "price on short", "price on long"
+NOISES, PRICES = (PATH_DROPOUT, DIVERSE), (SHORT_PRICE, LONG_PRICE)
+KINDS = (PLAIN, ALONE, DROPOUT, *NOISES, *PRICES)
+NOISE = 0.5  # Of embeddings at test time: standard deviation as a share of the tokens' root mean square
+HEADS_OUT, DRAWS = 0.25, 8  # The share of heads that is removed at test time, and how many draws of heads are tried
+SEED = 2**40  # Of what is drawn here, apart from the seeds of samples and weights
+
+
+@dataclass(frozen=True)
+class Use:
+    """One way to train: a kind, and its strength.
+
+    The strength of a noise is the chance p whose variance it has; that of a price is nats per share of the output.
+    """
+
+    kind: str = PLAIN
+    strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise StudyError(one_of("kind", self.kind, KINDS), subject="kind")
+        if self.kind not in PRICES and not 0 <= self.strength < 1:
+            raise StudyError(f"a chance must be from 0 to below 1; got {self.strength}", subject="strength")
+
+    @property
+    def label(self) -> str:
+        """The kind with its strength, if it has one."""
+        return f"{self.kind} {self.strength:g}" if self.strength else self.kind
+
+
+class PathUseModel(PathModel):
+    """A model whose lengths are weighted anew at each step of a training, or have a price.
+
+    In evaluation it is a `PathModel`. In training, lengths go times `weights`, a buffer `[length, sample]` that is
+    changed between steps; with a price the logits have one more column, the price of each token. With dropout it is
+    a plain `Model`, which computes the same where all lengths are read and the network ends in a norm.
+
+    Args:
+        net: The network between embedding and head; the module has a copy of its weights.
+        task: What a token is, and how many classes there are.
+        std: Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out.
+        seed: Decides embedding, positions and head.
+        lengths: The weight of each length from 0 on, as of `PathModel`.
+        samples: The largest number of samples of a step.
+        prices: The price of each length from 0 on, in nats per share; none if left out.
+    """
+
+    weights: Tensor
+    prices: Tensor
+
+    def __init__(
+        self, net: Transformer, task: Interface, std: float | None = None, seed: int = 0, *,
+        lengths: Sequence[float], samples: int, prices: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(net, task, std, seed, lengths=lengths)
+        self.has_price = bool(prices)
+        self.register_buffer("weights", self.lengths[:, None].repeat(1, samples))
+        self.register_buffer("prices", torch.tensor(prices, dtype=net.dtype, device=net.device))
+
+    def forward(
+        self, inputs: Tensor, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
+    ) -> Tensor:
+        """Logits; in training with a price, one more column has the price of each token."""
+        if drop is not None:
+            return Model.forward(self, inputs, padding, drop)
+        if not self.training:
+            return super().forward(inputs, padding)
+        terms = self.terms(inputs, padding)
+        Y = torch.einsum("kb,kbtd->btd", self.weights[:, : terms.shape[1]], terms)
+        logits = self.logits(F.layer_norm(Y, Y.shape[-1:], eps=EPS), padding)
+        if not self.has_price:
+            return logits
+        price = torch.einsum("k,kbt->bt", self.prices, size_shares(terms))
+        return torch.cat([logits, price[..., None]], -1)
+
+
+def size_shares(terms: Stack) -> Float[Tensor, "length batch token"]:
+    """The norm of each length's sum as a share of the norms of all, `|Y_k| / sum_j |Y_j|`, token by token.
+
+    Unlike the share of the output, `<Y_k, Y> / <Y, Y>`, it is never negative: no price is paid by terms that cancel.
+    """
+    sizes = (terms.square().sum(-1) + EPS).sqrt()
+    return sizes / sizes.sum(0)
+
+
+class PathUseTraining(Training):
+    """A training whose loss has the price that models add as a last column; all else is `Training`."""
+
+    def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
+        classes = self.task.interface.classes
+        outputs = self.learner.logits(batches, drops or [None] * len(batches))
+        losses = []
+        for output, batch in zip(outputs, batches, strict=True):
+            loss = self.task.loss(output[..., :classes], batch)
+            losses.append(loss + output[..., classes].mean() if output.shape[-1] > classes else loss)
+        return torch.stack(losses)
+
+
+def drawn_weights(use: Use, lengths: int, samples: int, steps: int, seed: int) -> Float[Tensor, "step length sample"]:
+    """The weights of lengths at every step, each of mean 1 and variance `v = p / (1 - p)`, up to draws left out.
+
+    Path dropout: 0 or a constant; draws in which all lengths of a sample are 0 are drawn again, and the constant is
+    such that the mean is 1 all the same. Diverse lengths: Gamma of shape 1 / v. As the sum is normalised, these are
+    distributions over lengths from Dirichlet's with that parameter: at p = 0.5 all are equally likely.
+    """
+    shape, p, draw = (steps, lengths, samples), use.strength, np.random.default_rng([SEED, seed])
+    if use.kind not in NOISES or p == 0:
+        return torch.ones(shape)
+    if use.kind == DIVERSE:
+        variance = p / (1 - p)
+        drawn = draw.gamma(1 / variance, variance, shape)
+        return torch.from_numpy(drawn).float()
+    left = draw.random(shape) >= p
+    while (empty := ~left.any(1)).any():
+        step, sample = empty.nonzero()
+        left[step, :, sample] = draw.random((len(step), lengths)) >= p
+    return torch.from_numpy(left).float() * ((1 - p**lengths) / (1 - p))
+
+
+def finish_training(training: Training, use: Use) -> None:
+    """Make all steps, with weights of lengths that are drawn for each."""
+    models: list[Any] = training.models
+    lengths, samples = models[0].weights.shape
+    noisy = use.kind in NOISES
+    drawn = [
+        drawn_weights(use, lengths, samples, training.recipe.steps if noisy else 0, seed).to(training.device)
+        for seed in training.seeds
+    ]
+
+    def put(step: int) -> None:
+        if noisy and step < training.recipe.steps:
+            for model, weights in zip(models, drawn, strict=True):
+                model.weights.copy_(weights[step])
+
+    put(training.steps)
+    for step in training:
+        put(step)
+
+
+# ---- What is left at test time
+
+
+@torch.no_grad()
+def evaluation_rows(
+    model: Model, task: Task, batch: Batch, probe_samples: int
+) -> Iterator[tuple[str, int | None, float]]:
+    """(quantity, at, value) of one trained network; `trained` in `using_paths.py` says what each quantity is.
+
+    Args:
+        model: The trained network with its embedding and head. One that does not read all lengths alike gives its loss
+            and accuracy alone.
+        task: What it was trained on.
+        batch: Held-out samples.
+        probe_samples: How many of these samples shares of lengths are read on.
+    """
+    precise = copy.deepcopy(model).double().eval()
+    assert isinstance(precise, PathModel)
+    net, X = precise.network(), precise.tokens(batch.inputs)
+
+    def accuracy(logits: Tensor) -> float:
+        return float(task.accuracy(logits, batch))
+
+    def accuracy_of(changed: Transformer, tokens: Tensor) -> float:
+        return accuracy(precise.logits(changed.run(tokens).output, None))
+
+    terms, one = precise.terms(batch.inputs), torch.eye(net.arch.layers + 1, dtype=torch.float64, device=X.device)
+    whole = precise(batch.inputs)
+    yield "loss", None, float(task.loss(whole, batch))
+    yield "accuracy", None, accuracy(whole)
+    if not bool((precise.lengths == 1).all()):
+        return  # what follows is of networks that read all lengths
+    noise = np.random.default_rng(SEED).standard_normal(X.shape)
+    yield "noise", None, accuracy_of(net, X + NOISE * X.square().mean().sqrt() * torch.from_numpy(noise).to(X))
+    for draw, heads in enumerate(heads_out(net.arch.layers, net.arch.heads)):
+        yield "heads", draw, accuracy_of(net.without(heads=heads), X)
+    for layer in range(1, net.arch.layers + 1):
+        yield "layers", layer, accuracy_of(net.without(layers=[layer]), X)
+    for length, alone in enumerate(one):
+        yield "length out", length, accuracy(precise.read(terms, precise.lengths - alone))
+        yield "one length", length, accuracy(precise.read(terms, alone))
+    *_, last = net.steps(X)
+    yield "residual", None, float(relative_residual(last.state).mean())
+    for length, value in enumerate(shares(net, X[:probe_samples])):
+        yield "share", length, value
+
+
+def heads_out(layers: int, heads: int) -> list[dict[int, list[int]]]:
+    """Draws of heads to remove, by layer from 1 on: the same for every network of a size."""
+    draw, count = np.random.default_rng(SEED), math.ceil(HEADS_OUT * layers * heads)
+    chosen = [draw.choice(layers * heads, count, replace=False) for _ in range(DRAWS)]
+    removed: list[dict[int, list[int]]] = []
+    for numbers in chosen:
+        layer_heads: dict[int, list[int]] = {}
+        for number in sorted(int(number) for number in numbers):
+            layer_heads.setdefault(number // heads + 1, []).append(number % heads)
+        removed.append(layer_heads)
+    return removed
