@@ -21,6 +21,7 @@ STUDIES = (
     "layernorm",
     "does-it-pay",
     "hysteresis",
+    "lower-bounds",
 )
 
 
@@ -51,6 +52,7 @@ def study(
     convolutional networks collapse. [bold]does-it-pay[/bold]: remedies at equal compute
     and tuned rates. [bold]layernorm[/bold]: why norms do not stop collapse, and when
     they do. [bold]hysteresis[/bold]: skips are taken away in training and given back.
+    [bold]lower-bounds[/bold]: where it is proved that trained networks do not collapse.
     An interrupted study goes on where it stopped.
     """
     from rankscope.extras import need

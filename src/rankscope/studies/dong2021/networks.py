@@ -7,6 +7,7 @@ twice is one token twice, as it is for a trained vocabulary.
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,7 +87,7 @@ def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: s
         folder = next(folders, None)
         if folder is not None and folder.is_dir():
             net = load(folder, family=family, device=device)
-            X, padding = _reactions(net, (folder / "vocab.txt").read_text().split("\n"))
+            X, padding = encode_words(net, folder / "vocab.txt", reaction_words())
             reads = f"{len(REACTIONS)} chemical reactions"
             subjects.append(Subject(package, _kind(net), True, net, X, padding, reads))
     return subjects
@@ -96,10 +97,15 @@ def _kind(net: Transformer) -> str:
     return "albert" if net.arch.shared else "bert"
 
 
-def _reactions(net: Transformer, vocabulary: list[str]) -> tuple[Tensor, Tensor]:
-    """The reactions as a network encodes them, and their padding."""
-    index = {word: k for k, word in enumerate(vocabulary)}
-    words = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
+def reaction_words() -> list[list[str]]:
+    """The tokens of each of the reactions."""
+    return [re.findall(CHEMISTRY, reaction) for reaction in REACTIONS]
+
+
+def encode_words(net: Transformer, vocabulary: Path, texts: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+    """Texts of words of a vocabulary, one word a line of its file, as a network encodes them, and their padding."""
+    index = {word: k for k, word in enumerate(vocabulary.read_text().split("\n"))}
+    words = [["[CLS]", *text, "[SEP]"] for text in texts]
     ids = pad_sequence([torch.tensor([index[word] for word in row]) for row in words], batch_first=True)
     ends = torch.tensor([len(row) for row in words])
     return net.encode(ids, ids.shape[1], torch.arange(ids.shape[1]) >= ends[:, None])
