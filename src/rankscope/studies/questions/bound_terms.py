@@ -44,6 +44,10 @@ from rankscope.theory.weight_norms import LayerNorms, WeightNorms
 THEOREMS = {"sizes": "elementary-skip", "direction": "aligned-skip", "untouched": "untouched", "lambda": "lambda-skip"}
 """Lower bounds of the residual by the name of their column."""
 
+RUNGS = {"weights": "norms of weights", "sizes": "sizes of branches", "direction": "direction of branches"}
+PARTS = {"attention": "attention", "mlp": "MLP"}
+TERMS = ("gain", "alignment", "lost", "norms", "matrices", "after")  # Columns of each part
+
 
 @dataclass(frozen=True)
 class HalfTerms:

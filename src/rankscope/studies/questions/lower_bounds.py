@@ -8,27 +8,29 @@ sizes alone, proves something, and the loss is compared with that of a shallower
 """
 
 import math
-import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-import torch
 
-from rankscope.errors import SourceError
-from rankscope.lab import Initialisation, Recipe, Training
-from rankscope.lab.tasks import Digits, NextCharacter
-from rankscope.lab.trial import SETTINGS, free_memory
-from rankscope.nets import Transformer
-from rankscope.sources import bundled_excerpts, load
-from rankscope.studies.dong2021.networks import encode_words, reaction_words
-from rankscope.studies.questions.bound_terms import network_rows
+from rankscope.lab.trial import SETTINGS
+from rankscope.studies.questions.bound_networks import (
+    CHANGES,
+    MINILM,
+    NONE,
+    ONE_LAYER,
+    PACKAGED,
+    SHALLOW,
+    SKIPLESS,
+    BoundSizes,
+    model_rows,
+    models_at_hand,
+    trained_rows,
+)
+from rankscope.studies.questions.bound_terms import PARTS, RUNGS, TERMS
 from rankscope.studies.questions.norm_experiments import HELD
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread
@@ -38,37 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SKIPLESS = "no skips"
-NONE, HALF_DEPTH, ONE_LAYER = "none", "half the layers", "one layer"
-SHALLOW = (HALF_DEPTH, ONE_LAYER)
-BRANCH_ENDS = ("attention.output.weight", "mlp.down.weight")
-CHANGES: dict[str, dict[str, Any]] = {
-    NONE: {},
-    "smaller start": {"scheme": "xavier/sqrt(L)"},
-    "branches start at a quarter": {"gains": tuple((name, 0.25) for name in BRANCH_ENDS)},
-    "weight decay 1": {"weight_decay": 1.0},
-    "weight decay 10": {"weight_decay": 10.0},
-    "skips of weight 1.5": {"skip": 1.5},
-    "skips of weight 2": {"skip": 2.0},
-    "sigmaReparam": {"sigma_reparam": "sigma"},
-    HALF_DEPTH: {},
-    ONE_LAYER: {},
-}
-"""What is changed of a network or its training; the last two are controls."""
-ANTIBODIES = (
-    "EVQLVQSGPEVKKPGTSVKVSCKASGFTFMSSAVQWVRQARGQRLEWIGWIVIGSGNTNYAQKFQER",
-    "DVVMTQTPFSLPVSLGDQASISCRSSQSLVHSNGNTYLHWYLQKPGQSPKLLIYKVSNRFSGVPDRF",
-    "QVQLQQSGAELARPGASVKMSCKASGYTFTRYTMHWVKQRPGQGLEWIGYINPSRGYTNYNQKFKDK",
-)
-MINILM = "MiniLM"
-PACKAGED = {
-    "rxnfp": ("rxnfp/models/transformers/bert_ft", "bert", "vocab.txt"),
-    "rxnmapper": ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k", None, "vocab.txt"),
-    "antiberty": ("antiberty/trained_models/AntiBERTy_md_smooth", None, "../vocab.txt"),
-}
-"""Folder below `.weights`, family and vocabulary of trained models that packages carry (`make weights`)."""
-RUNGS = {"weights": "norms of weights", "sizes": "sizes of branches", "direction": "direction of branches"}
-PARTS = {"attention": "attention", "mlp": "MLP"}
 LOOSEST = 0.25  # Decades a layer by which the bound that knows directions may be below the measurement
 MOST, FEWEST = 0.9, 0.1  # Shares of networks that count as nearly all, and as next to none
 LEARNT = 0.3  # Nats below a guess by frequencies, from which on a network has learnt
@@ -76,33 +47,16 @@ COST = 0.1  # Nats that a change may cost
 FLOOR_DRAWN = -6.0  # log10 at which smaller bounds, and those that say nothing, are drawn
 
 
-@dataclass(frozen=True)
-class BoundSizes:
-    """How large the experiment is."""
-
-    depths: tuple[int, ...]  # Of networks that are followed through training; changes are made to the first
-    width: int
-    heads: int
-    context: int  # Characters
-    batch: int
-    steps: int
-    snapshots: tuple[int, ...]  # Steps after which networks are read, beside the last
-    rates: tuple[float, ...]  # Learning rates: the first, and those that every change is tuned by
-    seeds: int
-    changed: tuple[str, ...]  # Kinds of networks that are changed
-    change_seeds: int
-    samples: int  # Held-out samples that bounds are read from
-    texts: int  # Texts for each trained model at hand
-    tokens: int  # Of a text
-
-
 QUICK = BoundSizes(
-    depths=(4,), width=32, heads=4, context=16, batch=16, steps=120, snapshots=(0, 10, 40), rates=(3e-3,), seeds=2,
-    changed=("pre",), change_seeds=2, samples=2, texts=2, tokens=24,
+    depths=(4,), width=32, heads=4, context=16, batch=32, steps=140, snapshots=(0, 10, 40), rates=(5e-3,), seeds=2,
+    changed=("pre",),
+    changes=(NONE, "branches start at a quarter", "weight decay 10", "skips of weight 1.5", ONE_LAYER), change_seeds=2,
+    samples=2, texts=1, tokens=24,
 )  # fmt: skip
 FULL = BoundSizes(
-    depths=(6, 12), width=128, heads=4, context=32, batch=32, steps=1500, snapshots=(0, 10, 30, 100, 300, 700),
-    rates=(1e-3, 3e-3), seeds=4, changed=("pre", "post"), change_seeds=3, samples=3, texts=3, tokens=48,
+    depths=(6, 12), width=128, heads=4, context=32, batch=32, steps=2000, snapshots=(0, 10, 60, 300, 1000),
+    rates=(1e-3, 3e-3), seeds=4, changed=("pre", "post"), changes=tuple(CHANGES), change_seeds=3, samples=2, texts=3,
+    tokens=48,
 )  # fmt: skip
 
 
@@ -113,7 +67,7 @@ def gather(setup: Setup, sizes: BoundSizes) -> dict[str, pl.DataFrame]:
     followed = [(kind, depth, NONE, sizes.rates[0]) for kind, depth in product(SETTINGS, sizes.depths)]
     changed = [
         (kind, sizes.depths[0], change, rate)
-        for kind, change, rate in product(sizes.changed, CHANGES, sizes.rates)
+        for kind, change, rate in product(sizes.changed, sizes.changes, sizes.rates)
         if (kind, sizes.depths[0], change, rate) not in followed
     ]
     parts = {
@@ -129,100 +83,6 @@ def gather(setup: Setup, sizes: BoundSizes) -> dict[str, pl.DataFrame]:
     read = setup.cached_parts(models, texts=sizes.texts, tokens=sizes.tokens) if models else trained.clear()
     floats = [name for name, kind in trained.schema.items() if kind.is_float()]
     return {"layers": pl.concat([trained, read], how="diagonal_relaxed").with_columns(pl.col(floats).cast(pl.Float32))}
-
-
-def training_of(
-    kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, seeds: Sequence[int], device: str = "cpu"
-) -> Training:
-    """A training of networks of that kind and depth, changed, not begun yet."""
-    fields = dict(CHANGES[change])
-    depth = {HALF_DEPTH: max(1, depth // 2), ONE_LAYER: 1}.get(change, depth)
-    task = Digits() if kind == "images" else NextCharacter(sizes.context)
-    skip = {"attention_skip": fields["skip"], "mlp_skip": fields["skip"]} if "skip" in fields else {}
-    arch = task.architecture(depth, sizes.width, sizes.heads, **SETTINGS[kind] | skip)
-    decay = {"weight_decay": fields["weight_decay"]} if "weight_decay" in fields else {}
-    recipe = Recipe(steps=sizes.steps, batch=sizes.batch, lr=rate, warmup=0.1, **decay)
-    start = Initialisation(
-        fields.get("scheme", "xavier"), embedding_std=1.0, sigma_reparam=fields.get("sigma_reparam"),
-        gains=fields.get("gains", ()),
-    )  # fmt: skip
-    return Training(task, arch, recipe, seeds=seeds, device=device, capture=True, initialisation=start)
-
-
-def trained_rows(
-    kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, device: str = "cpu"
-) -> pl.DataFrame:
-    """Train networks and read their bounds: unchanged ones at the first rate at every snapshot, others at the end."""
-    followed = change == NONE and rate == sizes.rates[0]
-    seeds = range(sizes.seeds if followed else sizes.change_seeds)
-    training = training_of(kind, depth, change, rate, sizes, seeds, device)
-    snapshots = {*(sizes.snapshots if followed else ()), sizes.steps}
-    which = kind, depth, change, rate
-    rows = _read(training, which, 0, sizes.samples) if 0 in snapshots else []
-    for step in training:
-        if step in snapshots:
-            rows += _read(training, which, step, sizes.samples)
-    del training
-    free_memory(device)
-    return pl.DataFrame(rows, schema=SCHEMA)
-
-
-LABELS = {"network": pl.String, "kind": pl.String, "depth": pl.Int64, "change": pl.String, "rate": pl.Float64,
-          "seed": pl.Int64, "step": pl.Int64, "stage": pl.String, "loss": pl.Float64, "blind": pl.Float64}  # fmt: skip
-TERMS = ("gain", "alignment", "lost", "norms", "matrices", "after")
-NUMBERS = ("measured", *RUNGS, "untouched", "lambda", "loose", "carried", "rank",
-           *(f"{part}_{term}" for part, term in product(PARTS, TERMS)))  # fmt: skip
-SCHEMA: dict[str, Any] = {**LABELS, "layer": pl.Int64, **dict.fromkeys(NUMBERS, pl.Float64)}
-"""One row for each network, step and layer: `network_rows` says what the numbers are."""
-
-
-def _read(training: Training, which: tuple[str, int, str, float], step: int, samples: int) -> list[dict[str, Any]]:
-    """Rows of all networks of a training at a step; one without numbers for a network that has diverged."""
-    losses, blind = [evaluation.loss for evaluation in training.evaluate()], training.task.blind
-    kind, depth, change, rate = which
-    last = step == training.recipe.steps
-    rows = []
-    for k, (net, X) in enumerate(zip(training.networks(), training.tokens(samples)[0], strict=True)):
-        labels = {"network": f"{kind}, {depth} layers", "kind": kind, "depth": net.arch.layers, "change": change,
-                  "rate": rate, "seed": training.seeds[k], "step": step, "loss": losses[k], "blind": blind,
-                  "stage": "fresh" if step == 0 else "trained" if last else "between"}  # fmt: skip
-        read = network_rows(net, X, terms=step == 0 or last) if math.isfinite(losses[k]) else [{"layer": depth}]
-        rows += [labels | row for row in read]
-    return rows
-
-
-def models_at_hand() -> list[str]:
-    """The names of trained models that can be loaded here."""
-    if find_spec("transformers") is None:
-        return []
-    names = [name for name, (path, *_) in PACKAGED.items() if (_weights() / path).is_dir()]
-    try:
-        load("minilm")
-    except SourceError:
-        return names
-    return [MINILM, *names]
-
-
-def _weights() -> Path:
-    return Path(os.environ.get("RANKSCOPE_WEIGHTS", ".weights"))
-
-
-def model_rows(name: str, sizes: BoundSizes) -> pl.DataFrame:
-    """Bounds of a trained model on texts of its own kind, and of fresh weights of its architecture on these tokens."""
-    if name == MINILM:
-        net = load("minilm")
-        X, padding = net.encode(bundled_excerpts(sizes.tokens)[: sizes.texts], sizes.tokens)
-    else:
-        path, family, vocabulary = PACKAGED[name]
-        net = load(_weights() / path, family=family)
-        texts = [list(text) for text in ANTIBODIES] if name == "antiberty" else reaction_words()
-        X, padding = encode_words(net, _weights() / path / vocabulary, texts[: sizes.texts])
-    rows = []
-    for stage, read in (("fresh", Transformer.random(net.arch, 0, "bert")), ("trained", net)):
-        labels = {"network": name, "kind": "at hand", "depth": net.arch.layers, "change": NONE, "seed": 0,
-                  "stage": stage}  # fmt: skip
-        rows += [labels | row for row in network_rows(read, X.to(torch.float64), padding)]
-    return pl.DataFrame(rows, schema=SCHEMA)
 
 
 # ---- The answer, from tables alone
@@ -263,7 +123,7 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
     skipless = learnt(ends.filter((pl.col("stage") == "trained") & (pl.col("kind") == SKIPLESS)))
     tried = changes(table, sizes)
     verdicts = [
-        _weights_verdict(trained), _sizes_verdict(fresh, trained), _direction_verdict(trained),
+        _weights_verdict(trained), _sizes_verdict(fresh, trained, lost_from(ends)), _direction_verdict(trained),
         _parts_verdict(learnt(plain.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS)))),
         _skipless_verdict(skipless), _change_verdict(tried),
     ]  # fmt: skip
@@ -272,7 +132,7 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
     right = int((margins >= 0).sum())
     notes = [
         f"{sizes.seeds} seeds of each network that is followed, {sizes.change_seeds} of each change and rate; "
-        f"{sizes.samples} held-out samples, {sizes.texts} texts of models at hand: bounds are of all of them.",
+        f"{sizes.samples} held-out samples, {sizes.texts} of each model at hand: bounds are of all of them.",
         "One network of each kind had been seen (sizes and directions after its last layer) before thresholds were "
         "fixed.",
         f"Factors measured on other samples: the product of the least |w + a| n of all other samples is below the "
@@ -280,24 +140,28 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
         *([f"Not at hand where this was run: {', '.join(absent)}."] if absent else []),
     ]
     evidence = [_ladder_table(ends), _steps_table(plain, sizes), _terms_table(plain), _change_table(tried)]
-    return StudyAnswer(_sentence(fresh, trained, skipless, tried), verdicts, evidence, notes)
+    return StudyAnswer(_sentence(fresh, trained, tried), verdicts, evidence, notes)
 
 
-def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, skipless: pl.DataFrame, tried: pl.DataFrame) -> str:
+def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame) -> str:
     if not len(trained):
         return "It cannot be told: no network with skips has learnt."
     known, small, by_weights = (_count(trained, rung) for rung in ("direction", "sizes", "weights"))
     loose = spread(trained["loose"].drop_nulls().to_list(), ".2f")
-    said = f"{known or 'none'} of {len(trained)} trained networks with skips, {loose} decades below the measurement"
     sentence = (
-        f"Where the direction of what branches add is measured: so {said}. Sizes of branches alone prove it of "
-        f"{small or 'none'} ({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), norms of weights of "
-        f"{by_weights or 'none'}"
+        f"Input by input, from the measured direction of what branches add: {known or 'none'} of {len(trained)} "
+        f"trained networks with skips, {loose} decades below the measurement. Sizes alone prove {small or 'none'} "
+        f"({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), norms of weights {by_weights or 'none'}"
     )
     best = _mended(tried)
     if best is not None:
-        sentence += f"; {best['change']} makes sizes do, at {best['cost']:+.2f} nats"
+        sentence += f"; the change “{best['change']}” makes sizes do, for {_cost(best)} nats"
     return sentence + "."
+
+
+def _cost(row: dict[str, Any]) -> str:
+    """What a change costs, and its range over seeds."""
+    return f"{row['cost']:+.2f} ({row['cost_least']:+.2f} to {row['cost_most']:+.2f})"
 
 
 def _weights_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
@@ -306,9 +170,25 @@ def _weights_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
     return HypothesisVerdict(ours, count == 0 if len(trained) else None)
 
 
-def _sizes_verdict(fresh: pl.DataFrame, trained: pl.DataFrame) -> HypothesisVerdict:
+def lost_from(ends: pl.DataFrame) -> list[int | None]:
+    """Of every network of our own that sizes prove apart before training: the step from which on they no longer do;
+    None if they do at the end."""
+    steps: list[int | None] = []
+    own = ends.filter((pl.col("kind") != SKIPLESS) & pl.col("step").is_not_null()).sort("step")
+    for _, one in own.group_by("network", "seed", maintain_order=True):
+        held = one.select(proved("sizes")).to_series().to_list()
+        if held[0]:
+            last = max(k for k, yes in enumerate(held) if yes)
+            steps.append(None if last == len(held) - 1 else int(one["step"][last + 1]))
+    return steps
+
+
+def _sizes_verdict(fresh: pl.DataFrame, trained: pl.DataFrame, lost: Sequence[int | None]) -> HypothesisVerdict:
     before, after = _count(fresh, "sizes"), _count(trained, "sizes")
     ours = f"proved by sizes of branches: {before} of {len(fresh)} fresh, {after} of {len(trained)} trained"
+    steps = [float(step) for step in lost if step is not None]
+    if steps:
+        ours += f"; {len(steps)} of {len(lost)} trained here lose it, from step {spread(steps, '.0f')} on"
     if not (len(fresh) and len(trained)):
         return HypothesisVerdict(ours, None)
     return HypothesisVerdict(ours, before >= MOST * len(fresh) and after <= FEWEST * len(trained))
@@ -344,26 +224,28 @@ def _skipless_verdict(rows: pl.DataFrame) -> HypothesisVerdict:
 
 
 def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
-    """A row for each kind and change at its best rate: the mean loss and its range, what that costs, the least that
-    sizes and directions prove of any seed, and of how many seeds sizes prove it."""
-    ends = last_layers(table.filter((pl.col("stage") == "trained") & pl.col("kind").is_in(sizes.changed)))
-    ends = ends.filter((pl.col("change") != NONE) | (pl.col("network") == _first_network(pl.col("kind"), sizes)))
-    keys = ["kind", "change", "rate"]
-    by_rate = ends.group_by(keys, maintain_order=True).agg(
-        pl.mean("loss").alias("mean"), pl.min("loss").alias("least"), pl.max("loss").alias("most"),
-        pl.first("blind"), pl.min("sizes").alias("bound"), pl.min("direction"), pl.median("measured"),
-        proved("sizes").sum().alias("proved"), pl.len().alias("seeds"),
+    """A row for each kind and change at its best rate: the mean loss and its range, what that costs in the mean and
+    seed by seed, the least that sizes and directions prove of any seed, and of how many seeds sizes prove it."""
+    first = pl.format("{}, {} layers", "kind", pl.lit(sizes.depths[0]))
+    ends = table.filter(
+        (pl.col("stage") == "trained") & (pl.col("layer") == pl.col("depth")) & (pl.col("network") == first)
+        & pl.col("kind").is_in(sizes.changed) & (pl.col("seed") < sizes.change_seeds)
+    ).with_columns(  # a network that diverged has no loss that a mean could leave out
+        loss=pl.when(pl.col("loss").is_finite()).then(pl.col("loss").cast(pl.Float64)).otherwise(math.inf)
     )  # fmt: skip
-    best = by_rate.sort("mean").group_by("kind", "change", maintain_order=True).first()
-    base = best.filter(change=NONE).select("kind", base="mean")
-    order = pl.Enum([*CHANGES])
-    return best.join(base, on="kind").with_columns(cost=pl.col("mean") - pl.col("base")).sort(
-        "kind", pl.col("change").cast(order)
+    rates = ends.group_by("kind", "change", "rate", maintain_order=True).agg(pl.mean("loss").alias("mean"))
+    best = rates.sort("mean").group_by("kind", "change", maintain_order=True).first()
+    chosen = ends.join(best, on=["kind", "change", "rate"])
+    base = chosen.filter(change=NONE).select("kind", "seed", base="loss")
+    judged = chosen.join(base, on=["kind", "seed"]).with_columns(dearer=pl.col("loss") - pl.col("base"))
+    rows = judged.group_by("kind", "change", maintain_order=True).agg(
+        pl.first("rate"), pl.first("mean"), pl.min("loss").alias("least"), pl.max("loss").alias("most"),
+        pl.first("blind"), pl.mean("dearer").alias("cost"), pl.min("dearer").alias("cost_least"),
+        pl.max("dearer").alias("cost_most"), pl.col("sizes").fill_null(-math.inf).min().alias("bound"),
+        pl.col("direction").fill_null(-math.inf).min(),
+        pl.median("measured"), proved("sizes").sum().alias("proved"), pl.len().alias("seeds"),
     )  # fmt: skip
-
-
-def _first_network(kind: pl.Expr, sizes: BoundSizes) -> pl.Expr:
-    return pl.format("{}, {} layers", kind, pl.lit(sizes.depths[0]))
+    return rows.sort("kind", pl.col("change").cast(pl.Enum([*CHANGES])))
 
 
 def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
@@ -390,8 +272,8 @@ def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
         (pl.col("kind") == best["kind"]) & pl.col("change").is_in(SHALLOW) & (pl.col("proved") == pl.col("seeds"))
     )
     shallower = control.sort("cost").row(0, named=True) if len(control) else None
-    ours = f"{best['kind']}, {best['change']}: {best['cost']:+.3f} nats"
-    ours += f"; {shallower['change']}, as provable: {shallower['cost']:+.3f}" if shallower else "; no shallower one is"
+    ours = f"{best['kind']}, {best['change']}: {_cost(best)} nats; "
+    ours += f"{shallower['change']}, as provable: {_cost(shallower)}" if shallower else "no shallower one is provable"
     better = shallower is None or best["cost"] < shallower["cost"]
     return HypothesisVerdict(ours, best["cost"] <= COST and better)
 
@@ -468,16 +350,16 @@ def _terms_table(plain: pl.DataFrame) -> PageTable:
 def _change_table(tried: pl.DataFrame) -> PageTable:
     rows = [
         [row["kind"], row["change"], f"{row['rate']:g}", f"{row['mean']:.3f} ({row['least']:.3f}–{row['most']:.3f})",
-         f"{row['cost']:+.3f}", f"{row['proved']} of {row['seeds']}", _logs([row["bound"]]),
-         _logs([row["direction"]]), f"{row['measured']:.2f}"]
+         _cost(row), f"{row['proved']} of {row['seeds']}", _logs([row["bound"]]),
+         _logs([row["direction"]]), _logs([row["measured"]])]
         for row in tried.iter_rows(named=True)
     ]  # fmt: skip
     return PageTable(
         "What a proof by sizes costs: each change at its best learning rate",
         ["kind", "change", "rate", "loss", "cost, nats", "seeds proved by sizes", "sizes: log10 share",
          "direction: log10 share", "measured"], rows,
-        "Bounds after the last layer, the least of all seeds; measured: the median. The last two changes are "
-        "controls: a shallower network has fewer factors to lose.",
+        "Cost: the mean, and its range seed by seed. Bounds after the last layer: the least of all seeds; measured: "
+        "the median. Shallower networks are controls: they have fewer factors to lose.",
     )  # fmt: skip
 
 
@@ -508,7 +390,7 @@ def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, **style: Any) -> 
 
 
 def _draw_ladder(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
-    from rankscope.figures.matplotlib import palette
+    from rankscope.figures.matplotlib import MaxNLocator, palette
 
     network = f"pre, {sizes.depths[-1]} layers"
     rows = plain.filter((pl.col("network") == network) & pl.col("measured").is_not_null())
@@ -517,9 +399,10 @@ def _draw_ladder(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
             label = words if stage == "trained" else None
             _band(axes, rows.filter(stage=stage), "layer", name, color=palette()[k], linestyle=line, label=label)
     axes.axhline(HELD, color="grey", linewidth=0.8)
-    axes.set(xlabel="layer", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 0.2, 0.4))
+    axes.set(xlabel="layer", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
     axes.set_title(f"{network}. Solid: trained; dotted: fresh", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 0.04))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
 
 
 def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
@@ -535,9 +418,9 @@ def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
               **({"label": f"{kind}: nothing proved"} if kind == SKIPLESS else {}))  # fmt: skip
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set(xlabel="steps of training + 1", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 0.2, 0.4))
+    axes.set(xlabel="steps of training + 1", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
     axes.set_title("Last layer. Dotted: measured; solid: direction; dashed: sizes", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="center right")
+    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
 
 
 def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
@@ -561,19 +444,22 @@ def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
 def _draw_changes(axes: "Axes", tried: pl.DataFrame) -> None:
     from rankscope.figures.matplotlib import palette
 
-    marks = dict(zip(tried["kind"].unique(maintain_order=True).to_list(), "os^D", strict=False))
-    for row in tried.iter_rows(named=True):
-        k = [*CHANGES].index(row["change"])
-        bound = FLOOR_DRAWN if row["bound"] is None else max(row["bound"], FLOOR_DRAWN)
-        several = len(marks) > 1
-        axes.plot(row["cost"], bound, marks[row["kind"]], markersize=7, linestyle="none", alpha=0.85,
-                  color="grey" if row["change"] in SHALLOW else palette()[k % len(palette())],
-                  markeredgecolor="black" if row["change"] == ONE_LAYER else "none",
-                  label=f"{row['kind']}: {row['change']}" if several else row["change"])  # fmt: skip
+    marks = dict(zip(tried["kind"].unique(maintain_order=True).to_list(), "os", strict=False))
+    shown = tried.filter(pl.col("cost").is_finite())
+    names = shown["change"].unique(maintain_order=True).to_list()
+    for row in shown.iter_rows(named=True):
+        colour = palette()[[*CHANGES].index(row["change"]) % len(palette())]
+        bound = max(row["bound"], FLOOR_DRAWN)
+        label = row["change"] if row["change"] in names else None
+        names = [name for name in names if name != row["change"]]
+        axes.plot([row["cost_least"], row["cost_most"]], [bound, bound], color=colour, linewidth=1.0)
+        axes.plot(row["cost"], bound, marks[row["kind"]], markersize=7, linestyle="none", color=colour, label=label,
+                  markerfacecolor="white" if row["change"] in SHALLOW else colour)  # fmt: skip
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.set(xlabel="cost, nats of held-out loss", ylabel="log10 of relative mu proved by sizes",
              ylim=(FLOOR_DRAWN - 0.3, 0.4))  # fmt: skip
-    axes.set_title("Changes, the least of all seeds (above the line: proved)", fontsize=9, loc="left")
+    kinds = ", ".join(f"{shape} {kind}" for shape, kind in zip(("circles", "squares"), marks, strict=False))
+    axes.set_title(f"Changes, the least of all seeds: {kinds}", fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
@@ -618,5 +504,5 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
     caption="Medians and ranges over seeds. Bounds below 1e-6, and those that say nothing, are drawn there. Grey line: "
-            "a hundredth, above which tokens count as proved apart.",
+            "a hundredth, above which tokens count as proved apart. Open marks: shallower networks.",
 )  # fmt: skip
