@@ -354,19 +354,22 @@ def test_a_change_must_be_cheap_better_than_a_shallower_network_and_work_for_eve
     once = table.with_columns(sizes=pl.when(mine & (pl.col("seed") == 1)).then(-math.inf).otherwise("sizes"))
     assert verdicts({"layers": once})[5] is False
     assert "the change" not in study.answer({"layers": once}, QUICK).sentence
+    idle = table.with_columns(loss=pl.when(mine).then(2.9).otherwise("loss"))  # provable, and it has not learnt
+    assert verdicts({"layers": idle})[5] is False
+    assert "the change" not in study.answer({"layers": idle}, QUICK).sentence
     proved = table.with_columns(sizes=pl.when(pl.col("change") == NONE).then(-1.0).otherwise("sizes"))
     assert verdicts({"layers": proved})[5] is None
 
 
 def test_each_change_is_judged_at_its_best_rate_and_one_that_diverges_at_no_rate() -> None:
-    sizes = replace(QUICK, rates=(3e-3, 1e-2))
+    sizes = replace(QUICK, rates=(QUICK.rates[0], 1e-2))
     rows = [*made_tables()["layers"].rows(named=True)]
     rows += rows_of("pre", "trained", change=QUARTER, loss=1.5, rate=1e-2)
     rows += rows_of("pre", "trained", change=QUARTER, loss=math.nan, rate=1e-2, seed=1)
     rows += [row for seed in (0, 1) for row in rows_of("pre", "trained", seed=seed, loss=1.9, rate=1e-2)]
     tried = study.changes(pl.DataFrame(rows, schema=SCHEMA), sizes)
     row = tried.filter(change=QUARTER).row(0, named=True)
-    assert row["rate"] == 3e-3 and row["seeds"] == row["proved"] == 2
+    assert row["rate"] == QUICK.rates[0] and row["seeds"] == row["proved"] == 2
     assert tried.filter(change=NONE)["rate"][0] == 1e-2
     assert row["cost"] == pytest.approx(2.015 - 1.9) and row["cost_most"] == pytest.approx(2.02 - 1.9)
 

@@ -98,7 +98,8 @@ def _terms(
 ) -> HalfTerms:
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     before, added = log_of(R.value.norm(), R.log[0]), log_of(F.value.norm(), F.log[0])
-    inner = float((R.value * F.value).sum()) / float(R.value.square().sum())
+    square = float(R.value.square().sum())
+    inner = float((R.value * F.value).sum()) / square if square else 0.0
     after = half.after is not half.summed
     reached, slack = -math.inf, 0.0
     for branch in half.branches:
@@ -115,7 +116,7 @@ def _terms(
         reached = plus(reached, factor)
     own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
     return HalfTerms(
-        half.branches[0].kind, half.weight, added - before, inner * math.exp(float(F.log[0] - R.log[0])),
+        half.branches[0].kind, half.weight, added - before, inner * math.exp(min(float(F.log[0] - R.log[0]), 600.0)),
         log_mu(half.after) - log_mu(half.summed) if after else 0.0, log_mu(half.after) - before, reached, slack,
         norm_floor(arch, own, half.summed) if after else 0.0,
     )  # fmt: skip

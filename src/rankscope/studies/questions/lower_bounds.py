@@ -249,15 +249,13 @@ def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
 
 
 def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
-    """The change of the least cost after which sizes prove every seed apart, where they did not before; of networks
-    that learn unchanged. Shallower networks are no change."""
-    broken = tried.filter(
-        (pl.col("change") == NONE) & (pl.col("proved") < pl.col("seeds")) & (pl.col("mean") < pl.col("blind") - LEARNT)
-    )["kind"].to_list()
-    good = tried.filter(
-        pl.col("kind").is_in(broken) & (pl.col("proved") == pl.col("seeds"))
-        & ~pl.col("change").is_in([NONE, *SHALLOW])
-    ).sort("cost")  # fmt: skip
+    """The change of the least cost after which networks learn and sizes prove every seed apart, of kinds of which
+    unchanged ones learn and are not proved. Shallower networks are no change."""
+    learning = tried.filter(pl.col("mean") < pl.col("blind") - LEARNT)
+    all_seeds = pl.col("proved") == pl.col("seeds")
+    broken = learning.filter((pl.col("change") == NONE) & ~all_seeds)["kind"].to_list()
+    others = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
+    good = learning.filter(others & all_seeds).sort("cost")
     return good.row(0, named=True) if len(good) else None
 
 
@@ -267,7 +265,7 @@ def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
         return HypothesisVerdict("no unchanged network that learnt was in want of it", None)
     best = _mended(tried)
     if best is None:
-        return HypothesisVerdict("no change makes sizes prove every seed apart", False)
+        return HypothesisVerdict("no change under which networks learn makes sizes prove every seed apart", False)
     control = tried.filter(
         (pl.col("kind") == best["kind"]) & pl.col("change").is_in(SHALLOW) & (pl.col("proved") == pl.col("seeds"))
     )
@@ -379,8 +377,9 @@ def draw(tables: Tables, sizes: BoundSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, **style: Any) -> None:
-    shown = rows.with_columns(pl.col(name).fill_null(-math.inf).clip(lower_bound=FLOOR_DRAWN))
+def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, lift: float = 0.0, **style: Any) -> None:
+    """Median and range of log10 numbers; those below the floor are drawn at it, `lift` higher."""
+    shown = rows.with_columns(pl.col(name).fill_null(-math.inf).clip(lower_bound=FLOOR_DRAWN + lift))
     bands = shown.group_by(x).agg(
         pl.median(name).alias("middle"), pl.min(name).alias("low"), pl.max(name).alias("high")
     )
@@ -397,11 +396,13 @@ def _draw_ladder(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
     for k, (name, words) in enumerate({"measured": "measured", **dict(reversed(RUNGS.items()))}.items()):
         for stage, line in (("trained", "-"), ("fresh", ":")):
             label = words if stage == "trained" else None
-            _band(axes, rows.filter(stage=stage), "layer", name, color=palette()[k], linestyle=line, label=label)
+            _band(axes, rows.filter(stage=stage), "layer", name, (3 - k) * 0.12, color=palette()[k], linestyle=line,
+                  label=label)  # fmt: skip
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.set(xlabel="layer", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
     axes.set_title(f"{network}. Solid: trained; dotted: fresh", fontsize=9, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
     axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
 
 
@@ -413,11 +414,12 @@ def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
         rows = ends.filter(network=f"{kind}, {sizes.depths[-1]} layers")
         if kind != SKIPLESS:
             _band(axes, rows, "step", "direction", color=palette()[k], linestyle="-", label=kind)
-            _band(axes, rows, "step", "sizes", color=palette()[k], linestyle="--")
+            _band(axes, rows, "step", "sizes", k * 0.12, color=palette()[k], linestyle="--")
         _band(axes, rows, "step", "measured", color=palette()[k], linestyle=":",
               **({"label": f"{kind}: nothing proved"} if kind == SKIPLESS else {}))  # fmt: skip
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.set_xscale("log")
+    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
     axes.set(xlabel="steps of training + 1", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
     axes.set_title("Last layer. Dotted: measured; solid: direction; dashed: sizes", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
@@ -434,6 +436,7 @@ def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
         lengths = [statistics.median(sums.filter(network=name)[f"{part}_lost"].to_list()) for name in names]
         axes.barh(names, lengths, left=left, color=palette()[k], height=0.6, label=f"lost in {words} halves")
         left = [a + b for a, b in zip(left, lengths, strict=True)]
+    axes.set_axisbelow(True)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.35 * max(left, default=1.0))
     axes.set_xlabel("decades between measurement and the bound by direction")
@@ -503,6 +506,6 @@ QUESTION = Question(
         "cone bounds). Larger networks and longer trainings: branches grow. Changes in other strengths than these."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
-    caption="Medians and ranges over seeds. Bounds below 1e-6, and those that say nothing, are drawn there. Grey line: "
+    caption="Medians and ranges over seeds. Bounds below 1e-6, and those that say nothing, are drawn at about 1e-6. Grey line: "
             "a hundredth, above which tokens count as proved apart. Open marks: shallower networks.",
 )  # fmt: skip
