@@ -23,6 +23,7 @@ STUDIES = (
     "layernorm",
     "does-it-pay",
     "hysteresis",
+    "lower-bounds",
 )
 
 
@@ -54,6 +55,7 @@ def study(
     [bold]what-skips-pay[/bold]: what skips and large MLPs cost.
     [bold]layernorm[/bold]: why norms do not stop collapse, and when they do.
     [bold]does-it-pay[/bold]: remedies at equal compute and tuned rates.
+    [bold]lower-bounds[/bold]: where theorems prove that trained networks do not collapse.
     [bold]hysteresis[/bold]: skips are taken away in training and given back.
     An interrupted study goes on where it stopped.
     """

@@ -7,6 +7,7 @@ from rankscope.studies.questions.efficient import QUESTION as EFFICIENT
 from rankscope.studies.questions.hysteresis import QUESTION as HYSTERESIS
 from rankscope.studies.questions.layernorm import QUESTION as LAYERNORM
 from rankscope.studies.questions.long_paths import QUESTION as LONG_PATHS
+from rankscope.studies.questions.lower_bounds import QUESTION as LOWER_BOUNDS
 from rankscope.studies.questions.number_or_length import QUESTION as NUMBER_OR_LENGTH
 from rankscope.studies.questions.page import keep, read_kept, refuse_smaller, write_pages
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer
@@ -25,6 +26,7 @@ QUESTIONS: tuple[Question, ...] = (
     LAYERNORM,
     DOES_IT_PAY,
     HYSTERESIS,
+    LOWER_BOUNDS,
 )
 
 

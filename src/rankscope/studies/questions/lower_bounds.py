@@ -1,0 +1,513 @@
+"""Lower bounds that mean something: where do certificates prove that trained networks do not collapse, and how tightly?
+
+A lower bound of the residual is a proof that tokens are still apart. Three such proofs stand on a ladder, by what they
+know of a branch: norms of its weights, the size of what it added, and its direction (`bound_terms.py`: formulas, and
+why the second and third are the best for what they know). All of them are read from networks before, during and after
+training, and from trained models at hand; then the network or its training is changed until the second one, which knows
+sizes alone, proves something, and the loss is compared with that of a shallower network.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rankscope.lab.trial import SETTINGS
+from rankscope.studies.questions.bound_networks import (
+    CHANGES,
+    MODELS,
+    NONE,
+    ONE_LAYER,
+    SHALLOW,
+    SKIPLESS,
+    BoundSizes,
+    model_rows,
+    models_at_hand,
+    trained_rows,
+)
+from rankscope.studies.questions.bound_terms import PARTS, RUNGS, TERMS
+from rankscope.studies.questions.norm_experiments import HELD
+from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.summaries import spread
+from rankscope.studies.study import PageTable, Setup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOOSEST = 0.25  # Decades a layer by which the bound that knows directions may be below the measurement
+MOST, FEWEST = 0.9, 0.1  # Shares of networks that count as nearly all, and as next to none
+LEARNT = 0.3  # Nats below a guess by frequencies, from which on a network has learnt
+COST = 0.1  # Nats that a change may cost
+FLOOR_DRAWN = -6.0  # log10 at which smaller bounds, and those that say nothing, are drawn
+
+
+QUICK = BoundSizes(
+    depths=(4,), width=32, heads=4, context=16, batch=32, steps=140, snapshots=(0, 10, 40), rates=(5e-3,), seeds=2,
+    changed=("pre",),
+    changes=(NONE, "branches start at a quarter", "weight decay 10", "skips of weight 1.5", ONE_LAYER), change_seeds=2,
+    samples=2, texts=1, tokens=24,
+)  # fmt: skip
+FULL = BoundSizes(
+    depths=(6, 12), width=128, heads=4, context=32, batch=32, steps=2000, snapshots=(0, 10, 60, 300, 1000),
+    rates=(1e-3, 3e-3), seeds=4, changed=("pre", "post"), changes=tuple(CHANGES), change_seeds=3, samples=2, texts=3,
+    tokens=48,
+)  # fmt: skip
+
+
+def gather(setup: Setup, sizes: BoundSizes) -> dict[str, pl.DataFrame]:
+    """Train and read networks, one cached piece for each training; read the trained models that are at hand.
+
+    Bounds are read on the CPU wherever networks are trained."""
+    followed = [(kind, depth, NONE, sizes.rates[0]) for kind, depth in product(SETTINGS, sizes.depths)]
+    changed = [
+        (kind, sizes.depths[0], change, rate)
+        for kind, change, rate in product(sizes.changed, sizes.changes, sizes.rates)
+        if (kind, sizes.depths[0], change, rate) not in followed
+    ]
+    parts = {
+        f"{kind} {depth} {change} {rate:g}": partial(trained_rows, kind, depth, change, rate, sizes, setup.device)
+        for kind, depth, change, rate in (*followed, *changed)
+    }
+    trained = setup.cached_parts(
+        parts, width=sizes.width, heads=sizes.heads, context=sizes.context, batch=sizes.batch, steps=sizes.steps,
+        snapshots=sizes.snapshots, first_rate=sizes.rates[0], seeds=sizes.seeds, change_seeds=sizes.change_seeds,
+        samples=sizes.samples,
+    )  # fmt: skip
+    models = {name: partial(model_rows, name, sizes) for name in models_at_hand()}
+    read = setup.cached_parts(models, texts=sizes.texts, tokens=sizes.tokens) if models else trained.clear()
+    floats = [name for name, kind in trained.schema.items() if kind.is_float()]
+    return {"layers": pl.concat([trained, read], how="diagonal_relaxed").with_columns(pl.col(floats).cast(pl.Float32))}
+
+
+# ---- The answer, from tables alone
+
+
+def learnt(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of networks that learnt; those at hand have."""
+    return rows.filter((pl.col("kind") == "at hand") | (pl.col("loss") < pl.col("blind") - LEARNT))
+
+
+def followed(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
+    """Rows of unchanged networks, trained at the first rate or at hand."""
+    rate = pl.col("rate").is_null() | ((pl.col("rate") / sizes.rates[0] - 1).abs() < 1e-3)
+    return table.filter((pl.col("change") == NONE) & rate)
+
+
+def last_layers(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows of last layers, of networks that have not diverged."""
+    return table.filter((pl.col("layer") == pl.col("depth")) & pl.col("measured").is_not_null())
+
+
+def proved(rung: str) -> pl.Expr:
+    """Whether a bound proves that tokens differ by a hundredth of their size."""
+    return (pl.col(rung) >= HELD).fill_null(False)
+
+
+def _count(rows: pl.DataFrame, rung: str) -> int:
+    return int(rows.select(proved(rung)).to_series().sum())
+
+
+def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
+    """The answer that the table gives."""
+    table = tables["layers"]
+    plain = followed(table, sizes)
+    ends = last_layers(plain)
+    fresh = ends.filter((pl.col("stage") == "fresh") & (pl.col("kind") != SKIPLESS))
+    trained = learnt(ends.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS)))
+    skipless = learnt(ends.filter((pl.col("stage") == "trained") & (pl.col("kind") == SKIPLESS)))
+    tried = changes(table, sizes)
+    verdicts = [
+        _weights_verdict(trained), _sizes_verdict(fresh, trained, lost_from(ends)), _direction_verdict(trained),
+        _parts_verdict(learnt(plain.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS)))),
+        _skipless_verdict(skipless), _change_verdict(tried),
+    ]  # fmt: skip
+    absent = [name for name in MODELS if name not in plain["network"].to_list()]
+    margins = trained["carried"].drop_nulls()
+    right = int((margins >= 0).sum())
+    notes = [
+        f"{sizes.seeds} seeds of each network that is followed, {sizes.change_seeds} of each change and rate; "
+        f"{sizes.samples} held-out samples, {sizes.texts} of each model at hand: bounds are of all of them.",
+        "One network of each kind had been seen (sizes and directions after its last layer) before thresholds were "
+        "fixed. Changed once quick runs were seen: the first had 120 steps at 3e-3, the second 100, after which none "
+        "had learnt the next character, so the quick size now has 140 steps, a larger batch and rate. The first said "
+        "that branches that start at a quarter make sizes do at no cost; the third does not. Since the third a change "
+        "counts only if networks learn under it: with weight decay 10 sizes prove networks that have not learnt.",
+        f"Factors measured on other samples: the product of the least |w + a| n of all other samples is below the "
+        f"residual of a sample in {right} of {len(margins)} trained networks with skips. That is no proof.",
+        *([f"Not at hand where this was run: {', '.join(absent)}."] if absent else []),
+    ]
+    evidence = [_ladder_table(ends), _steps_table(plain, sizes), _terms_table(plain), _change_table(tried)]
+    return StudyAnswer(_sentence(fresh, trained, tried), verdicts, evidence, notes)
+
+
+def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame) -> str:
+    if not len(trained):
+        return "It cannot be told: no network with skips has learnt."
+    known, small, by_weights = (_count(trained, rung) for rung in ("direction", "sizes", "weights"))
+    loose = spread(trained["loose"].drop_nulls().to_list(), ".2f")
+    sentence = (
+        f"Input by input, from the measured direction of what branches add: {known or 'none'} of {len(trained)} "
+        f"trained networks with skips, {loose} decades below the measurement. Sizes alone prove {small or 'none'} "
+        f"({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), norms of weights {by_weights or 'none'}"
+    )
+    best = _mended(tried)
+    if best is not None:
+        sentence += f"; the change “{best['change']}” makes sizes do, for {_cost(best)} nats"
+    return sentence + "."
+
+
+def _cost(row: dict[str, Any]) -> str:
+    """What a change costs, and its range over seeds."""
+    return f"{row['cost']:+.2f} ({row['cost_least']:+.2f} to {row['cost_most']:+.2f})"
+
+
+def _weights_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
+    count = _count(trained, "weights")
+    ours = f"{count} of {len(trained)} trained networks with skips are proved apart by norms of weights"
+    return HypothesisVerdict(ours, count == 0 if len(trained) else None)
+
+
+def lost_from(ends: pl.DataFrame) -> list[int | None]:
+    """Of every network of our own that sizes prove apart before training: the step from which on they no longer do;
+    None if they do at the end."""
+    steps: list[int | None] = []
+    own = ends.filter((pl.col("kind") != SKIPLESS) & pl.col("step").is_not_null()).sort("step")
+    for _, one in own.group_by("network", "seed", maintain_order=True):
+        held = one.select(proved("sizes")).to_series().to_list()
+        if held[0]:
+            last = max(k for k, yes in enumerate(held) if yes)
+            steps.append(None if last == len(held) - 1 else int(one["step"][last + 1]))
+    return steps
+
+
+def _sizes_verdict(fresh: pl.DataFrame, trained: pl.DataFrame, lost: Sequence[int | None]) -> HypothesisVerdict:
+    before, after = _count(fresh, "sizes"), _count(trained, "sizes")
+    ours = f"proved by sizes of branches: {before} of {len(fresh)} fresh, {after} of {len(trained)} trained"
+    steps = [float(step) for step in lost if step is not None]
+    if steps:
+        ours += f"; {len(steps)} of {len(lost)} trained here lose it, from step {spread(steps, '.0f')} on"
+    if not (len(fresh) and len(trained)):
+        return HypothesisVerdict(ours, None)
+    return HypothesisVerdict(ours, before >= MOST * len(fresh) and after <= FEWEST * len(trained))
+
+
+def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
+    count = _count(trained, "direction")
+    a_layer = (trained["loose"] / trained["depth"]).drop_nulls().to_list()
+    ours = f"{count} of {len(trained)} proved; {spread(a_layer, '.3f')} decades a layer below the measurement"
+    if not len(trained):
+        return HypothesisVerdict(ours, None)
+    tight = sum(value <= LOOSEST for value in a_layer)
+    return HypothesisVerdict(ours, count == len(trained) and tight >= MOST * len(trained))
+
+
+def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
+    """Whether MLPs lose most of the decades, network by network."""
+    parts = layers.group_by("network", "seed", maintain_order=True).agg(
+        pl.sum("attention_lost").alias("attention"), pl.sum("mlp_lost").alias("mlp")
+    )
+    shares = (parts["mlp"] / (parts["attention"] + parts["mlp"])).drop_nans().to_list()
+    ours = f"share of the decades that is lost in MLPs: {spread(shares, '.0%')}"
+    if not shares:
+        return HypothesisVerdict(ours, None)
+    return HypothesisVerdict(ours, sum(share > 0.5 for share in shares) >= MOST * len(shares))
+
+
+def _skipless_verdict(rows: pl.DataFrame) -> HypothesisVerdict:
+    apart = int((rows["measured"] >= HELD).sum())
+    said = int(rows.select(pl.any_horizontal(pl.col(*RUNGS, "untouched", "lambda") > -math.inf)).to_series().sum())
+    ours = f"of {len(rows)} that learnt {apart} are measured apart; bounds say something of {said}"
+    return HypothesisVerdict(ours, said == 0 if apart else None)
+
+
+def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
+    """A row for each kind and change at its best rate: the mean loss and its range, what that costs in the mean and
+    seed by seed, the least that sizes and directions prove of any seed, and of how many seeds sizes prove it."""
+    first = pl.format("{}, {} layers", "kind", pl.lit(sizes.depths[0]))
+    ends = table.filter(
+        (pl.col("stage") == "trained") & (pl.col("layer") == pl.col("depth")) & (pl.col("network") == first)
+        & pl.col("kind").is_in(sizes.changed) & (pl.col("seed") < sizes.change_seeds)
+    ).with_columns(  # a network that diverged has no loss that a mean could leave out
+        loss=pl.when(pl.col("loss").is_finite()).then(pl.col("loss").cast(pl.Float64)).otherwise(math.inf)
+    )  # fmt: skip
+    rates = ends.group_by("kind", "change", "rate", maintain_order=True).agg(pl.mean("loss").alias("mean"))
+    best = rates.sort("mean").group_by("kind", "change", maintain_order=True).first()
+    chosen = ends.join(best, on=["kind", "change", "rate"])
+    base = chosen.filter(change=NONE).select("kind", "seed", base="loss")
+    judged = chosen.join(base, on=["kind", "seed"]).with_columns(dearer=pl.col("loss") - pl.col("base"))
+    rows = judged.group_by("kind", "change", maintain_order=True).agg(
+        pl.first("rate"), pl.first("mean"), pl.min("loss").alias("least"), pl.max("loss").alias("most"),
+        pl.first("blind"), pl.mean("dearer").alias("cost"), pl.min("dearer").alias("cost_least"),
+        pl.max("dearer").alias("cost_most"), pl.col("sizes").fill_null(-math.inf).min().alias("bound"),
+        pl.col("direction").fill_null(-math.inf).min(),
+        pl.median("measured"), proved("sizes").sum().alias("proved"), pl.len().alias("seeds"),
+    )  # fmt: skip
+    return rows.sort("kind", pl.col("change").cast(pl.Enum([*CHANGES])))
+
+
+def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
+    """The change of the least cost after which networks learn and sizes prove every seed apart, of kinds of which
+    unchanged ones learn and are not proved. Shallower networks are no change."""
+    learning = tried.filter(pl.col("mean") < pl.col("blind") - LEARNT)
+    all_seeds = pl.col("proved") == pl.col("seeds")
+    broken = learning.filter((pl.col("change") == NONE) & ~all_seeds)["kind"].to_list()
+    others = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
+    good = learning.filter(others & all_seeds).sort("cost")
+    return good.row(0, named=True) if len(good) else None
+
+
+def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
+    base = tried.filter(change=NONE)
+    if not len(base.filter((pl.col("proved") < pl.col("seeds")) & (pl.col("mean") < pl.col("blind") - LEARNT))):
+        return HypothesisVerdict("no unchanged network that learnt was in want of it", None)
+    best = _mended(tried)
+    if best is None:
+        return HypothesisVerdict("no change under which networks learn makes sizes prove every seed apart", False)
+    control = tried.filter(
+        (pl.col("kind") == best["kind"]) & pl.col("change").is_in(SHALLOW) & (pl.col("proved") == pl.col("seeds"))
+    )
+    shallower = control.sort("cost").row(0, named=True) if len(control) else None
+    ours = f"{best['kind']}, {best['change']}: {_cost(best)} nats; "
+    ours += f"{shallower['change']}, as provable: {_cost(shallower)}" if shallower else "no shallower one is provable"
+    better = shallower is None or best["cost"] < shallower["cost"]
+    return HypothesisVerdict(ours, best["cost"] <= COST and better)
+
+
+def _logs(values: Sequence[float | None]) -> str:
+    """Median and range of log10 shares that are proved; how many of all say nothing."""
+    said = [value for value in values if value is not None and value > -math.inf]
+    silent = len(values) - len(said)
+    if not said:
+        return "nothing"
+    return spread(said, ".2f") + (f"; nothing of {silent}" if silent else "")
+
+
+def _ladder_table(ends: pl.DataFrame) -> PageTable:
+    rows = []
+    for (network, stage), part in ends.filter(pl.col("stage") != "between").group_by(
+        "network", "stage", maintain_order=True
+    ):
+        cells = [_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))]
+        carried = part["carried"].drop_nulls().to_list()
+        ranks = part["rank"].drop_nulls().to_list()
+        others = [_logs(part[name].to_list()) for name in ("untouched", "lambda")]
+        rows.append([str(network), str(stage), *cells, spread(carried, ".2f"), *others, spread(ranks, ".0f")])
+    return PageTable(
+        "After the last layer: log10 of relative mu, and of what is proved of it; median (range) over networks",
+        ["network", "", "measured", *(f"by {RUNGS[rung]}" for rung in reversed(RUNGS)), "margin of other samples",
+         "untouched", "lambda-skip", "rank proved"], rows,
+        "*Nothing*: a bound of zero, or a hypothesis that is not met. *Margin of other samples*: decades between a "
+        "sample and the product of the least |w + a| n of all others; below zero that product is wrong of it.",
+    )  # fmt: skip
+
+
+def _leading(part: pl.DataFrame, rung: str) -> list[int]:
+    """Of each network, how many layers from the first on are proved apart."""
+    counts = []
+    for _, one in part.sort("layer").group_by("network", "seed", maintain_order=True):
+        held = one.select(proved(rung)).to_series().to_list()
+        counts.append(next((k for k, yes in enumerate(held) if not yes), len(held)))
+    return counts
+
+
+def _steps_table(plain: pl.DataFrame, sizes: BoundSizes) -> PageTable:
+    rows = []
+    own = plain.filter(pl.col("step").is_not_null() & pl.col("measured").is_not_null() & (pl.col("kind") != SKIPLESS))
+    for (network, step), part in own.sort("depth", "network", "step").group_by("network", "step", maintain_order=True):
+        losses = last_layers(part)["loss"].to_list()
+        loose = last_layers(part)["loose"].drop_nulls().to_list()
+        cells = [spread([float(count) for count in _leading(part, rung)], ".0f") for rung in RUNGS]
+        rows.append([str(network), str(step), spread(losses, ".2f"), *cells, spread(loose, ".2f")])
+    return PageTable(
+        "Over training: up to which layer each bound proves that tokens differ by a hundredth of their size",
+        ["network", "step", "loss", *(f"by {name}" for name in RUNGS.values()), "decades that direction is loose"],
+        rows, "Median (range) over seeds.",
+    )  # fmt: skip
+
+
+def _terms_table(plain: pl.DataFrame) -> PageTable:
+    rows = []
+    ends = plain.filter((pl.col("stage") == "trained") & pl.col("measured").is_not_null())
+    for (network,), part in ends.group_by("network", maintain_order=True):
+        for name, words in PARTS.items():
+            columns = [part[f"{name}_{term}"].drop_nulls().to_list() for term in TERMS]
+            rows.append([str(network), words, *(spread(column, ".2f") for column in columns)])
+    return PageTable(
+        "Which part makes bounds loose: trained networks, median (range) over layers and seeds",
+        ["network", "branch", "size c", "alignment a", "direction loses", "weights: by the norm before",
+         "weights: by patterns and matrices", "norm after, if bounded"], rows,
+        "c and a in units of the skipped deviation; the rest in decades a layer. *Direction loses*: what the branch "
+        "adds at right angles to what was there. *Weights*: by how much norms of weights overrate the branch. *Norm "
+        "after*: lost besides if the norm after the sum, taken as measured by all bounds, were bounded by lengths.",
+    )  # fmt: skip
+
+
+def _change_table(tried: pl.DataFrame) -> PageTable:
+    rows = [
+        [row["kind"], row["change"], f"{row['rate']:g}", f"{row['mean']:.3f} ({row['least']:.3f}–{row['most']:.3f})",
+         _cost(row), f"{row['proved']} of {row['seeds']}", _logs([row["bound"]]),
+         _logs([row["direction"]]), _logs([row["measured"]])]
+        for row in tried.iter_rows(named=True)
+    ]  # fmt: skip
+    return PageTable(
+        "What a proof by sizes costs: each change at its best learning rate",
+        ["kind", "change", "rate", "loss", "cost, nats", "seeds proved by sizes", "sizes: log10 share",
+         "direction: log10 share", "measured"], rows,
+        "Cost: the mean, and its range seed by seed. Bounds after the last layer: the least of all seeds; measured: "
+        "the median. Shallower networks are controls: they have fewer factors to lose.",
+    )  # fmt: skip
+
+
+# ---- The figure
+
+
+def draw(tables: Tables, sizes: BoundSizes) -> "dict[str, Figure]":
+    """The ladder by layer; over training; which part loses; what a proof costs."""
+    from rankscope.figures.matplotlib import panels
+
+    plain = followed(tables["layers"], sizes)
+    figure, axes = panels(2, width=5.6, height=4.0, rows=2)
+    _draw_ladder(axes[0], plain, sizes)
+    _draw_steps(axes[1], plain, sizes)
+    _draw_parts(axes[2], plain)
+    _draw_changes(axes[3], changes(tables["layers"], sizes))
+    return {QUESTION.name: figure}
+
+
+def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, lift: float = 0.0, **style: Any) -> None:
+    """Median and range of log10 numbers; those below the floor are drawn at it, `lift` higher."""
+    shown = rows.with_columns(pl.col(name).fill_null(-math.inf).clip(lower_bound=FLOOR_DRAWN + lift))
+    bands = shown.group_by(x).agg(
+        pl.median(name).alias("middle"), pl.min(name).alias("low"), pl.max(name).alias("high")
+    )
+    bands = bands.sort(x)
+    axes.fill_between(bands[x], bands["low"], bands["high"], color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(bands[x], bands["middle"], linewidth=1.5, **style)
+
+
+def _draw_ladder(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
+    from rankscope.figures.matplotlib import MaxNLocator, palette
+
+    network = f"pre, {sizes.depths[-1]} layers"
+    rows = plain.filter((pl.col("network") == network) & pl.col("measured").is_not_null())
+    for k, (name, words) in enumerate({"measured": "measured", **dict(reversed(RUNGS.items()))}.items()):
+        for stage, line in (("trained", "-"), ("fresh", ":")):
+            label = words if stage == "trained" else None
+            _band(axes, rows.filter(stage=stage), "layer", name, (3 - k) * 0.12, color=palette()[k], linestyle=line,
+                  label=label)  # fmt: skip
+    axes.axhline(HELD, color="grey", linewidth=0.8)
+    axes.set(xlabel="layer", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
+    axes.set_title(f"{network}. Solid: trained; dotted: fresh", fontsize=9, loc="left")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
+    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
+
+
+def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    ends = last_layers(plain.filter(pl.col("step").is_not_null())).with_columns(pl.col("step") + 1)
+    for k, kind in enumerate(SETTINGS):
+        rows = ends.filter(network=f"{kind}, {sizes.depths[-1]} layers")
+        if kind != SKIPLESS:
+            _band(axes, rows, "step", "direction", color=palette()[k], linestyle="-", label=kind)
+            _band(axes, rows, "step", "sizes", k * 0.12, color=palette()[k], linestyle="--")
+        label = f"{kind}: nothing proved" if kind == SKIPLESS else None
+        _band(axes, rows, "step", "measured", color=palette()[k], linestyle=":", label=label)
+    axes.axhline(HELD, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
+    axes.set(xlabel="steps of training + 1", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
+    axes.set_title("Last layer. Dotted: measured; solid: direction; dashed: sizes", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
+
+
+def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    rows = plain.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS) & pl.col("loose").is_not_null())
+    sums = rows.group_by("network", "seed", maintain_order=True).agg(pl.sum("attention_lost"), pl.sum("mlp_lost"))
+    names = sums["network"].unique(maintain_order=True).to_list()
+    left = [0.0] * len(names)
+    for k, (part, words) in enumerate(PARTS.items()):
+        lengths = [statistics.median(sums.filter(network=name)[f"{part}_lost"].to_list()) for name in names]
+        axes.barh(names, lengths, left=left, color=palette()[k], height=0.6, label=f"lost in {words} halves")
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    axes.set_axisbelow(True)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * max(left, default=1.0))
+    axes.set_xlabel("decades between measurement and the bound by direction")
+    axes.set_title("Trained networks, last layer, median of seeds", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _draw_changes(axes: "Axes", tried: pl.DataFrame) -> None:
+    from rankscope.figures.matplotlib import palette
+
+    marks = dict(zip(tried["kind"].unique(maintain_order=True).to_list(), "os", strict=False))
+    shown = tried.filter(pl.col("cost").is_finite())
+    names = shown["change"].unique(maintain_order=True).to_list()
+    for row in shown.iter_rows(named=True):
+        colour = palette()[[*CHANGES].index(row["change"]) % len(palette())]
+        bound = max(row["bound"], FLOOR_DRAWN)
+        label = row["change"] if row["change"] in names else None
+        names = [name for name in names if name != row["change"]]
+        axes.plot([row["cost_least"], row["cost_most"]], [bound, bound], color=colour, linewidth=1.0)
+        axes.plot(row["cost"], bound, marks[row["kind"]], markersize=7, linestyle="none", color=colour, label=label,
+                  markerfacecolor="white" if row["change"] in SHALLOW else colour)  # fmt: skip
+    axes.axhline(HELD, color="grey", linewidth=0.8)
+    axes.set(xlabel="cost, nats of held-out loss", ylabel="log10 of relative mu proved by sizes",
+             ylim=(FLOOR_DRAWN - 0.3, 0.4))  # fmt: skip
+    kinds = ", ".join(f"{shape} {kind}" for shape, kind in zip(("circles", "squares"), marks, strict=False))
+    axes.set_title(f"Changes, the least of all seeds: {kinds}", fontsize=9, loc="left")
+    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+QUESTION = Question(
+    name="lower-bounds",
+    title="Where can it be proved that trained networks do not collapse, and how tightly?",
+    why=(
+        "Dong et al. (2021) bound the residual from above; that skips keep tokens apart they show by example. "
+        "[Certificates](../theory.md) bound it from below on a network and an input, by the size or the direction of "
+        "what branches add. Does that say anything of trained networks, for how much of a training, and what keeps it "
+        "from saying more?"
+    ),
+    hypotheses=(
+        f"Norms of weights prove of no trained network that relative mu is {10**HELD:g} or more after the last layer, "
+        "even if patterns and lengths of tokens are known.",
+        f"Sizes of branches prove it of nearly all ({MOST:.0%}) fresh networks with skips, and of next to none "
+        f"({FEWEST:.0%}) after training.",
+        f"The direction of branches proves it of every trained network with skips, at most {LOOSEST} decades a layer "
+        f"below the measurement in {MOST:.0%} of them.",
+        f"MLPs make it loose: in {MOST:.0%} of trained networks they lose more decades than attention.",
+        "Without skips no bound says anything of the residual, though networks that learnt are apart.",
+        f"A change of weights, skips or training makes sizes of branches prove it of every seed, costs at most {COST} "
+        "nats, and costs less than a shallower network that is as provable.",
+    ),
+    method=(
+        "Networks of the lab learn the next character (norms before branches, after skips, or no skips) or digits. At "
+        "steps of the training `certify` gives every lower bound, layer by layer, as a share of the tokens' own size; "
+        f"*proved* means that relative mu is at least {10**HELD:g} of every sample read. A half block is X' = "
+        "norm(w X + F), R and F deviations, c = ‖F‖/‖R‖, a = ⟨F, R⟩/‖R‖². Sizes give (|w| − c), which F = −cR attains: "
+        "no bound that knows only how large F is can say more. Direction gives |w + a|, which F = aR attains; its loss "
+        "is what F adds at right angles to R, and losses of halves add up to all that the bound is loose by. Norms "
+        "of weights bound c by Σ‖(1 − 11ᵀ/n) P‖₂ ‖W_V W_O‖₂ or Lip ‖W₁‖₂ ‖W₂‖₂, times max gain / min sd of a norm "
+        "before: a rival that is told more (patterns, lengths) than any bound from weights alone can know. All three "
+        "take a norm after the sum as measured.\n\nOf bounds by size and direction c and a are measured on the input "
+        "that they are about: they explain why tokens are apart there, and hold for no other input.\n\nModels at hand "
+        "are read on texts of their own kind, and with fresh weights (N(0, 0.02)) on the same tokens. Each change is "
+        "trained at every learning rate and judged at its best."
+    ),
+    refuted_by=(
+        "Another way to know branches, between sizes and directions, that holds for all inputs of a set (interval or "
+        "cone bounds). Larger networks and longer trainings: branches grow. Changes in other strengths than these."
+    ),
+    quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
+    caption="Medians and ranges over seeds. Bounds below 1e-6, and those that say nothing, are drawn at about 1e-6. "
+            "Grey line: a hundredth, above which tokens count as proved apart. Open marks: shallower networks.",
+)  # fmt: skip

@@ -1,0 +1,415 @@
+"""Lower bounds that mean something: terms against slow references, the answer from made-up tables, a tiny run."""
+
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope.lab.trial import SETTINGS
+from rankscope.nets import Architecture, Transformer
+from rankscope.studies.questions import bound_networks as networks
+from rankscope.studies.questions import bound_terms as terms
+from rankscope.studies.questions import lower_bounds as study
+from rankscope.studies.questions.bound_networks import CHANGES, HALF_DEPTH, NONE, ONE_LAYER, SCHEMA, SKIPLESS
+from rankscope.studies.questions.bound_terms import HalfTerms, half_terms, network_rows
+from rankscope.studies.questions.lower_bounds import FULL, QUESTION, QUICK
+from rankscope.studies.study import Setup
+from rankscope.theory import certify
+
+TEN = math.log(10)
+QUARTER = "branches start at a quarter"
+TINY = replace(
+    QUICK, depths=(1,), width=8, heads=2, context=4, batch=2, steps=2, snapshots=(0,), seeds=1, change_seeds=1,
+    changes=(NONE, "skips of weight 1.5"), samples=2,
+)  # fmt: skip
+
+
+def perturbed(arch: Architecture, seed: int = 0) -> Transformer:
+    """A random network whose gains and biases are no ones and zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {
+        name: tensor + 0.2 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        for name, tensor in Transformer.random(arch, seed, "xavier").state().items()
+    }
+    return Transformer.from_weights(arch, state)
+
+
+def tokens(n: int, d: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
+
+
+def off_mean(X: torch.Tensor) -> torch.Tensor:
+    return X - X.mean(0)
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_terms_are_those_of_a_block_written_out_by_hand(place: str) -> None:
+    arch = Architecture(layers=1, width=6, heads=2, norm_place=place, mlp_width=10, attention_skip=0.7, norm_eps=1e-3)
+    net, X = perturbed(arch), tokens(5, 6)
+    w = net.weights.layers[0]
+
+    def norm(Y: torch.Tensor, weights: Any) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(Y, (6,), weights.gain, weights.bias, 1e-3)
+
+    def linear(Y: torch.Tensor, part: Any) -> torch.Tensor:
+        return torch.einsum("td,dhe->the", Y, part.weight) + part.bias
+
+    def attention(Y: torch.Tensor) -> torch.Tensor:
+        q, k, v = (linear(Y, part) for part in (w.attention.query, w.attention.key, w.attention.value))
+        P = (torch.einsum("the,she->hts", q, k) / math.sqrt(3)).softmax(-1)
+        patterns.append(P)
+        return torch.einsum("hts,she,hed->td", P, v, w.attention.output.weight) + w.attention.output.bias
+
+    def mlp(Y: torch.Tensor) -> torch.Tensor:
+        assert w.mlp is not None
+        return torch.nn.functional.gelu(Y @ w.mlp.up.weight + w.mlp.up.bias) @ w.mlp.down.weight + w.mlp.down.bias
+
+    patterns: list[torch.Tensor] = []
+    (halves,) = half_terms(net, X)
+    for half, branch, weights, skip in zip(
+        halves, (attention, mlp), (w.attention_norm, w.mlp_norm), (0.7, 1.0), strict=True
+    ):
+        inside = norm(X, weights) if place == "pre" else X
+        F, R = off_mean(branch(inside)), off_mean(X)
+        U = skip * X + branch(inside)
+        after = norm(U, weights) if place == "post" else U
+        c, a = float(F.norm() / R.norm()), float((F * R).sum() / R.square().sum())
+        assert math.exp(half.log_gain) == pytest.approx(c) and half.alignment == pytest.approx(a)
+        assert half.weight == skip and math.exp(half.log_growth) == pytest.approx(
+            float(off_mean(after).norm() / R.norm())
+        )
+        n = float(off_mean(after).norm() / off_mean(U).norm())
+        assert math.exp(half.log_norm) == pytest.approx(n)
+        assert math.exp(half.log_growth) == pytest.approx(math.sqrt((skip + a) ** 2 + c**2 - a**2) * n)
+        if half.part == "attention":
+            centring = torch.eye(5, dtype=torch.float64) - 1 / 5
+            matrices = torch.einsum("dhe,hec->hdc", w.attention.value.weight, w.attention.output.weight)
+            pairs = zip(patterns[0], matrices, strict=True)
+            reached = sum(
+                float(torch.linalg.matrix_norm(centring @ P, 2) * torch.linalg.matrix_norm(W, 2)) for P, W in pairs
+            )
+        else:
+            assert w.mlp is not None
+            two = (torch.linalg.matrix_norm(part.weight, 2) for part in (w.mlp.up, w.mlp.down))
+            reached = 1.12891 * math.prod(map(float, two))
+        stretch = 1.0
+        if place == "pre":
+            sd = ((X - X.mean(-1, keepdim=True)).square().mean(-1) + 1e-3).sqrt()
+            stretch = float(weights.gain.abs().max() / sd.min())
+            ratio = float(off_mean(inside).norm() / R.norm())
+            assert half.log_norm_before == pytest.approx(math.log(stretch / ratio))
+        assert math.exp(half.log_reached) == pytest.approx(reached * stretch, rel=1e-9)
+        X = after
+
+
+@pytest.mark.parametrize(("place", "norm", "seed"), [*product(["pre", "post"], ["layer", "rms"], [0, 1])])
+def test_who_knows_more_proves_more_and_nobody_more_than_is_so(place: str, norm: str, seed: int) -> None:
+    arch = Architecture(layers=3, width=8, heads=2, norm=norm, norm_place=place, mask="causal", norm_eps=1e-2)
+    net = perturbed(arch, seed)
+    for half in (half for layer in half_terms(net, 2 * tokens(6, 8, seed)) for half in layer):
+        rungs = [half.factors[name] for name in ("weights", "sizes", "direction")] + [half.log_growth]
+        assert rungs == sorted(rungs)
+        assert half.log_reached >= half.log_gain and half.log_norm_after <= half.log_norm
+        assert half.log_norm_before >= 0
+
+
+def test_rows_are_the_certificates_and_their_losses_add_up() -> None:
+    arch = Architecture(layers=3, width=8, heads=2, norm_place="post")
+    net, X = Transformer.random(arch, 1, "xavier"), torch.stack([tokens(5, 8, k) for k in (0, 1)])
+    rows = network_rows(net, X)
+    table = certify(net, X, theorems=["elementary-skip", "aligned-skip"]).table
+    for row, layer in zip(rows, (1, 2, 3), strict=True):
+        here = table.filter(theorem="aligned-skip", layer=layer)
+        assert row["direction"] == pytest.approx((here["log10_bound"] - here["log10_size"]).min())
+        assert row["measured"] == pytest.approx((here["log10_measured"] - here["log10_size"]).min())
+        assert row["loose"] == pytest.approx(here["slack"].max())
+        lost = sum(r["attention_lost"] + r["mlp_lost"] for r in rows[:layer])
+        assert lost == pytest.approx(here["slack"].mean(), abs=1e-8)
+        assert row["weights"] <= row["sizes"] <= row["direction"] <= row["measured"]
+    by_sizes = [sum(half.factors["sizes"] for layer in half_terms(net, x) for half in layer) for x in X]
+    sizes = table.filter(theorem="elementary-skip", layer=3).sort("sample")
+    starts = [float(off_mean(x).norm().log()) for x in X]
+    for start, factor, bound in zip(starts, by_sizes, sizes["log10_bound"], strict=True):
+        assert (start + factor) / TEN == pytest.approx(bound, abs=1e-8) or factor == bound == -math.inf
+
+
+def test_what_weights_say_starts_from_the_tokens() -> None:
+    """Weights so small that norms of them prove something, against the product written out."""
+    arch = Architecture(layers=2, width=8, heads=2, norm="none", mlp="none")
+    net = Transformer.random(arch, 0, "bert")
+    X = tokens(4, 8)
+    rows = network_rows(net, X[None])
+    output = net.run(X[None]).output[0]
+    factors = [math.exp(half.factors["weights"]) for layer in half_terms(net, X) for half in layer]
+    expected = math.log10(float(off_mean(X).norm() / output.norm()) * math.prod(factors))
+    assert rows[-1]["weights"] == pytest.approx(expected) and 0.5 < math.prod(factors) < 1
+
+
+@pytest.mark.parametrize("c", [-0.4, 0.4])
+def test_a_branch_along_what_is_there_is_bounded_exactly(c: float) -> None:
+    """F = c R: direction attains its bound, and sizes theirs where the branch takes away."""
+    arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp_width=4, activation="identity", biases=False)
+    state, eye = Transformer.random(arch, 0).state(), torch.eye(4, dtype=torch.float64)
+    for name in state:
+        if "attention.output" in name:
+            state[name] = torch.zeros_like(state[name])
+        elif ".mlp." in name:
+            state[name] = eye if ".up." in name else c * eye
+    attention, mlp = half_terms(Transformer.from_weights(arch, state), tokens(3, 4))[0]
+    assert attention.log_growth == 0 and attention.log_gain == -math.inf
+    assert math.exp(mlp.log_growth) == pytest.approx(1 + c) == pytest.approx(math.exp(mlp.factors["direction"]))
+    assert math.exp(mlp.factors["sizes"]) == pytest.approx(0.6)
+    assert math.exp(mlp.log_reached) == pytest.approx(0.4)
+
+
+def test_the_floor_of_a_norm_is_attained_by_tokens_of_one_length() -> None:
+    arch = Architecture(layers=1, width=4, heads=1, norm="rms", norm_place="post", mlp="none", norm_eps=0.0)
+    state = Transformer.random(arch, 0).state()
+    state = {name: torch.zeros_like(t) if "attention.output" in name else t for name, t in state.items()}
+    X = 3 * torch.nn.functional.normalize(tokens(5, 4), dim=-1)
+    (half,) = half_terms(Transformer.from_weights(arch, state), X)[0]
+    assert math.exp(half.log_norm) == pytest.approx(2 / 3) == pytest.approx(math.exp(half.log_norm_after))
+    X[0] *= 100  # one long token: lengths alone say nothing any more
+    (half,) = half_terms(Transformer.from_weights(arch, state), X)[0]
+    assert half.log_norm_after < half.log_norm
+
+
+def made(direction: float, growth: float) -> HalfTerms:
+    """A half block of skip 1 with |w + a| = direction, that multiplies mu by `growth`."""
+    return HalfTerms("mlp", 1.0, math.log(5.0), direction - 1, 0.0, math.log(growth), math.inf, 0.0, 0.0)
+
+
+def test_bounds_of_other_samples_can_be_wrong() -> None:
+    first, second = [[made(0.5, 1.0)], [made(2.0, 3.0)]], [[made(1.0, 1.5)], [made(4.0, 20.0)]]
+    assert terms.carried([first]) is None
+    assert terms.carried([first, second]) == pytest.approx(math.log10(3.0 / 4.0))  # wrong of the first
+    assert terms.carried([second, second]) == pytest.approx(math.log10(30.0 / 4.0))
+
+
+def test_without_skips_nothing_is_proved() -> None:
+    arch = Architecture(layers=2, width=8, heads=2, attention_skip=0.0, mlp_skip=0.0, norm_place="pre")
+    rows = network_rows(Transformer.random(arch, 0, "xavier"), torch.stack([tokens(4, 8, k) for k in (0, 1)]))
+    assert all(row["weights"] == -math.inf and row["carried"] is None for row in rows)
+    assert all(row[name] is None for row in rows for name in ("sizes", "direction", "untouched", "lambda", "loose"))
+
+
+def test_padding_is_in_no_number() -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="post"), 0, "xavier")
+    X = torch.stack([tokens(5, 8, k) for k in (0, 1)])
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    both = network_rows(net, X, padding)
+    apart = [network_rows(net, X[:1]), network_rows(net, X[1:, :3])]
+    for layer in (0, 1):
+        assert both[layer]["direction"] == pytest.approx(min(rows[layer]["direction"] for rows in apart))
+        assert both[layer]["mlp_gain"] == pytest.approx(sum(rows[layer]["mlp_gain"] for rows in apart) / 2)
+
+
+# ---- Networks
+
+
+@pytest.mark.parametrize("change", [*CHANGES])
+def test_a_change_is_what_it_is_called(change: str) -> None:
+    sizes = replace(TINY, depths=(4,), width=16)
+    plain, changed = (
+        networks.training_of("post", 4, name, 1e-3, sizes, [0], "cpu") for name in (NONE, change)
+    )  # fmt: skip
+    arch, recipe = changed.models[0].net.arch, changed.recipe
+    assert arch.layers == {HALF_DEPTH: 2, ONE_LAYER: 1}.get(change, 4) and arch.norm_place == "post"
+    skip = float(change.rpartition(" ")[2]) if change.startswith("skips") else 1.0
+    assert arch.attention_skip == arch.mlp_skip == skip
+    decay = float(change.rpartition(" ")[2]) if change.startswith("weight decay") else plain.recipe.weight_decay
+    assert recipe.weight_decay == decay
+    old, new = (training.networks()[0].weights.layers[0] for training in (plain, changed))
+    ratio = float(new.attention.output.weight.norm() / old.attention.output.weight.norm())
+    down = float(new.mlp.down.weight.norm() / old.mlp.down.weight.norm())  # type: ignore[union-attr]
+    expected = {QUARTER: 0.25}.get(change, 1.0)
+    if change == "smaller start":
+        assert ratio < 1 and down < 1
+    elif change not in (HALF_DEPTH, ONE_LAYER):
+        assert ratio == pytest.approx(expected) and down == pytest.approx(expected)
+    reparametrised = any("parametrizations" in name for name, _ in changed.models[0].named_parameters())
+    assert reparametrised == (change == "sigmaReparam")
+
+
+def test_models_are_at_hand_only_where_they_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "find_spec", lambda name: None if name == "rxnfp" else "found")
+    assert networks.models_at_hand() == [name for name in networks.MODELS if name != "rxnfp"]
+    monkeypatch.setattr(networks, "find_spec", lambda name: None)
+    assert networks.models_at_hand() == []
+
+
+def test_a_network_that_diverged_has_a_row_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = networks.training_of("pre", 1, NONE, 1e-3, TINY, [0])
+    with torch.no_grad():
+        training.models[0].net.layers[0].mlp.down.weight.fill_(math.nan)
+    (row,) = networks._read(training, ("pre", 1, NONE, 1e-3), 2, 1)
+    assert math.isnan(row["loss"]) and "measured" not in row and row["layer"] == row["depth"] == 1
+
+
+@pytest.mark.slow  # loads trained checkpoints
+@pytest.mark.parametrize("name", networks.MODELS)
+def test_trained_models_are_read_on_texts_of_their_own(name: str) -> None:
+    if name not in networks.models_at_hand():
+        pytest.skip(f"{name} is not at hand")
+    rows = networks.model_rows(name, replace(QUICK, texts=2))
+    trained = rows.filter(stage="trained")
+    assert trained["layer"].to_list() == [*range(1, trained["depth"][0] + 1)]
+    assert (trained["direction"] <= trained["measured"]).all() and trained["measured"].min() > -1  # type: ignore[operator]
+
+
+# ---- The answer, from made-up tables
+
+
+def rows_of(
+    kind: str, stage: str, *, depth: int = 4, seed: int = 0, change: str = NONE, loss: float = 2.0,
+    measured: float = -0.2, weights: float = -math.inf, sizes: float | None = -1.0, direction: float | None = -0.5,
+    attention: float = 0.02, mlp: float = 0.05, step: int | None = None, rate: float | None = QUICK.rates[0],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One network: the same numbers at every layer, losses of halves by layer."""
+    own = kind != "at hand"
+    network = f"{kind}, {QUICK.depths[0]} layers" if own else networks.MINILM
+    step = step if step is not None else 0 if stage == "fresh" else QUICK.steps
+    return [
+        {"network": network, "kind": kind, "depth": depth, "change": change, "rate": rate if own else None,
+         "seed": seed, "step": step if own else None, "stage": stage, "loss": loss if own else None,
+         "blind": 3.0 if own else None, "layer": layer, "measured": measured, "weights": weights, "sizes": sizes,
+         "direction": direction, "loose": None if direction is None else measured - direction,
+         "carried": None if direction is None else 0.1, "attention_lost": attention, "mlp_lost": mlp}
+        for layer in range(1, depth + 1)
+    ]  # fmt: skip
+
+
+def made_tables(**trained: Any) -> dict[str, pl.DataFrame]:
+    """Fresh networks that sizes prove, trained ones as given, skipless ones, a change that mends and a control."""
+    rows = []
+    for seed in (0, 1):
+        for kind in ("pre", "post", "images"):
+            rows += rows_of(kind, "fresh", seed=seed, loss=3.0)
+            rows += rows_of(kind, "between", seed=seed, step=10) if kind == "pre" else []
+            rows += rows_of(kind, "trained", seed=seed, **{"sizes": -3.0, **trained})
+        bare = {"sizes": None, "direction": None}
+        rows += rows_of(SKIPLESS, "trained", seed=seed, **bare)
+        rows += rows_of("pre", "trained", seed=seed, change=QUARTER, loss=2.01 + 0.01 * seed, sizes=-1.5)
+        rows += rows_of("pre", "trained", seed=seed, change=ONE_LAYER, depth=1, loss=2.3, sizes=-1.5)
+    rows += [*rows_of("at hand", "fresh"), *rows_of("at hand", "trained", **{"sizes": -math.inf, **trained})]
+    return {"layers": pl.DataFrame(rows, schema=SCHEMA)}
+
+
+def verdicts(tables: dict[str, pl.DataFrame]) -> list[bool | None]:
+    return [verdict.holds for verdict in study.answer(tables, QUICK).verdicts]
+
+
+def test_the_answer_that_was_expected() -> None:
+    answer = study.answer(made_tables(), QUICK)
+    assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
+    assert "7 of 7" in answer.sentence and QUARTER in answer.sentence and "7 of 7 fresh" in answer.sentence
+    assert "+0.01 (+0.01 to +0.02)" in answer.verdicts[5].ours or "+0.02 (+0.01 to +0.02)" in answer.verdicts[5].ours
+    assert "from step" in answer.verdicts[1].ours and "6 of 6" in answer.verdicts[1].ours
+    assert len(answer.sentence.split()) <= 60
+    assert any("rxnfp" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("place", "trained"),
+    [
+        (0, {"weights": -1.0}),
+        (1, {"sizes": -1.0}),
+        (2, {"direction": -2.5}),
+        (2, {"direction": -1.9}),  # proved, and too loose: 0.425 decades a layer
+        (3, {"attention": 0.06}),
+    ],
+)
+def test_each_hypothesis_can_fail(place: int, trained: dict[str, float]) -> None:
+    assert verdicts(made_tables(**trained))[place] is False
+
+
+def test_nothing_is_said_where_nothing_was_learnt() -> None:
+    tables = made_tables(loss=2.9)
+    unlearnt = {"layers": tables["layers"].filter(pl.col("kind").is_in(["pre", "post", "images"]))}
+    answer = study.answer(unlearnt, QUICK)
+    assert [verdict.holds for verdict in answer.verdicts] == [None] * 6
+    assert answer.sentence.startswith("It cannot be told")
+
+
+def test_a_bound_on_a_network_without_skips_would_refute() -> None:
+    table = made_tables()["layers"]
+    said = pl.when(pl.col("kind") == SKIPLESS).then(-3.0).otherwise("direction")
+    assert verdicts({"layers": table.with_columns(direction=said)})[4] is False
+    collapsed = pl.when(pl.col("kind") == SKIPLESS).then(-5.0).otherwise("measured")
+    assert verdicts({"layers": table.with_columns(measured=collapsed)})[4] is None
+
+
+def test_a_change_must_be_cheap_better_than_a_shallower_network_and_work_for_every_seed() -> None:
+    table = made_tables()["layers"]
+    mine = pl.col("change") == QUARTER
+    dear = table.with_columns(loss=pl.when(mine).then(2.2).otherwise("loss"))
+    assert verdicts({"layers": dear})[5] is False
+    shallow = table.with_columns(loss=pl.when(pl.col("change") == ONE_LAYER).then(2.0).otherwise("loss"))
+    assert verdicts({"layers": shallow})[5] is False
+    once = table.with_columns(sizes=pl.when(mine & (pl.col("seed") == 1)).then(-math.inf).otherwise("sizes"))
+    assert verdicts({"layers": once})[5] is False
+    assert "the change" not in study.answer({"layers": once}, QUICK).sentence
+    idle = table.with_columns(loss=pl.when(mine).then(2.9).otherwise("loss"))  # provable, and it has not learnt
+    assert verdicts({"layers": idle})[5] is False
+    assert "the change" not in study.answer({"layers": idle}, QUICK).sentence
+    proved = table.with_columns(sizes=pl.when(pl.col("change") == NONE).then(-1.0).otherwise("sizes"))
+    assert verdicts({"layers": proved})[5] is None
+
+
+def test_each_change_is_judged_at_its_best_rate_and_one_that_diverges_at_no_rate() -> None:
+    sizes = replace(QUICK, rates=(QUICK.rates[0], 1e-2))
+    rows = [*made_tables()["layers"].rows(named=True)]
+    rows += rows_of("pre", "trained", change=QUARTER, loss=1.5, rate=1e-2)
+    rows += rows_of("pre", "trained", change=QUARTER, loss=math.nan, rate=1e-2, seed=1)
+    rows += [row for seed in (0, 1) for row in rows_of("pre", "trained", seed=seed, loss=1.9, rate=1e-2)]
+    tried = study.changes(pl.DataFrame(rows, schema=SCHEMA), sizes)
+    row = tried.filter(change=QUARTER).row(0, named=True)
+    assert row["rate"] == QUICK.rates[0] and row["seeds"] == row["proved"] == 2
+    assert tried.filter(change=NONE)["rate"][0] == 1e-2
+    assert row["cost"] == pytest.approx(2.015 - 1.9) and row["cost_most"] == pytest.approx(2.02 - 1.9)
+
+
+def test_the_step_from_which_on_sizes_prove_nothing() -> None:
+    rows = [
+        row for step, bound in ((0, -1.0), (10, -3.0), (40, -1.5), (60, -4.0), (100, -5.0))
+        for row in rows_of("pre", "between", step=step, sizes=bound)
+    ]  # fmt: skip
+    never = [row for step in (0, 100) for row in rows_of("post", "between", step=step, sizes=-9.0)]
+    kept = [row for step in (0, 100) for row in rows_of("images", "between", step=step)]
+    ends = study.last_layers(pl.DataFrame([*rows, *never, *kept], schema=SCHEMA))
+    assert sorted(study.lost_from(ends), key=str) == [60, None]
+
+
+def test_layers_proved_are_counted_from_the_first() -> None:
+    rows = rows_of("pre", "trained")
+    rows[2]["sizes"] = -math.inf
+    assert study._leading(pl.DataFrame(rows, schema=SCHEMA), "sizes") == [2]
+    assert study._leading(pl.DataFrame(rows, schema=SCHEMA), "weights") == [0]
+
+
+def test_made_up_tables_are_drawn() -> None:
+    figure = study.draw(made_tables(), QUICK)[QUESTION.name]
+    assert len(figure.axes) == 4
+
+
+def test_a_full_run_is_cut_into_many_parts() -> None:
+    trainings = len(SETTINGS) * len(FULL.depths) + len(FULL.changed) * len(FULL.changes) * len(FULL.rates)
+    assert trainings >= 12 and {*FULL.changes} == {*CHANGES} and {*FULL.changed} <= {*SETTINGS}
+    assert max(FULL.snapshots) < FULL.steps and FULL.samples > 1
+
+
+def test_a_tiny_study_is_answered_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "models_at_hand", list)
+    said: list[str] = []
+    first = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
+    count = len(said)
+    again = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
+    assert len(said) == count == len(SETTINGS) + 1 and first.tables["layers"].equals(again.tables["layers"])
+    table = first.tables["layers"]
+    assert {*table["stage"]} == {"fresh", "trained"} and table["measured"].is_not_null().all()
+    assert first.figures[QUESTION.name].axes and len(first.comparisons) == len(QUESTION.hypotheses)
