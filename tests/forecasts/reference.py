@@ -23,7 +23,7 @@ def by_autograd(net: Transformer, X: Tensor, R: Tensor) -> Logs:
     states = list(module.states(X.clone().requires_grad_()))
     for state in states:
         state.retain_grad()
-    (module._now().finish(states[-1]) * R).sum().backward()
+    (module.current().finish(states[-1]) * R).sum().backward()
     logs: Logs = {"tokens": [_log10(_squares(state.grad)) for state in states]}
     for layer in range(net.arch.layers):
         squares: dict[str, float] = {}

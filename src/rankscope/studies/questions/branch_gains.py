@@ -222,7 +222,7 @@ def tolerance(noise: Sequence[float], accuracies: Sequence[float], chance: float
     Returns:
         The size; the largest if accuracy stays above halfway, and NaN if there was nothing to lose.
 
-    >>> tolerance([0, 1, 4], [0.9, 0.7, 0.3], 0.1), tolerance([0, 1], [0.9, 0.8], 0.1)
+    >>> round(tolerance([0, 1, 4], [1.0, 0.75, 0.25], 0.0), 6), tolerance([0, 1], [1.0, 0.75], 0.0)
     (2.0, 1)
     """
     target = chance + HALF * (accuracies[0] - chance)
