@@ -144,6 +144,7 @@ def test_changed_designs_are_trained_as_they_were_forecast(number: int) -> None:
         assert replace(again, task=plan.task) == replace(plan, remedies=list(plan.remedies))
 
 
+@pytest.mark.slow
 def test_the_worked_example_is_trained_as_it_is_forecast() -> None:
     plans = deep_post_norm.plans()
     assert {plan.arch.layers for plan in plans.values()} == {deep_post_norm.LAYERS, *deep_post_norm.SHALLOWER}
@@ -280,6 +281,7 @@ def test_a_collapse_is_seen_where_a_number_stays_beyond_all_healthy_ones(monkeyp
     assert Curve(steps, [1, 2, 3, None]).worst(1) == 3
 
 
+@pytest.mark.slow
 def test_the_depth_card_of_a_streamed_llama_is_measured(tmp_path: Path) -> None:
     numbers = depth_card.write_llama(tmp_path, depth_card.Shape(2, 16, 24, 4, 2, 60))
     assert numbers == 60 * 16 + 16 + 2 * (16 * 16 * 2 + 16 * 8 * 2 + 16 * 24 * 3 + 2 * 16)

@@ -157,6 +157,7 @@ def collapsing() -> Forecast:
     return forecast(own_gpt(layers=10, width=64, skips=False), inputs=batches(), loss=cross_entropy)
 
 
+@pytest.mark.slow
 def test_forecasts_order_a_healthy_and_a_collapsing_module(healthy: Forecast, collapsing: Forecast) -> None:
     assert healthy.probability > collapsing.probability + 0.3 and healthy.place < collapsing.place
     assert "Tokens become the same" in repr(collapsing) and "Tokens stay apart" in repr(healthy)

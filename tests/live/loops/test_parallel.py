@@ -88,6 +88,7 @@ def hold_watched(way: str, one: Path, two: Path) -> None:
         assert ((alone["value"] - ours["value"]).abs() <= 1e-9 * alone["value"].abs() + 1e-13).all()
 
 
+@pytest.mark.slow
 def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     """Heads and tokens that are split over two; and stages with blocks of their own."""
     (tmp_path / "1").mkdir()

@@ -18,6 +18,7 @@ DEPTH = 8
 MADE_UP = MixerSizes(tuple(MIXERS), DEPTH, 8, 2, 2, 2, 2, steps=2, batch=4)
 
 
+@pytest.mark.slow
 def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
     said: list[str] = []
     first = QUESTION.run(Setup(tmp_path, say=said.append), TINY)

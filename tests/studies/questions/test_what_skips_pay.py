@@ -29,6 +29,7 @@ MADE_UP = replace(TINY, multiples=(1, 4, 16), half_skips=(), tasks=("digits",))
 TUG, BOUND, MITIGATES, COSTS, SKIPS, TRAINING, STEPS = range(7)
 
 
+@pytest.mark.slow
 def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "MODELS", ("antiberty",))  # which is not on the path of tests
     if find_spec("antiberty") is not None:

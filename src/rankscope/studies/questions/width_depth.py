@@ -621,9 +621,10 @@ QUESTION = Question(
         "layers γ, β and the whole bound are computed, since norms of weights change with the width as 1/√d does."
     ),
     refuted_by=(
-        "Longer training or larger budgets, which move the best shape; rates beyond the grid, weights that start smaller "
-        "in deeper networks (here Xavier at every depth), or heads of one width (here four heads at every width); other initial weights, whose norms have another "
-        "slope in the width; trained weights, whose scores may follow the directions that tokens differ along."
+        "Longer training or larger budgets, which move the best shape; rates beyond the grid; weights that start "
+        "smaller in deeper networks (here Xavier at every depth); heads of one width (here four heads at every width); "
+        "other initial weights, whose norms have another slope in the width; trained weights, whose scores may follow "
+        "the directions that tokens differ along."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=300.0,
     caption="Medians over seeds, bands: their range. Grey: a guess by frequency, and the slope of the bound's 1/√d.",
