@@ -60,7 +60,8 @@ def test_padding_has_no_terms_and_changes_none() -> None:
 
 def walked(one: PathModel, length: int) -> Tensor:
     """Logits of all paths of a length, each walked alone by code of its own: attention and post-norms from formulas."""
-    state, heads = dict(one.net.named_parameters()), 2
+    heads = 2
+    state: dict[str, Tensor] = dict(one.net.named_parameters())
     X = F.layer_norm(F.embedding(SYMBOLS, one.embed.table), (8,), eps=one.net.arch.norm_eps)
     first, patterns, scales = X, [], []
     for layer in range(LAYERS):

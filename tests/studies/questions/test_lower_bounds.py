@@ -49,7 +49,7 @@ def off_mean(X: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_terms_are_those_of_a_block_written_out_by_hand(place: str) -> None:
-    arch = Architecture(layers=1, width=6, heads=2, norm_place=place, mlp_width=10, attention_skip=0.7, norm_eps=1e-3)
+    arch = Architecture(layers=1, width=6, heads=2, norm_place=place, mlp_width=10, attention_skip=0.7, norm_eps=1e-3)  # type: ignore[arg-type]
     net, X = perturbed(arch), tokens(5, 6)
     w = net.weights.layers[0]
 
@@ -63,11 +63,11 @@ def test_terms_are_those_of_a_block_written_out_by_hand(place: str) -> None:
         q, k, v = (linear(Y, part) for part in (w.attention.query, w.attention.key, w.attention.value))
         P = (torch.einsum("the,she->hts", q, k) / math.sqrt(3)).softmax(-1)
         patterns.append(P)
-        return torch.einsum("hts,she,hed->td", P, v, w.attention.output.weight) + w.attention.output.bias
+        return torch.einsum("hts,she,hed->td", P, v, w.attention.output.weight) + w.attention.output.bias  # type: ignore[operator]
 
     def mlp(Y: torch.Tensor) -> torch.Tensor:
         assert w.mlp is not None
-        return torch.nn.functional.gelu(Y @ w.mlp.up.weight + w.mlp.up.bias) @ w.mlp.down.weight + w.mlp.down.bias
+        return torch.nn.functional.gelu(Y @ w.mlp.up.weight + w.mlp.up.bias) @ w.mlp.down.weight + w.mlp.down.bias  # type: ignore[operator]
 
     patterns: list[torch.Tensor] = []
     (halves,) = half_terms(net, X)
@@ -100,7 +100,7 @@ def test_terms_are_those_of_a_block_written_out_by_hand(place: str) -> None:
         stretch = 1.0
         if place == "pre":
             sd = ((X - X.mean(-1, keepdim=True)).square().mean(-1) + 1e-3).sqrt()
-            stretch = float(weights.gain.abs().max() / sd.min())
+            stretch = float(weights.gain.abs().max() / sd.min())  # type: ignore[union-attr]
             ratio = float(off_mean(inside).norm() / R.norm())
             assert half.log_norm_before == pytest.approx(math.log(stretch / ratio))
         assert math.exp(half.log_reached) == pytest.approx(reached * stretch, rel=1e-9)
@@ -109,7 +109,7 @@ def test_terms_are_those_of_a_block_written_out_by_hand(place: str) -> None:
 
 @pytest.mark.parametrize(("place", "norm", "seed"), [*product(["pre", "post"], ["layer", "rms"], [0, 1])])
 def test_who_knows_more_proves_more_and_nobody_more_than_is_so(place: str, norm: str, seed: int) -> None:
-    arch = Architecture(layers=3, width=8, heads=2, norm=norm, norm_place=place, mask="causal", norm_eps=1e-2)
+    arch = Architecture(layers=3, width=8, heads=2, norm=norm, norm_place=place, mask="causal", norm_eps=1e-2)  # type: ignore[arg-type]
     net = perturbed(arch, seed)
     for half in (half for layer in half_terms(net, 2 * tokens(6, 8, seed)) for half in layer):
         rungs = [half.factors[name] for name in ("weights", "sizes", "direction")] + [half.log_growth]
@@ -246,7 +246,7 @@ def test_models_are_at_hand_only_where_they_can_be_loaded(monkeypatch: pytest.Mo
 def test_a_network_that_diverged_has_a_row_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     training = networks.training_of("pre", 1, NONE, 1e-3, TINY, [0])
     with torch.no_grad():
-        training.models[0].net.layers[0].mlp.down.weight.fill_(math.nan)
+        training.models[0].net.layers[0].mlp.down.weight.fill_(math.nan)  # type: ignore[union-attr,operator]
     (row,) = networks._read(training, ("pre", 1, NONE, 1e-3), 2, 1)
     assert math.isnan(row["loss"]) and "measured" not in row and row["layer"] == row["depth"] == 1
 
@@ -293,7 +293,7 @@ def made_tables(**trained: Any) -> dict[str, pl.DataFrame]:
             rows += rows_of(kind, "between", seed=seed, step=10) if kind == "pre" else []
             rows += rows_of(kind, "trained", seed=seed, **{"sizes": -3.0, **trained})
         bare = {"sizes": None, "direction": None}
-        rows += rows_of(SKIPLESS, "trained", seed=seed, **bare)
+        rows += rows_of(SKIPLESS, "trained", seed=seed, **bare)  # type: ignore[arg-type]
         rows += rows_of("pre", "trained", seed=seed, change=QUARTER, loss=2.01 + 0.01 * seed, sizes=-1.5)
         rows += rows_of("pre", "trained", seed=seed, change=ONE_LAYER, depth=1, loss=2.3, sizes=-1.5)
     rows += [*rows_of("at hand", "fresh"), *rows_of("at hand", "trained", **{"sizes": -math.inf, **trained})]

@@ -106,7 +106,7 @@ def test_a_readout_is_the_optimum_that_another_method_finds() -> None:
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
         value = F.cross_entropy(white @ B + b, labels) + RIDGE / 2 * B.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     optimizer.step(loss)

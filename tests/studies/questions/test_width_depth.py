@@ -66,7 +66,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
     for layers, width in distinct:
         losses = {rate: tuned.filter(layers=layers, width=width, rate=rate)["loss"].median() for rate in TINY.rates}
         chosen = shapes.filter(layers=layers, width=width, quantity=RATE)["value"][0]
-        assert losses[chosen] == min(losses.values())
+        assert losses[chosen] == min(losses.values())  # type: ignore[type-var]
 
 
 def test_the_loss_of_a_rate_is_that_of_its_training() -> None:
