@@ -390,6 +390,8 @@ def _sentence(evidence: Evidence) -> str:
         return "It cannot be told: no network learnt to use context."
     shares = {task: [evidence.share(task, SHARED, factor) for factor in ("length", "number")] for task in tasks}
     leads = {_leader(*found) for found in shares.values()}
+    if not all(all(found) for found in shares.values()):
+        return "It cannot be told: there are too few sets of equal numbers of every length."
     start = {"length": "Length", "number": "Number"}.get(leads.pop(), "It depends") if len(leads) == 1 else "It depends"
 
     def listed(length: int, number: str, reader: str = "head") -> str:
@@ -430,6 +432,8 @@ def _length_table(evidence: Evidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
     columns = [(reader, number) for number in (f"number {EQUAL}", "share", "all") for reader in READERS]
     columns += [(HALF_FIT, "all"), (BESIDE, "all")]
+    ends = {evidence.numbers()[0], evidence.numbers()[-1]} - {EQUAL} if evidence.numbers() else set()
+    columns = [*(("head", f"number {number}") for number in sorted(ends)), *columns]
     readers = READERS | {HALF_FIT: "refitted to half as many samples", BESIDE: "readout beside the token"}
     rows = []
     for task in evidence.sizes.tasks:
@@ -446,7 +450,8 @@ def _length_table(evidence: Evidence) -> PageTable:
 
 
 def _chosen(number: str) -> str:
-    return {"share": "a sixth of the length's", "all": "all of the length"}.get(number, f"{EQUAL} paths")
+    names = {"share": "a sixth of the length's", "all": "all of the length"}
+    return names.get(number, f"{number.removeprefix('number ')} paths")
 
 
 def _grid_table(evidence: Evidence) -> PageTable:
@@ -577,7 +582,8 @@ QUESTION = Question(
         "length 4 in six layers of two heads, so that 20 draws are all of the former and a twelfth of the latter."
     ),
     hypotheses=(
-        "At equal number (5 paths), accuracy falls with length: rank correlation of -0.7 or below, in every network.",
+        "At equal number (5 paths), accuracy falls with length: rank correlation of -0.7 or below, in every network "
+        "(guesses count as ties).",
         "At equal length, accuracy rises with the number of paths: rank correlation of at least 0.7, in every network.",
         "Length explains at least twice as much of the variance of logit accuracy as number does, in every network.",
         "At equal share (a sixth of all paths of the length), accuracy still falls with length: rank correlation of "
