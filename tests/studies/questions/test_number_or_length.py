@@ -18,7 +18,7 @@ from rankscope.paths.lengths import by_length
 from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions import number_or_length as study
 from rankscope.studies.questions.number_or_length import QUESTION, SetSizes
-from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, drawn_sets, evaluated_sets, set_sums
+from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SetReader, drawn_sets, evaluated_sets, set_sums
 from rankscope.studies.questions.readout import RIDGE, fitted_readout
 from rankscope.studies.questions.variance import grid_shares, on_grid, one_hot, r_squared, regression
 from rankscope.studies.study import Setup
@@ -245,14 +245,16 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
 
 
 def test_readouts_have_one_learning_curve_point(model: Model) -> None:
-    """The same accuracy from a readout that is fitted to the first half of the samples alone."""
-    data = PublishedSort(40, 12).data[1]
-    fit, test = data.part(slice(8)), data.part(slice(8, 12))
-    rows = pl.DataFrame(evaluated_sets(model, fit, test, (1,), 1), infer_schema_length=None)
-    fewer = pl.DataFrame(evaluated_sets(model, data.part(slice(4)), test, (1,), 1), infer_schema_length=None)
-    for length in range(3):
-        whole, half = (table.filter(kind=SHARED, length=length).row(-1, named=True) for table in (rows, fewer))
-        assert whole["half"] == half["refit"]
+    """Half of the samples give the accuracy of a reader that has no others."""
+    data = PublishedSort(40, 32).data[1]
+    Y = model.tokens(data.inputs) ** 2
+    few = torch.cat([torch.arange(8), torch.arange(16, 32)])
+    whole = SetReader(model, Y, data.part(slice(16)), data.part(slice(16, 32)))
+    half = SetReader(model, Y[few], data.part(slice(8)), data.part(slice(16, 32)))
+    assert whole.refitted(Y, share=0.5) == half.refitted(Y[few]) == half.read(Y[few][None])[0]["refit"]
+    other = torch.cat([Y[:8], Y[8:16].flip(-1), Y[16:]])  # what half of the samples are is not looked at
+    assert whole.refitted(other, share=0.5) == whole.refitted(Y, share=0.5)
+    assert whole.refitted(other) != whole.refitted(Y)
 
 
 def test_lengths_that_guess_have_no_order() -> None:

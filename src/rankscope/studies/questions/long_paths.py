@@ -507,8 +507,8 @@ def _control_table(table: pl.DataFrame, sizes: LengthSizes) -> PageTable:
         rows,
         "*Detached*: no gradient through attention and scales of norms, so that patterns stay nearly even as they were "
         "drawn: such networks cannot tell whether learnt patterns matter. *No skips*: every path of the network has "
-        f"the full length. *Rate x*: times the learning rate. *{REMEDY}* (attention less even attention, of which "
-        f"self-attention is then read), *{CONTRAST}*: remedies.",
+        f"the full length. *Rate x*: times the learning rate. *{REMEDY}* (attention less even attention; "
+        f"self-attention is read off that difference), *{CONTRAST}*: remedies.",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
@@ -25,8 +26,9 @@ HELD = 2000  # Held-out samples of sort and hull: enough to evaluate on some and
 TINY = 1e-17  # A relative residual below is written so
 
 
+@lru_cache(maxsize=8)
 def path_task(name: str, context: int, samples: int) -> Task:
-    """The task of a name.
+    """The task of a name; asked for again, it is the same object, which draws its samples once.
 
     Args:
         name: One of `TASKS`.

@@ -70,7 +70,8 @@ def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tu
     """The sum of the terms of each set's paths, for each kind of path.
 
     Scaled to equal RMS, a path's term is divided by its root mean square over the tokens of the samples `fit`, one
-    number for the path. Along a path of its own attention, a norm ends every layer: these terms have equal norms as they are.
+    number for the path. Along a path of its own attention, a norm ends every layer: these terms have equal norms as
+    they are.
     """
     paths = sorted({path for members in sets for path in members.paths}, key=str)
     at = {path: index for index, path in enumerate(paths)}
