@@ -248,7 +248,7 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     found = QUESTION.answer(made, SIZES)
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
     assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
-    assert "pre-norm the best remedy, valueresidual, does not beat the baseline" in found.sentence
+    assert "pre-norm tuning's best remedy, valueresidual, does not beat the baseline" in found.sentence
     assert "without skips, where the baseline learns nothing, neutreno gains +1.10" in found.sentence
     assert "a larger residual goes with a lower loss post-norm and without skips" in found.sentence
     assert QUESTION.draw(made, SIZES)[QUESTION.name].axes
@@ -272,7 +272,7 @@ def test_a_remedy_that_pays_with_no_larger_residual_does_not_pay_by_preventing_c
     every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
     found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, by_remedy(-1, -2, -1.5, -3, -4)), every), SIZES)
     assert found.sentence.startswith("A remedy pays, not by preventing collapse:")
-    assert "neutreno gains +0.90 nats, not by a larger residual;" in found.sentence
+    assert "neutreno gains +0.90 nats, no larger residual measured;" in found.sentence
     assert len(found.sentence.split()) <= 60
 
 
@@ -291,6 +291,10 @@ def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
     worse = pl.when(pl.col("remedy") == "neutreno").then(2.4).otherwise(pl.col("loss"))
     found = QUESTION.answer(made | {"tuning": made["tuning"].with_columns(loss=worse)}, SIZES)
     assert "valueresidual gains +0.80" in found.sentence and "neutreno" not in found.sentence
+    worse = pl.when(pl.col("remedy") == "gate").then(1.0).otherwise(pl.col("loss"))
+    runs = made["runs"].with_columns(loss=pl.when(pl.col("remedy") == "gate").then(2.9).otherwise(pl.col("loss")))
+    made |= {"tuning": made["tuning"].with_columns(loss=worse), "runs": runs}
+    assert QUESTION.answer(made, SIZES).sentence.startswith("Not told: ")
 
 
 def test_a_baseline_at_an_end_of_the_grid_is_not_said_to_learn_nothing() -> None:

@@ -241,7 +241,7 @@ def held(**how: Any) -> list[bool | None]:
 def test_every_hypothesis_holds_where_tables_say_so() -> None:
     answer = QUESTION.answer(tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
-    assert "1.0e-50" in answer.sentence and "right for 100% of the 20 of 20 draws" in answer.sentence
+    assert "1.0e-50" in answer.sentence and "right for 100% of the 20 decisive draws of 20" in answer.sentence
     assert len(answer.sentence.split()) <= 60 and "none of" in answer.sentence
     assert f"{len(QUICK.cases[:5]) * len(QUICK.gains) * 2} of" in QUESTION.answer(tables(life=99), QUICK).sentence
 
@@ -285,8 +285,8 @@ def test_values_that_no_float_holds_are_said_in_words() -> None:
     made = tables()
     deep = made["near"].with_columns(log10=pl.when("dropout").then(-0.5).otherwise(-2e14))
     sentence = QUESTION.answer(made | {"near": deep}, QUICK).sentence
-    assert "falls below anything a float can hold (10^(-2e14), in deviation arithmetic)" in sentence
-    assert len(sentence.split()) <= 66
+    assert "falls below anything a float can hold (10^(-2e14)) at layer" in sentence
+    assert len(sentence.split()) <= 61
 
 
 def test_what_cannot_be_told_is_said_so() -> None:

@@ -536,27 +536,32 @@ def _sentence(results: PayResults) -> str:
     known = [setting for setting in SETTINGS if results.complete(setting)]
     if not results.any_learns(known):
         return "Cannot be told: no network beats guessing, or no setting was trained with every remedy."
-    parts, pays, prevents = [], [], []
+    parts, pays, prevents, others = [], [], [], []
     for setting in known:
         name = results.best(setting)
         gain = spread(results.gains(setting, name), "+.2f")
         bases = [results.cell(setting, width, NONE) for width in results.sizes.widths]
         idle = not any(base is not None and base.learns(results.blind) for base in bases)
-        where = LABELS[setting] + (", where the baseline learns nothing," if idle else "")
+        end = any(base is not None and results.sizes.at_end(base.rate) for base in bases)
+        nothing = "learns nothing at an end of the grid" if end else "learns nothing"
+        where = LABELS[setting] + (f", where the baseline {nothing}," if idle else "")
+        won = results.winners_everywhere(setting)
         if not results.any_learns([setting]):
             parts.append(f"{LABELS[setting]} nothing learns")
-        elif name not in results.winners_everywhere(setting):
-            parts.append(f"{where} the best remedy, {name}, does not beat the baseline ({gain})")
+        elif name not in won:
+            others += won
+            but = f", only {_listed(won)}" if won else ""
+            parts.append(f"{where} tuning's best remedy, {name}, does not beat the baseline ({gain}){but}")
         else:
             less = results.less_collapsed(setting, name)
             more = name in results.winners_everywhere(setting, REPORTED, MORE)
             pays.append(setting)
             prevents += [setting] if less and more else []
-            but = "" if less and more else f", not over {EXTRA:g}× compute" if less else ", not by a larger residual"
+            but = "" if less and more else f", not over {EXTRA:g}× compute" if less else ", no larger residual measured"
             parts.append(f"{where} {name} gains {gain} nats{but}")
     start = "Yes" if prevents == known else "It depends on the network" if prevents else "No"
-    if pays and not prevents:
-        start = "A remedy pays, not by preventing collapse"
+    if not prevents and (pays or others):
+        start = "A remedy pays, not by preventing collapse" if pays else "Not told"
     met = {setting: {*_met(results, setting, "trained")} for setting in known}
     related = [setting for setting in known if met[setting] == {True}]
     goes = "in no setting does a larger residual go with a lower loss at both widths"

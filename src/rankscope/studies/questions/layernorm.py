@@ -185,16 +185,15 @@ def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes
     off = statistics.median(_last(near, sizes, mask="complete", norm="post", dropout=False))
     rows, (judged, _) = far.filter(what="life", mask="complete"), _judged(stable, sizes)
     left = int((rows["layer"] > sizes.far_depth).sum())
-    small = f"is {power(off)}" if off > FLOAT else (
-        f"falls below anything a float can hold (10^({off:.0e}), in deviation arithmetic)".replace("e+", "e")
-    )  # fmt: skip
+    small = f"is {power(off)}"
+    if off < FLOAT:
+        small = f"falls below anything a float can hold (10^({off:.0e}))".replace("e+", "e")
     right = f"right for {_right(judged):.0%}" if len(judged) else "not tried by any"
-    count = len(stable.filter(~BARRED))
     return (
         f"Because it only rescales averaged tokens: without skips, under a complete mask, relative mu {small} at layer "
-        f"{sizes.depth}; {left or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the growth "
-        "rate of small differences, predicts whether tokens stay apart with skips or MLPs: "
-        f"{right} of the {len(judged)} of {count} draws whose Λ is decisive."
+        f"{sizes.depth}; {left or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
+        "growth rate of small differences, predicts whether tokens stay apart with skips or MLPs: "
+        f"{right} of the {len(judged)} decisive draws of {len(stable.filter(~BARRED))}."
     )
 
 
@@ -319,6 +318,7 @@ def _near_table(near: pl.DataFrame, sizes: NormSizes) -> PageTable:
         f"Attention alone, {sizes.depth} layers, {sizes.tokens} tokens, width {sizes.width}: median (range) over seeds",
         ["mask", "norm", "|ν|", "factor a layer", "growth of the log", "relative mu, dropout off", "dropout on",
          "common share"], rows,
+        "Relative mu is read in deviation arithmetic with dropout off. "
         "|ν|: what theory says small differences are multiplied by in a layer. *Factor*: what they were multiplied by, "
         "over the second half of the layers. *Growth of the log* in the last layer: 1 is exponential, above it faster. "
         "*Relative mu* after the last layer, from random tokens; fresh masks in the last layer give equal tokens √p = "
