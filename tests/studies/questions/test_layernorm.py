@@ -93,7 +93,7 @@ def test_fresh_masks_give_equal_tokens_the_root_of_p() -> None:
     """Entries are kept with chance 1 - p and divided by it: variance x^2 p/(1-p), mean square x^2/(1-p)."""
     X = torch.randn(1, 1, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(1, 50, 4000)
     one, other = (Dropout.seeded(DROPOUT, k, "cpu")(X) for k in experiments.DROPOUT_SEEDS)
-    assert float(relative_mu(one)) == pytest.approx(math.sqrt(DROPOUT * 49 / 50), rel=0.01)
+    assert float(relative_mu(one)) == pytest.approx(math.sqrt(DROPOUT * 49 / 50), rel=0.03)
     assert experiments.common_share(one, other) == pytest.approx(0.0, abs=0.01)
 
 

@@ -11,8 +11,8 @@ differences and `C = ||1 x^T||` that of the common part, in Frobenius norms. A b
     steepest      log10 of the largest singular value of the MLP's Jacobian at one of these tokens
 
 so that `stream` below zero makes tokens more alike: with a skip, a branch that loses differences may yet leave most of
-them. All of them are read in deviation arithmetic, since
-a network without skips makes tokens equal to more digits than float64 has.
+them. All numbers are read in deviation arithmetic, since a network without skips makes tokens equal to more digits
+than float64 has.
 """
 
 import math

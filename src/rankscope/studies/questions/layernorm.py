@@ -10,9 +10,9 @@ token:
 lambda the Lyapunov exponent of the one-token network, nu the largest eigenvalue of P0 but the 1 of the common token.
 With linear values and a norm, one token follows a linear map on a sphere, which takes it to the direction that grows
 most: lambda <= 0 for almost every start. So Lambda <= ln|nu| < 0 whatever the values are, and under a complete mask nu
-= 0: tokens come together faster than exponentially. Only what makes lambda larger (an MLP), what leaves a token itself
-(a skip, with values that shrink what tokens have in common), or noise of each token's own (dropout) can hold them
-apart. `theory/transverse.py` computes Lambda of any network.
+= 0: tokens come together faster than exponentially. Only what makes lambda larger (an MLP), or what leaves a token
+itself (a skip, with values that shrink what tokens have in common) can hold them apart; dropout adds noise of each
+token's own, which is not what tokens differed by. `theory/transverse.py` computes Lambda of any network.
 
 **Far from it** scores differ. Let p be the mean cosine of two tokens, Y the mean of sum_j P_ij^2, and S that of sum_j
 P_ij P_kj for two queries i, k. After a head of random values and outputs
@@ -480,7 +480,7 @@ QUESTION = Question(
     title="Why does LayerNorm not stop collapse, and when does it?",
     why=(
         "Wu et al. (2024) prove that with LayerNorm equilibria of every rank exist, and show a plateau of attention "
-        "with LayerNorm that does not collapse. Here that plateau was found to belong to dropout, and those equilibria "
+        "with LayerNorm that does not collapse. Here that plateau was found to be noise of dropout, and those equilibria "
         "to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a layer at equal "
         "tokens says: without skips small differences are multiplied by |ν| times what the network does to one token, "
         "ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after linear values "
