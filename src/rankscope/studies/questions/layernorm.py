@@ -480,11 +480,11 @@ QUESTION = Question(
     title="Why does LayerNorm not stop collapse, and when does it?",
     why=(
         "Wu et al. (2024) prove that with LayerNorm equilibria of every rank exist, and show a plateau of attention "
-        "with LayerNorm that does not collapse. Here that plateau was found to be noise of dropout, and those equilibria "
-        "to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a layer at equal "
-        "tokens says: without skips small differences are multiplied by |ν| times what the network does to one token, "
-        "ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after linear values "
-        "cannot make the other factor larger than one."
+        "with LayerNorm that does not collapse. Here that plateau was found to be noise of dropout, and those "
+        "equilibria to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a "
+        "layer at equal tokens says: without skips small differences are multiplied by |ν| times what the network does "
+        "to one token, ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after "
+        "linear values cannot make the other factor larger than one."
     ),
     hypotheses=(
         "Near the collapsed state the norm changes nothing: without skips a complete mask brings tokens together "
