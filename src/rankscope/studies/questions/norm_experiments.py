@@ -126,8 +126,8 @@ def common_share(X: Float[Tensor, "1 token width"], Y: Float[Tensor, "1 token wi
     """The cosine of the differences between tokens in two passes: 1 if they are the same, about 0 if each pass has
     drawn its own.
 
-    >>> X = torch.tensor([[[1.0, 0.0], [3.0, 0.0]]])
-    >>> common_share(X, X + 5), common_share(X, X.flip(-1))
+    >>> X, Y = torch.tensor([[[1.0, 1.0], [3.0, 3.0]]]), torch.tensor([[[1.0, 3.0], [3.0, 1.0]]])
+    >>> common_share(X, X + 5), common_share(X, Y)
     (1.0, 0.0)
     """
     R, S = (states - states.mean(1, keepdim=True) for states in (X, Y))
