@@ -262,7 +262,7 @@ def _skip_numbers(evidence: Evidence) -> tuple[list[float], list[float], list[st
         if failed:
             texts.append(f"{TASKS[task]}: not learnt {' nor '.join(failed)} skips")
             continue
-        mine = evidence.against(task, *two.values(), "tolerance embedding")
+        mine = evidence.against(task, two["with"], two["without"], "tolerance embedding")
         grown = evidence.of(task, two["with"], "growth")
         ratios += mine
         growths += grown
