@@ -244,7 +244,7 @@ def _head_rows(training: Training, sizes: LengthSizes, quantity: str) -> Iterato
                 known = precise.terms(fit.inputs)
                 X, Y = (torch.stack([precise.readout(of, one) for one in ones]).flatten(1, 2) for of in (known, terms))
                 readout = fitted_readout(X, fit.labels.flatten(), task.interface.classes)
-                logits = [*readout.logits(Y).unflatten(1, test.labels.shape)]
+                logits = [*readout.logits(Y).view(len(Y), *test.labels.shape, -1)]
         if quantity == "own head":
             yield seed, "loss", None, float(task.loss(whole, test))
             yield seed, "accuracy", None, float(task.accuracy(whole, test))
