@@ -36,7 +36,8 @@ def model(lengths: tuple[float, ...], fields: dict[str, Any], remedy: str = "", 
 
 
 @pytest.mark.parametrize(
-    ("fields", "remedy"), [(ATTENTION, ""), (ATTENTION, "contranorm"), (ATTENTION, "shaped"), (WHOLE, "")]
+    ("fields", "remedy"),
+    [(ATTENTION, ""), (ATTENTION, "contranorm"), (ATTENTION, "shaped"), (ATTENTION, "centred"), (WHOLE, "")],
 )
 def test_terms_are_those_of_decompose(fields: dict[str, Any], remedy: str) -> None:
     one = model((1, 1, 1, 1), fields, remedy)

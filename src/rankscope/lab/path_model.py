@@ -1,12 +1,11 @@
 """`PathModel`: a network whose head reads only the sum of its paths of chosen lengths, to be trained on them.
 
-The terms are the theorem's (Dong et al. 2021, theorem 2.1): attention, the scales of norms and the gates of MLPs are
-those of the whole network on the same input, computed in the same pass. What a token is told comes along paths of
-the chosen lengths alone; who attends to whom is decided by the whole network. The sum is normalised before the head,
-as in figure 4 of the paper: a small term is not a small number by that alone.
+The head's input sums only paths of the chosen lengths. Attention patterns and LayerNorm scales come from the full
+forward pass. A LayerNorm follows, so a term's overall scale does not matter (Dong et al. 2021, theorem 2.1 and figure
+4). With P_h and W_h the pattern and the value-output weights of head h, the sum Y_l[k] of all paths of length k through
+l layers is `Y_l[k] = skip Y_{l-1}[k] + sum_h P_h Y_{l-1}[k-1] W_h`, up to the scales of norms.
 
-Gradients are those of this output, exactly: they go through the terms and through what is measured. With `detached`
-they go through the terms alone, so that queries and keys stay as they were drawn.
+Gradients are exact: they go through the terms, and through attention patterns and norm scales unless `detached`.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class PathModel(Model):
         seed: Decides embedding, positions and head.
         lengths: The weight of each length from 0 to the number of layers. They are a buffer, which may be changed
             between steps.
-        detached: No gradient goes through what is measured: attention, scales of norms, gates.
+        detached: Attention patterns and norm scales are detached; queries and keys get no gradient.
 
     Raises:
         LabError: There are not as many weights as lengths, or all are zero.

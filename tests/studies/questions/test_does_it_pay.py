@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from rankscope.remedies import REMEDIES
 from rankscope.studies.questions import does_it_pay as study
 from rankscope.studies.questions.does_it_pay import (
     COSTS,
+    FRESH_ROWS,
     FULL,
     HARMED,
     LONGER,
@@ -46,8 +47,11 @@ def test_sizes_are_those_that_the_question_asks_for() -> None:
     ratios = np.diff(np.log(FULL.rates))
     assert ratios.max() < 1.5 * ratios.min()  # A log grid
     for sizes in (QUICK, FULL):
-        assert {*sizes.remedies} <= {*REMEDIES} and len(sizes.conditions) <= study.MOST_EXACT
-        assert study.TUNING not in sizes.fresh_seeds
+        assert {*sizes.remedies} <= {*REMEDIES} and len(sizes.conditions("pre")) <= study.MOST_EXACT
+        tuning = range(study.TUNING, study.TUNING + sizes.tuning_seeds)
+        assert not {*sizes.fresh_seeds} & {*tuning, 0, 1, 2}  # Of those that chose rates, and remedies
+    assert "sqrtl" in FULL.conditions("post") and "sqrtl" not in FULL.conditions("no skips")
+    assert len(FULL.cells) == 2 * (7 + 7 + 6) == len({*FULL.cells})
 
 
 def test_operations_are_those_of_matrix_products() -> None:
@@ -56,7 +60,7 @@ def test_operations_are_those_of_matrix_products() -> None:
     sizes, d, n, layers = TINY, 8, 6, 2
     classes = sizes.trial("pre", d, NONE, 1e-3, 1, [0]).task.interface.classes
     forward = layers * (2 * n * 12 * d**2 + 4 * n * n * d) + 2 * n * d * classes
-    found = {name: study.operations(sizes.trial("pre", d, name, 1e-3, 1, [0])) for name in sizes.conditions}
+    found = {name: study.operations(sizes.trial("pre", d, name, 1e-3, 1, [0])) for name in sizes.conditions("pre")}
     assert found[NONE] == 3 * forward and found["neutreno"] == 3 * forward
     assert found["gate"] == 3 * (forward + layers * 2 * n * d**2)
     assert found["contranorm"] > found[NONE]
@@ -107,7 +111,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
         assert table.equals(again[name]) and (name == "times" or table.equals(elsewhere[name]))
     runs, tuning = first.tables["runs"], first.tables["tuning"]
     assert not {*tuning["seed"]} & {*runs["seed"]} and first.figures[QUESTION.name].axes
-    for setting, width, remedy in product(SETTINGS, SMALLEST.widths, SMALLEST.conditions):
+    for setting, width, remedy in SMALLEST.cells:
         rows = tuning.filter(setting=setting, width=width, remedy=remedy)
         mine = runs.filter(setting=setting, width=width, remedy=remedy)
         lowest = rows.filter(pl.col("loss") == rows["loss"].min())["rate"][0]
@@ -180,6 +184,24 @@ def test_a_remedy_beats_only_by_more_than_seeds_differ() -> None:
     assert not cell(2.0, 2.5).learns(2.8) and cell(2.0, 2.2).learns(2.8)
 
 
+def test_a_baseline_that_diverges_is_beaten_by_what_learns() -> None:
+    gone, once = cell(math.inf, math.inf), cell(2.5, math.inf)
+    assert (gone.range, once.range, cell(2.5, 2.75, math.inf).range) == (0.0, 0.0, 0.25)
+    assert cell(2.0, 2.1).beats(gone, BLIND) and cell(2.0, 2.1).beats(once, BLIND)
+    assert not gone.beats(gone, BLIND) and not cell(2.98, 2.98).beats(gone, BLIND)  # Neither of them learns
+    assert not cell(2.0, 2.6).beats(once, BLIND)  # The seed of the baseline that did not diverge is better
+
+
+def test_the_gradient_of_the_first_layer_is_that_of_autograd() -> None:
+    found = study.fresh_rows("no skips", 8, "gate", TINY)
+    training = TINY.trial("no skips", 8, "gate", 1e-3, 1, TINY.fresh_seeds).training()
+    batch, model = training.task.held_out(TINY.samples), training.models[1].double()
+    loss = training.task.loss(model(batch.inputs), batch)
+    grads = torch.autograd.grad(loss, [*model.net.layers[0].parameters()], allow_unused=True)
+    norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads if grad is not None))
+    assert found["gradient"][1] == pytest.approx(math.log10(norm)) and found["seed"].to_list() == [200, 201]
+
+
 SIZES = replace(QUICK, remedies=("neutreno", "valueresidual", "gate", "contranorm"))
 
 
@@ -188,30 +210,29 @@ def tables(
 ) -> dict[str, pl.DataFrame]:
     """Made-up tables: losses and log10 of residuals by setting and remedy, and losses after longer training."""
     runs, fresh, costs, tuning = [], [], [], []
-    for setting, width, remedy in product(SETTINGS, SIZES.widths, SIZES.conditions):
+    for setting, width, remedy in SIZES.cells:
         costs.append((setting, width, remedy, 100.0, BLIND))
         arms = {REPORTED: losses}
         arms |= {LONGER: longer} if width == SIZES.widths[0] else {}
         arms |= {MORE: losses} if remedy == NONE else {}
         for seed in (0, 1):
             left = residuals[setting][remedy]
-            fresh.append((setting, width, remedy, seed, left))
+            fresh.append((setting, width, remedy, seed, left, left))
             runs += [(arm, setting, width, remedy, 1e-2, 8, seed, by[setting][remedy] + 0.001 * seed, left)
                      for arm, by in arms.items()]  # fmt: skip
-        tuning += [(TUNED, setting, width, remedy, rate, 8, 100, losses[setting][remedy] + rate, None)
+        tuning += [(TUNED, setting, width, remedy, rate, 8, 100, losses[setting][remedy] + abs(rate - 1e-2), None)
                    for rate in SIZES.rates]  # fmt: skip
-    kinds = {name: ROWS[name] for name in ("setting", "width", "remedy", "seed", "residual")}
     return {
         "runs": pl.DataFrame(runs, schema=ROWS, orient="row"),
         "tuning": pl.DataFrame(tuning, schema=ROWS, orient="row"),
-        "fresh": pl.DataFrame(fresh, schema=kinds, orient="row"),
+        "fresh": pl.DataFrame(fresh, schema=FRESH_ROWS, orient="row"),
         "costs": pl.DataFrame(costs, schema=COSTS, orient="row"),
-        "times": pl.DataFrame([(name, 0, 1.0) for name in SIZES.conditions], schema=TIMES, orient="row"),
+        "times": pl.DataFrame([(name, 0, 1.0) for name in SIZES.conditions("pre")], schema=TIMES, orient="row"),
     }
 
 
 def by_remedy(*values: float) -> dict[str, float]:
-    return dict(zip(SIZES.conditions, values, strict=True))
+    return dict(zip(SIZES.conditions("pre"), values, strict=True))
 
 
 FALLEN = by_remedy(-9.0, -0.1, -0.2, -5.0, -7.0)
@@ -227,7 +248,7 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     found = QUESTION.answer(made, SIZES)
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
     assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
-    assert "pre-norm no remedy beats the baseline (best" in found.sentence
+    assert "pre-norm tuning's best remedy, valueresidual, does not beat the baseline" in found.sentence
     assert "without skips, where the baseline learns nothing, neutreno gains +1.10" in found.sentence
     assert "a larger residual goes with a lower loss post-norm and without skips" in found.sentence
     assert QUESTION.draw(made, SIZES)[QUESTION.name].axes
@@ -243,8 +264,45 @@ def test_the_answer_turns_where_a_tuned_baseline_is_as_good() -> None:
 def test_the_answer_turns_where_remedies_win_everywhere() -> None:
     every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
     found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, FALLEN), every), SIZES)
-    assert found.sentence.startswith("Yes:")
+    assert found.sentence.startswith("Yes:") and len(found.sentence.split()) <= 60
     assert found.verdicts[2].holds is False and found.verdicts[5].holds is False
+
+
+def test_a_remedy_that_pays_with_no_larger_residual_does_not_pay_by_preventing_collapse() -> None:
+    every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
+    found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, by_remedy(-1, -2, -1.5, -3, -4)), every), SIZES)
+    assert found.sentence.startswith("A remedy pays, not by preventing collapse:")
+    assert "neutreno gains +0.90 nats, no larger residual measured;" in found.sentence
+    assert len(found.sentence.split()) <= 60
+
+
+def test_a_remedy_that_more_compute_replaces_does_not_answer_yes() -> None:
+    every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
+    made = tables(every, dict.fromkeys(SETTINGS, FALLEN), every)
+    more = pl.when(pl.col("arm") == MORE).then(1.8).otherwise(pl.col("loss"))
+    found = QUESTION.answer(made | {"runs": made["runs"].with_columns(loss=more)}, SIZES)
+    assert found.sentence.startswith("A remedy pays, not") and "not over 1.5× compute" in found.sentence
+
+
+def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
+    """Of two remedies that win, that with the larger gain on reported seeds is the worse one on tuning seeds."""
+    every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
+    made = tables(every, dict.fromkeys(SETTINGS, FALLEN), every)
+    worse = pl.when(pl.col("remedy") == "neutreno").then(2.4).otherwise(pl.col("loss"))
+    found = QUESTION.answer(made | {"tuning": made["tuning"].with_columns(loss=worse)}, SIZES)
+    assert "valueresidual gains +0.80" in found.sentence and "neutreno" not in found.sentence
+    worse = pl.when(pl.col("remedy") == "gate").then(1.0).otherwise(pl.col("loss"))
+    runs = made["runs"].with_columns(loss=pl.when(pl.col("remedy") == "gate").then(2.9).otherwise(pl.col("loss")))
+    made |= {"tuning": made["tuning"].with_columns(loss=worse), "runs": runs}
+    assert QUESTION.answer(made, SIZES).sentence.startswith("Not told: ")
+
+
+def test_a_baseline_at_an_end_of_the_grid_is_not_said_to_learn_nothing() -> None:
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    for rate in (min(SIZES.rates), max(SIZES.rates)):
+        moved = pl.when(pl.col("remedy") == NONE).then(rate).otherwise(pl.col("rate"))
+        verdict = QUESTION.answer(made | {"runs": made["runs"].with_columns(rate=moved)}, SIZES).verdicts[0]
+        assert verdict.holds is None and "an end of the grid" in verdict.ours
 
 
 def test_longer_training_may_change_who_wins() -> None:
@@ -271,7 +329,7 @@ def test_nothing_is_said_where_nothing_learns_or_a_network_is_missing() -> None:
     none = dict.fromkeys(SETTINGS, by_remedy(*[BLIND] * 5))
     found = QUESTION.answer(tables(none, LEFT, none), SIZES)
     assert found.sentence.startswith("Cannot be told: no network beats guessing")
-    assert [found.verdicts[k].holds for k in (2, 3, 4, 5)] == [None] * 4
+    assert [found.verdicts[k].holds for k in (0, 2, 3, 4, 5, 6)] == [None] * 6
     made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
     runs = made["runs"].filter(~((pl.col("remedy") == "gate") & (pl.col("arm") == REPORTED)))
     partly = QUESTION.answer(made | {"runs": runs}, SIZES)

@@ -13,6 +13,7 @@ from rankscope.lab.tasks import NextCharacter, Sort
 from rankscope.lab.training import with_gains
 from rankscope.metrics import relative_mu
 from rankscope.nets import Transformer
+from rankscope.nets.dropout import Dropout
 from rankscope.studies.questions import layernorm as study
 from rankscope.studies.questions import norm_experiments as experiments
 from rankscope.studies.questions.layernorm import FULL, QUESTION, QUICK
@@ -26,7 +27,7 @@ from rankscope.studies.questions.norm_experiments import (
     random_tokens,
 )
 from rankscope.studies.study import Setup
-from rankscope.studies.wu2024.networks import MASKS
+from rankscope.studies.wu2024.networks import DROPOUT, MASKS
 from rankscope.theory.transverse import transverse_exponent, transverse_modes
 
 TINY = replace(
@@ -83,6 +84,23 @@ def test_near_the_collapsed_state_rates_are_as_in_theory() -> None:
     assert complete.filter(~pl.col("dropout"))["order"][0] == pytest.approx(3, abs=0.2)
     off, on = (complete.filter(dropout=flag, layer=5)["log10"][0] for flag in (False, True))
     assert off < -10 and on > -2
+    first, last = (complete.filter(dropout=True, layer=layer)["common"][0] for layer in (0, 5))
+    assert first > 0.6 and abs(last) < 0.5  # of the tokens' own differences; of the masks' noise
+    assert complete.filter(dropout=False)["common"].unique().to_list() == [1.0]
+
+
+def test_fresh_masks_give_equal_tokens_the_root_of_p() -> None:
+    """Entries are kept with chance 1 - p and divided by it: variance x^2 p/(1-p), mean square x^2/(1-p)."""
+    X = torch.randn(1, 1, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).expand(1, 50, 4000)
+    one, other = (Dropout.seeded(DROPOUT, k, "cpu")(X) for k in experiments.DROPOUT_SEEDS)
+    assert float(relative_mu(one)) == pytest.approx(math.sqrt(DROPOUT * 49 / 50), rel=0.03)
+    assert experiments.common_share(one, other) == pytest.approx(0.0, abs=0.01)
+
+
+def test_half_of_two_sums_is_common() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, *noise = torch.randn(3, 1, 50, 4000, generator=generator, dtype=torch.float64)
+    assert experiments.common_share(own + noise[0], own + noise[1]) == pytest.approx(0.5, abs=0.01)
 
 
 def test_scores_spread_by_the_gain() -> None:
@@ -184,12 +202,13 @@ def test_equal_tokens_can_know_which_labels_there_are() -> None:
 
 
 def tables(
-    order: float = 3.0, rate: float = math.log(0.5), noisy: float = -0.5, life: int = 9, right: bool = True,
-    learnt: bool = False, apart: float = -0.5, sizes: NormSizes = QUICK,
+    order: float = 3.0, rate: float = math.log(0.5), apart_by: float = 0.0, common: float = 0.9,
+    life: int = 9, right: bool = True, learnt: bool = False, apart: float = -0.5, sizes: NormSizes = QUICK,
 ) -> dict[str, pl.DataFrame]:  # fmt: skip
     near = [
         {"mask": mask, "norm": norm, "dropout": dropout, "seed": seed, "layer": layer,
-         "log10": noisy if dropout else -50.0, "rate": rate, "order": order, "predicted": math.log(0.5)}
+         "log10": -0.5 if dropout else -50.0, "common": common if dropout else 1.0,
+         "rate": rate + seed * apart_by, "order": order, "predicted": math.log(0.5)}
         for mask in MASKS for norm in experiments.NORMS for dropout in (False, True) for seed in (0, 1)
         for layer in (0, sizes.depth)
     ]  # fmt: skip
@@ -222,8 +241,8 @@ def held(**how: Any) -> list[bool | None]:
 def test_every_hypothesis_holds_where_tables_say_so() -> None:
     answer = QUESTION.answer(tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
-    assert "1.0e-50" in answer.sentence and "100% of draws" in answer.sentence
-    assert len(answer.sentence.split()) <= 65 and "none of" in answer.sentence
+    assert "1.0e-50" in answer.sentence and "right for 100% of the 20 decisive draws of 20" in answer.sentence
+    assert len(answer.sentence.split()) <= 60 and "none of" in answer.sentence
     assert f"{len(QUICK.cases[:5]) * len(QUICK.gains) * 2} of" in QUESTION.answer(tables(life=99), QUICK).sentence
 
 
@@ -233,11 +252,41 @@ def test_networks_that_learn_with_equal_tokens_have_not_left() -> None:
 
 def test_every_hypothesis_falls_by_its_own_numbers() -> None:
     assert held(order=1.1)[0] is False and held(rate=math.log(0.5) + 0.2)[0] is False
-    assert held(noisy=-4.0)[1] is False
+    assert held(rate=math.log(0.5) + 0.03)[0] is True and held(apart_by=0.06)[0] is None  # seeds differ by more
+    assert held(common=0.3)[1] is False
     assert held(life=QUICK.far_depth + 1)[2:4] == [False, False]
     assert held(life=5)[2:4] == [True, False]
     assert held(right=False)[4] is False
     assert held(learnt=True)[5] is False  # most of those that start collapsed learn, and end apart
+
+
+def test_a_rate_is_told_from_none_at_all() -> None:
+    """Where ln|nu| is small, differences that stay as they are do not pass for differences that shrink by |nu|."""
+    made = tables(rate=0.0)
+    slow = made["near"].with_columns(predicted=pl.lit(-0.04))
+    assert QUESTION.answer(made | {"near": slow}, QUICK).verdicts[0].holds is False
+    one_norm = pl.when(pl.col("norm") == "pre").then(math.log(0.5) + 0.2).otherwise(math.log(0.5))
+    mixed = made["near"].with_columns(rate=one_norm)
+    assert QUESTION.answer(made | {"near": mixed}, QUICK).verdicts[0].holds is False
+
+
+def test_a_criterion_must_be_right_on_either_side_without_draws_that_theory_settles() -> None:
+    made = tables()["stable"]
+    wrong = (pl.col("predicted") < 0) & (pl.col("family") == "values, skip, post-norm")
+    one_sided = made.with_columns(log10=pl.when(wrong).then(-1.0).otherwise("log10"))
+    verdict = study._stable_verdict(one_sided, QUICK)
+    assert verdict.holds is False and "held apart in 100.0% of 9 with Λ > 0" in verdict.ours
+    assert "collapsed in 72.7% of 11 with Λ < 0" in verdict.ours and "85.0% of the 20 of 20" in verdict.ours
+    settled = made.with_columns(log10=pl.when(study.BARRED).then(-1.0).otherwise("log10"))
+    assert study._stable_verdict(settled, QUICK).holds is False
+
+
+def test_values_that_no_float_holds_are_said_in_words() -> None:
+    made = tables()
+    deep = made["near"].with_columns(log10=pl.when("dropout").then(-0.5).otherwise(-2e14))
+    sentence = QUESTION.answer(made | {"near": deep}, QUICK).sentence
+    assert "falls below anything a float can hold (10^(-2e14)) at layer" in sentence
+    assert len(sentence.split()) <= 61
 
 
 def test_what_cannot_be_told_is_said_so() -> None:

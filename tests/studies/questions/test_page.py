@@ -93,6 +93,19 @@ def test_sizes_come_back_as_they_were(tmp_path: Path) -> None:
     assert more["command"] == "rankscope study coin --full" and more["full"]
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_sizes_that_the_command_would_not_run_at_any_more_are_said_to_be_earlier_ones(
+    tmp_path: Path, full: bool
+) -> None:
+    kept(tmp_path, full=full)
+    changed = replace(COIN, quick=CoinSizes(3, ("left",)), full=CoinSizes(7, ("left",)))
+    for question, earlier in ((COIN, False), (changed, True)):
+        write_pages(tmp_path / "docs", [question])
+        for name in ("coin", "index"):
+            text = (tmp_path / "docs" / f"{name}.md").read_text(encoding="utf-8")
+            assert ("sizes of an earlier version" in text) == earlier
+
+
 def test_a_quick_run_does_not_replace_a_full_one(tmp_path: Path) -> None:
     kept(tmp_path, full=True)
     with pytest.raises(StudyError, match="full size"):

@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_the_rate_with_the_lowest_loss_is_measured() -> None:
     kind = NetworkKind("size", 1.0, 4, 1.0, 8)
     sizes = replace(TINY, steps=20, seeds=1, batch=16)
     tables = {rate: networks.trained_kind("text", kind, replace(sizes, rates=(rate,))) for rate in (1e-9, 1e-2)}
+    assert not {*networks.TUNING_SEEDS} & {*range(FULL.seeds)}
     best = networks.trained_kind("text", kind, replace(sizes, rates=(1e-9, 1e-2)))
     assert best.equals(tables[1e-2]) and not best.equals(tables[1e-9])
     assert {"tolerance embedding", "tolerance gradient", "jacobian common", "accuracy"} <= {*best["quantity"]}
@@ -82,7 +84,7 @@ def test_a_model_that_is_not_at_hand_is_refused() -> None:
 @pytest.mark.parametrize("multiple", FULL.multiples)
 def test_at_equal_parameters_layers_have_about_as_many(multiple: int) -> None:
     def parameters(kind: NetworkKind) -> int:
-        net = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu").models[0].net
+        net = networks.kind_training("digits", kind, 1e-3, replace(FULL, layers=1), [0]).models[0].net
         return sum(weight.numel() for weight in net.layers.parameters())
 
     width = networks.equal_width(multiple, FULL)
@@ -93,7 +95,7 @@ def test_at_equal_parameters_layers_have_about_as_many(multiple: int) -> None:
 
 def test_mlps_of_every_size_start_equally_strong_and_a_gain_multiplies_them() -> None:
     def strength(kind: NetworkKind, quantity: str) -> float:
-        training = networks.kind_training("digits", kind, 1e-3, replace(FULL, seeds=1, layers=1), "cpu")
+        training = networks.kind_training("digits", kind, 1e-3, replace(FULL, layers=1), [0])
         X = torch.randn(4, 16, FULL.width, generator=torch.Generator().manual_seed(0))
         numbers = [n.value for n in branch_numbers(training.networks()[0], X)
                    if (n.part, n.quantity) == ("mlp", quantity)]  # fmt: skip
@@ -116,7 +118,7 @@ def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
     usual = {"accuracy": 0.8, "chance": 0.1, "residual": -2.0, "tolerance embedding": 1.0, "tolerance inputs": 1.0,
              "tolerance gradient": 0.2,
              "growth": 0.1, "jacobian differences": 0.0, "jacobian common": 0.0, "parameters": 1000.0}  # fmt: skip
-    inner = {"differences": -0.5, "common": 0.0, "bound": 1.0, "steepest": 0.5}
+    inner = {"differences": -0.5, "common": 0.0, "stream": -0.5, "bound": 1.0, "steepest": 0.5}
     rows = []
     for kind in networks.kinds(MADE_UP):
         for seed in range(MADE_UP.seeds):
@@ -132,10 +134,10 @@ def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
     for name in study.MODELS if models else ():
         for layer in range(1, 5):
             for part, sign in (("attention", -1), ("mlp", 1)):
-                numbers = {"differences": sign * 0.3, "common": 0.0, "bound": changes.get("model_bound", 2.0),
-                           "steepest": 1.0}  # fmt: skip
+                numbers = {"differences": 0.3, "common": 0.0, "stream": sign * 0.3,
+                           "bound": changes.get("model_bound", 2.0), "steepest": 1.0}  # fmt: skip
                 if layer in changes.get("against", ()):
-                    numbers["differences"] *= -1
+                    numbers["stream"] *= -1
                 layers += [(name, "texts", 0, layer, part, quantity, value) for quantity, value in numbers.items()]
         layers += [(name, "texts", 0, 0, "network", f"jacobian {part}", 0.0) for part in ("differences", "common")]
     return {
@@ -151,7 +153,7 @@ def verdicts(made: dict[str, pl.DataFrame]) -> list[bool | None]:
 def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
-    assert found.sentence.startswith("Skips pay no robustness: they tolerate 1.00 times the noise")
+    assert found.sentence.startswith("Skips pay no robustness: networks with skips tolerate 1.00 times the noise")
     assert "an MLP 16 times as large does not mitigate collapse" in found.sentence
     assert len(found.sentence.split()) <= 60
 
@@ -181,17 +183,20 @@ def test_prices_are_judged_by_noise() -> None:
     assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
-    assert QUESTION.answer(skips, MADE_UP).sentence.startswith("Skips pay much robustness: they tolerate 0.50")
+    assert QUESTION.answer(skips, MADE_UP).sentence.startswith(
+        "Skips pay much robustness: networks with skips tolerate 0.50"
+    )
     little = tables(tolerance_embedding={(0.0, 4): 1.2})
-    assert QUESTION.answer(little, MADE_UP).sentence.startswith("Skips pay little robustness: they tolerate 0.83")
+    sentence = QUESTION.answer(little, MADE_UP).sentence
+    assert sentence.startswith("Skips pay little robustness: networks with skips tolerate 0.83")
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 
 
 def test_training_pulls_harder_where_constants_grow_and_attention_falls() -> None:
-    harder = {"bound": {("mlp", 1.0): 1.3}, "differences": {("attention", 1.0): -0.7}}
+    harder = {"bound": {("mlp", 1.0): 1.3}, "stream": {("attention", 1.0): -0.7}}
     assert verdicts(tables(**harder))[TRAINING] is True  # type: ignore[arg-type]
-    softer = harder | {"differences": {("attention", 1.0): -0.3}}
+    softer = harder | {"stream": {("attention", 1.0): -0.3}}
     assert verdicts(tables(**softer))[TRAINING] is False  # type: ignore[arg-type]
 
 
@@ -202,3 +207,26 @@ def test_networks_that_did_not_learn_are_not_judged() -> None:
     assert [found.verdicts[k].holds for k in (MITIGATES, COSTS, SKIPS)] == [None, False, None]
     assert found.sentence.startswith("What skips pay cannot be told") and "cannot be judged" in found.sentence
     assert "nan" not in found.verdicts[SKIPS].ours and "not learnt" in found.verdicts[MITIGATES].ours
+
+
+def test_the_sentence_says_which_networks_did_not_learn() -> None:
+    for skip, said in ((1.0, "not learnt with skips"), (0.0, "not learnt without skips")):
+        found = QUESTION.answer(tables(accuracy={(skip, 4): 0.15}, growth={(1.0, 4): 0.5}), MADE_UP)
+        assert found.verdicts[SKIPS].holds is None and said in found.sentence and said in found.verdicts[SKIPS].ours
+
+
+def test_numbers_that_could_not_be_measured_leave_a_hypothesis_open() -> None:
+    gone = {(1.0, 16): math.nan}
+    for place, index in (("embedding", COSTS), ("gradient", STEPS)):
+        verdict = QUESTION.answer(tables(**{f"tolerance_{place}": gone}), MADE_UP).verdicts[index]  # type: ignore[arg-type]
+        assert verdict.holds is None and "nan" not in verdict.ours and "2 not measured" in verdict.ours
+    made = tables(residual={(0.0, 16): math.nan})
+    assert verdicts(made)[MITIGATES] is None and QUESTION.draw(made, MADE_UP)[QUESTION.name].axes
+    skips = QUESTION.answer(tables(tolerance_embedding={(0.0, 4): math.nan}, growth={(1.0, 4): 0.5}), MADE_UP)
+    assert skips.verdicts[SKIPS].holds is None and skips.sentence.startswith("What skips pay cannot be told")
+
+
+def test_steps_along_the_gradient_have_a_grid_of_their_own() -> None:
+    grid = networks.GRADIENT
+    assert grid[0] == 0 and grid[1] < 0.004 and grid[-1] == 1.6
+    assert [b / a for a, b in pairwise(grid[1:])] == pytest.approx([2.0] * (len(grid) - 2))

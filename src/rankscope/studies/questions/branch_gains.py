@@ -3,15 +3,16 @@
 Called by `what_skips_pay.py`. Tokens X `[n, d]` are `1 x^T + R`, x their mean: `D = ||R||` is the size of the
 differences and `C = ||1 x^T||` that of the common part, in Frobenius norms. A branch takes Z to F:
 
-    differences   log10 D(F) / D(Z)     what is left of differences, per unit that the branch was given
+    differences   log10 D(F) / D(Z)     size of token differences in the branch output over that in its input
     common        log10 C(F) / C(Z)     the same of the common part
     stream        log10 (D/C)(S) / (D/C)(X)   what the half block, S = w X + F(norm X), does to the ratio of both
     growth        log10 ||S|| / ||X||         how much longer tokens are after the sum
     bound         log10 Lip(act) ||W_1||_2 ||W_2||_2, of an MLP: no difference grows more
     steepest      log10 of the largest singular value of the MLP's Jacobian at one of these tokens
 
-so that `differences - common` below zero makes tokens more alike. All of them are read in deviation arithmetic, since
-a network without skips makes tokens equal to more digits than float64 has.
+so that `stream` below zero makes tokens more alike: with a skip, a branch that loses differences may yet leave most of
+them. All numbers are read in deviation arithmetic, since a network without skips makes tokens equal to more digits
+than float64 has.
 """
 
 import math
@@ -220,18 +221,16 @@ def tolerance(noise: Sequence[float], accuracies: Sequence[float], chance: float
         chance: The accuracy of guessing.
 
     Returns:
-        The size; the largest if accuracy stays above halfway, and NaN if there was nothing to lose.
+        The size; NaN if there was nothing to lose, or halfway is not reached between two sizes above 0.
 
     >>> round(tolerance([0, 1, 4], [1.0, 0.75, 0.25], 0.0), 6), tolerance([0, 1], [1.0, 0.75], 0.0)
-    (2.0, 1)
+    (2.0, nan)
     """
     target = chance + HALF * (accuracies[0] - chance)
-    if accuracies[0] <= chance:
+    if accuracies[0] <= chance or accuracies[1] < target:  # between no noise and the first size, nothing is known
         return math.nan
-    for k in range(1, len(noise)):
+    for k in range(2, len(noise)):
         if accuracies[k] <= target:
-            if k == 1:  # the line through no noise, which has no logarithm
-                return noise[1] * (accuracies[0] - target) / (accuracies[0] - accuracies[1])
             share = (accuracies[k - 1] - target) / (accuracies[k - 1] - accuracies[k])
             return math.exp((1 - share) * math.log(noise[k - 1]) + share * math.log(noise[k]))
-    return noise[-1]
+    return math.nan

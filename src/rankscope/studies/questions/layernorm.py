@@ -10,17 +10,17 @@ token:
 lambda the Lyapunov exponent of the one-token network, nu the largest eigenvalue of P0 but the 1 of the common token.
 With linear values and a norm, one token follows a linear map on a sphere, which takes it to the direction that grows
 most: lambda <= 0 for almost every start. So Lambda <= ln|nu| < 0 whatever the values are, and under a complete mask nu
-= 0: tokens come together faster than exponentially. Only what makes lambda larger (an MLP), what leaves a token itself
-(a skip, with values that shrink what tokens have in common), or noise of each token's own (dropout) can hold them
-apart. `theory/transverse.py` computes Lambda of any network.
+= 0: tokens come together faster than exponentially. Only what makes lambda larger (an MLP), or what leaves a token
+itself (a skip, with values that shrink what tokens have in common) can hold them apart; dropout adds noise of each
+token's own, which is not what tokens differed by. `theory/transverse.py` computes Lambda of any network.
 
 **Far from it** scores differ. Let p be the mean cosine of two tokens, Y the mean of sum_j P_ij^2, and S that of sum_j
 P_ij P_kj for two queries i, k. After a head of random values and outputs
 
     p' = (S + (1 - S) p) / (Y + (1 - Y) p)  >  p    for every p < 1,  since  0 < S <= Y <= 1:
 
-cosines only rise. However sharp attention is, equal tokens are the only rest; S, at least 1/N, says how long it takes
-(`forecasts/mean_field.py` follows the covariance of tokens, with queries and keys drawn from it).
+cosines only rise. However sharp attention is, all tokens equal is the only fixed point; S, at least 1/N, says how long
+it takes (`forecasts/mean_field.py` follows the covariance of tokens, with queries and keys drawn from it).
 """
 
 import math
@@ -35,10 +35,12 @@ from rankscope.figures.text import power
 from rankscope.studies.questions.norm_experiments import (
     CASE,
     CHAOTIC,
+    DROPOUT_SEEDS,
     FAMILIES,
     HELD,
     NO_SKIP,
     NOISE,
+    NOISE_SEED,
     NORMS,
     TASKS,
     NormSizes,
@@ -59,13 +61,15 @@ if TYPE_CHECKING:
 
 SLOW = ("causal", "window ±1")  # Masks whose rate settles within so many layers: P0 of the uni-directional is defective
 FASTER = 1.5  # By which the log of the residual grows in a layer, at least, where collapse is faster than exponential
-SAME_RATE = 0.05  # A measured rate so near to the predicted one, natural log a layer, is taken for the same
+SAME_RATE = 0.05  # A measured rate so near to ln|nu|, natural log a layer, and within half of it, is the same
+OWN = 0.5  # The share of differences, squared, common to two draws of dropout, from which on they are the tokens' own
 FALLEN = -3.0  # log10 of relative mu below which a training starts collapsed
 FACTOR = 1.5  # How far a measured lifetime may be from the predicted one
 DECIDED = 6.0  # |Lambda| times the depth of a draw, in nats, from which on it decides within that depth
 RIGHT = 0.9  # The share of draws that a rule must be right for
 LEARNT = 0.3  # Nats below the best that equal tokens allow, from which on a network has learnt
 FEWEST = 5  # Networks that start collapsed, from which on trainings are judged
+FLOAT = -323.0  # log10 of what float64 can hold at least
 LOWEST_DRAWN = -16.0  # log10 at which smaller values are drawn
 
 QUICK = NormSizes(
@@ -117,10 +121,10 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
     }
     return {
         "near": setup.cached_parts(near, depth=sizes.depth, width=sizes.width, tokens=sizes.tokens, heads=sizes.heads,
-                                   seeds=sizes.seeds),
+                                   seeds=sizes.seeds, dropout_seeds=DROPOUT_SEEDS),
         "far": setup.cached_parts(far, gains=sizes.gains, depth=sizes.far_depth, draws=sizes.draws),
         "stable": setup.cached_parts(stable, depth=sizes.stable_depth, width=sizes.stable_width, noise=NOISE,
-                                     tokens=sizes.stable_tokens, seeds=sizes.stable_seeds),
+                                     noise_seed=NOISE_SEED, tokens=sizes.stable_tokens, seeds=sizes.stable_seeds),
         "built": setup.cached_parts(built, starts=sizes.constructed_starts),
         "trained": setup.cached_parts(trained, width=sizes.train_width, context=sizes.context, batch=sizes.batch,
                                       heads=sizes.heads, steps=sizes.steps, lr=sizes.lr, seeds=sizes.train_seeds),
@@ -169,21 +173,27 @@ def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
         "Rates are now read from nearly equal tokens and compared by a distance, not by a share (under a window |ν| is "
         "so near to one that no share of its log can be resolved). What a network has learnt is counted from the best "
         "that equal tokens allow: in sorting they can still know which symbols there are.",
+        "Changed once a full run was seen: dropout was expected to hold tokens apart, by relative mu alone, which "
+        f"fresh masks in the last layer give even to equal tokens (√p = {math.sqrt(DROPOUT):.2f} at p = {DROPOUT:g}); "
+        "the share of differences that two draws of masks have in common is judged instead. Rates are judged norm by "
+        "norm and within half of ln|ν|, and Λ on either side, without draws that theory settles.",
     ]
     return StudyAnswer(_sentence(near, far, stable, sizes), verdicts, evidence, notes)
 
 
 def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes: NormSizes) -> str:
-    off, on = (_last(near, sizes, mask="complete", norm="post", dropout=dropout) for dropout in (False, True))
-    rows, judged = far.filter(what="life", mask="complete"), _judged(stable, sizes)
+    off = statistics.median(_last(near, sizes, mask="complete", norm="post", dropout=False))
+    rows, (judged, _) = far.filter(what="life", mask="complete"), _judged(stable, sizes)
     left = int((rows["layer"] > sizes.far_depth).sum())
-    right = f"{_right(judged):.0%}" if len(judged) else "none"
+    small = f"is {power(off)}"
+    if off < FLOAT:
+        small = f"falls below anything a float can hold (10^({off:.0e}))".replace("e+", "e")
+    right = f"right for {_right(judged):.0%}" if len(judged) else "not tried by any"
     return (
-        "Because it rescales tokens that averaging has already brought together: without skips, under a complete mask, "
-        f"relative mu is {power(statistics.median(off))} at layer {sizes.depth} ({power(statistics.median(on))} with "
-        f"dropout), and {left or 'none'} of {len(rows)} draws, however sharp their attention, lasts {sizes.far_depth} "
-        f"layers. Where skips or MLPs hold tokens apart a linear criterion foretells, right for {right} of "
-        "draws."
+        f"Because it only rescales averaged tokens: without skips, under a complete mask, relative mu {small} at layer "
+        f"{sizes.depth}; {left or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
+        "growth rate of small differences, predicts whether tokens stay apart with skips or MLPs: "
+        f"{right} of the {len(judged)} decisive draws of {len(stable.filter(~BARRED))}."
     )
 
 
@@ -200,21 +210,31 @@ def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
 def _near_verdict(near: pl.DataFrame) -> HypothesisVerdict:
     draws = _per_draw(near).with_columns(apart=pl.col("rate") - pl.col("predicted"))
     orders = draws.filter(mask="complete")["order"].to_list()
-    apart = {mask: draws.filter(mask=mask)["apart"].to_list() for mask in SLOW}
-    if not orders or not all(apart.values()):
+    parts = {(mask, norm): draws.filter(mask=mask, norm=norm) for mask, norm in product(SLOW, NORMS)}
+    if not orders or not all(map(len, parts.values())):
         return HypothesisVerdict("not measured", None)
-    shown = "; ".join(f"{mask}: {spread(values, '+.3f')}" for mask, values in apart.items())
-    ours = f"complete: the log grows ×{spread(orders, '.2f')} a layer; measured rate less ln|ν|: {shown}"
-    same = all(abs(statistics.median(values)) <= SAME_RATE for values in apart.values())
-    return HypothesisVerdict(ours, min(orders) >= FASTER and same)
+    texts, found = [], [min(orders) >= FASTER]
+    for (mask, norm), part in parts.items():
+        values, near_enough = part["apart"].to_list(), min(SAME_RATE, abs(part["predicted"][0]) / 2)
+        texts.append(f"{mask}, {norm}: {spread(values, '+.3f')} (±{near_enough:.3f})")
+        sure = max(values) - min(values) <= near_enough
+        found.append(abs(statistics.median(values)) <= near_enough if sure else None)
+    ours = f"complete: the log grows ×{spread(orders, '.2f')} a layer; measured rate less ln|ν|, by mask and norm: "
+    return HypothesisVerdict(ours + "; ".join(texts), False if False in found else None if None in found else True)
 
 
 def _dropout_verdict(near: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
-    ends = {norm: _last(near, sizes, norm=norm, dropout=True) for norm in NORMS}
-    if not all(ends.values()):
+    """Whether differences that are seen with dropout are the tokens' own: common to passes with other masks."""
+    ends = near.filter(pl.col("dropout") & (pl.col("layer") == sizes.depth))
+    if not len(ends):
         return HypothesisVerdict("not measured", None)
-    ours = "; ".join(f"{norm}: {spread_of_logs(values)}" for norm, values in ends.items())
-    return HypothesisVerdict(f"with dropout, by norm: {ours}", min(map(min, ends.values())) > HELD)
+    by_norm = {norm: ends.filter(norm=norm) for norm in NORMS}
+    ours = "; ".join(
+        f"{norm}: {spread(part['common'].to_list(), '.2f')} of relative mu {spread_of_logs(part['log10'].to_list())}"
+        for norm, part in by_norm.items()
+    )
+    ours += f"; fresh masks alone, on equal tokens: relative mu √p = {math.sqrt(DROPOUT):.2f}"
+    return HypothesisVerdict(f"common share, by norm: {ours}", float(ends["common"].min()) >= OWN)  # type: ignore[arg-type]
 
 
 def _no_basin_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
@@ -239,10 +259,16 @@ def _lifetime_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     return HypothesisVerdict(ours, inside >= RIGHT * len(ratios))
 
 
-def _judged(stable: pl.DataFrame, sizes: NormSizes) -> pl.DataFrame:
-    """Draws whose exponent decides within their depth, with whether they were held apart and were foretold to be."""
+BARRED = (pl.col("family") == NO_SKIP) | ((pl.col("family") == CHAOTIC) & (pl.col("mask") == "complete"))
+"""Draws that theory settles: nothing holds tokens apart in them."""
+
+
+def _judged(stable: pl.DataFrame, sizes: NormSizes) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Draws whose exponent decides within their depth, with whether they were held apart and were foretold to be:
+    (those that may be either, those that theory settles)."""
     sure = stable.filter(pl.col("predicted").abs() * sizes.stable_depth >= DECIDED)
-    return sure.with_columns(held=pl.col("log10") > HELD, foretold=pl.col("predicted") > 0)
+    sure = sure.with_columns(held=pl.col("log10") > HELD, foretold=pl.col("predicted") > 0)
+    return sure.filter(~BARRED), sure.filter(BARRED)
 
 
 def _right(judged: pl.DataFrame) -> float:
@@ -251,16 +277,17 @@ def _right(judged: pl.DataFrame) -> float:
 
 
 def _stable_verdict(stable: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
-    judged = _judged(stable, sizes)
-    if not len(judged) or judged["foretold"].n_unique() < 2:
+    judged, barred = _judged(stable, sizes)
+    sides = [judged.filter(foretold=side) for side in (True, False)]
+    if not all(map(len, sides)):
         return HypothesisVerdict("no draws on both sides of the boundary", None)
-    barred = judged.filter(
-        (pl.col("family") == NO_SKIP) | ((pl.col("family") == CHAOTIC) & (pl.col("mask") == "complete"))
+    shares, held = [*map(_right, sides)], int(barred["held"].sum())
+    ours = (
+        f"fate foretold in {_right(judged):.1%} of the {len(judged)} of {len(stable.filter(~BARRED))} draws whose Λ is "
+        f"decisive: held apart in {shares[0]:.1%} of {len(sides[0])} with Λ > 0, collapsed in {shares[1]:.1%} of "
+        f"{len(sides[1])} with Λ < 0; held apart where nothing should: {held} of {len(barred)}"
     )
-    held = int(barred["held"].sum())
-    ours = f"fate foretold in {_right(judged):.1%} of {len(judged)} draws; held apart where nothing should: "
-    ours += f"{held} of {len(barred)}"
-    return HypothesisVerdict(ours, _right(judged) >= RIGHT and held == 0)
+    return HypothesisVerdict(ours, min(shares) >= RIGHT and held == 0)
 
 
 def _trained_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
@@ -281,17 +308,22 @@ def _near_table(near: pl.DataFrame, sizes: NormSizes) -> PageTable:
     for mask, norm in product(MASKS, NORMS):
         draws = _per_draw(near).filter(mask=mask, norm=norm)
         ends = [_last(near, sizes, mask=mask, norm=norm, dropout=dropout) for dropout in (False, True)]
+        common = near.filter(pl.col("layer") == sizes.depth, mask=mask, norm=norm, dropout=True)["common"].to_list()
         factors = [math.exp(rate) for rate in draws["rate"]]
         rows.append([
             mask, norm, *(f"{math.exp(value):.3f}" for value in draws["predicted"][:1]), spread(factors, ".3f"),
-            spread(draws["order"].to_list(), ".2f"), *map(spread_of_logs, ends),
+            spread(draws["order"].to_list(), ".2f"), *map(spread_of_logs, ends), spread(common, ".2f"),
         ])  # fmt: skip
     return PageTable(
         f"Attention alone, {sizes.depth} layers, {sizes.tokens} tokens, width {sizes.width}: median (range) over seeds",
-        ["mask", "norm", "|ν|", "factor a layer", "growth of the log", "relative mu, dropout off", "dropout on"], rows,
+        ["mask", "norm", "|ν|", "factor a layer", "growth of the log", "relative mu, dropout off", "dropout on",
+         "common share"], rows,
+        "Relative mu is read in deviation arithmetic with dropout off. "
         "|ν|: what theory says small differences are multiplied by in a layer. *Factor*: what they were multiplied by, "
         "over the second half of the layers. *Growth of the log* in the last layer: 1 is exponential, above it faster. "
-        "*Relative mu* after the last layer, from random tokens.",
+        "*Relative mu* after the last layer, from random tokens; fresh masks in the last layer give equal tokens √p = "
+        f"{math.sqrt(DROPOUT):.2f}. *Common share*: of differences with dropout, squared, what two draws of masks "
+        "agree on; the rest is the masks' own noise.",
     )  # fmt: skip
 
 
@@ -311,7 +343,7 @@ def _far_table(far: pl.DataFrame, sizes: NormSizes) -> PageTable:
         rows.append([*(f"{value:g}" if isinstance(value, float) else str(value) for value in case), *cells])
     return PageTable(
         "LayerNorm, no skip: layers until tokens have collapsed, median (range) over draws / predicted",
-        [*CASE[:3], "1 − cosine at the start", "mask", "weights", *(f"gain {gain:g}" for gain in gains)], rows,
+        [*CASE[:3], "1 − cosine at the start", "mask", "initialisation", *(f"gain {gain:g}" for gain in gains)], rows,
         f"Gain: spread of scores. Collapsed: relative mu below {10**HELD:g}; {sizes.far_depth + 1} means not within "
         f"{sizes.far_depth} layers. Predicted: mean-field theory, which knows the gain, the mask, and the numbers of "
         "tokens and heads.",
@@ -326,7 +358,7 @@ def _stable_table(stable: pl.DataFrame, sizes: NormSizes) -> PageTable:
             f"{a:g}: {statistics.median(draws['predicted']):+.2f}, {float((draws['log10'] > HELD).mean()):.0%}"  # type: ignore[arg-type]
             for (a,), draws in part.sort("a", "seed").group_by(["a"], maintain_order=True)
         ]
-        judged = _judged(part, sizes)
+        judged = pl.concat(_judged(part, sizes))
         rows.append([family, mask, "; ".join(cells), f"{_right(judged):.0%} of {len(judged)}" if len(judged) else "–"])
     return PageTable(
         "Is the collapsed state stable? For each strength a: predicted exponent Λ (median), share of draws held apart",
@@ -448,36 +480,38 @@ QUESTION = Question(
     title="Why does LayerNorm not stop collapse, and when does it?",
     why=(
         "Wu et al. (2024) prove that with LayerNorm equilibria of every rank exist, and show a plateau of attention "
-        "with LayerNorm that does not collapse. Here that plateau was found to belong to dropout, and those equilibria "
-        "to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a layer at equal "
-        "tokens says: without skips small differences are multiplied by |ν| times what the network does to one token, "
-        "ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after linear values "
-        "cannot make the other factor larger than one."
+        "with LayerNorm that does not collapse. Here that plateau was found to be noise of dropout, and those "
+        "equilibria to be mostly unstable. What is missing is why, and where the boundary is. The derivative of a "
+        "layer at equal tokens says: without skips small differences are multiplied by |ν| times what the network does "
+        "to one token, ν the second eigenvalue of the row-normalised mask (0 if the mask is complete). A norm after "
+        "linear values cannot make the other factor larger than one."
     ),
     hypotheses=(
         "Near the collapsed state the norm changes nothing: without skips a complete mask brings tokens together "
         f"faster than exponentially with every seed (the log grows by ×{FASTER} a layer or more), a causal or window "
-        f"mask by |ν| a layer (median rate within {SAME_RATE} of ln|ν|), without a norm and with one before or after.",
-        f"Dropout of {DROPOUT} holds tokens apart (relative mu above {10**HELD:g}) at full depth under every mask, "
-        "with and without norms.",
+        f"mask by |ν| a layer (median rate within {SAME_RATE} and half of ln|ν| of it), without a norm and with one "
+        "before or after.",
+        f"Dropout of {DROPOUT} holds tokens' own differences apart: at full depth, under every mask, with and without "
+        f"norms, at least {OWN:.0%} of the squared differences are common to passes with other masks.",
         "Random weights have no basin of non-collapse: under a complete mask every draw collapses, whatever the spread "
         "of scores, the number of tokens, the width and the number of heads.",
         f"How long it takes is what mean-field theory says: the median lifetime is within a factor of {FACTOR:g} of it "
         f"in {RIGHT:.0%} of all cases.",
-        f"The linear criterion Λ > 0 tells the fate of {RIGHT:.0%} of all draws where |Λ| × depth ≥ {DECIDED:g}; "
+        f"The sign of Λ tells the fate of {RIGHT:.0%} of draws on either side where |Λ| × depth ≥ {DECIDED:g}; "
         "without skips no value matrix (whatever its sign) holds tokens apart, and under a complete mask no MLP does.",
-        f"Training does not lead out: of networks without skips that start collapsed (below {10**FALLEN:g}) at most "
-        f"{1 - RIGHT:.0%} learn (by {LEARNT} nats) and end apart.",
+        f"Training does not rescue a network that starts collapsed: without skips, of those that start so (below "
+        f"{10**FALLEN:g}) at most {1 - RIGHT:.0%} learn (by {LEARNT} nats) and end apart.",
     ),
     method=(
         "*Near*: attention alone (Xavier weights, other ones in each layer), no norm, norm before or after attention, "
         "four masks. Rates are read from tokens that differ by 1e-6 of their size, curves from random tokens; relative "
-        "mu (‖X − mean‖ / ‖X‖) in deviation arithmetic with dropout off, in float64 with dropout on.\n\n*Far*: the "
-        "same with LayerNorm. Queries are multiplied by a gain, which is the standard deviation of scores of "
-        "normalised tokens; counted are the layers until relative mu is below 0.01. Tokens start at random, or with a "
-        "cosine near one. Theory (`mean_field`) follows the covariance of tokens and draws queries and keys from "
-        "it.\n\n*Criterion*: families of networks with a strength a: values a·1 + noise with and without a skip, "
-        "pre-norm, post-norm, no norm; an MLP (tanh) whose first matrix is multiplied by a, no skips. "
+        "mu (‖X − mean‖ / ‖X‖) in deviation arithmetic with dropout off, in float64 with dropout on, where "
+        "two passes draw masks of their own: the cosine of their differences is the share that is not the masks' "
+        "noise.\n\n*Far*: the same with LayerNorm. Queries are multiplied by a gain, which is the standard deviation "
+        "of scores of normalised tokens; counted are the layers until relative mu is below 0.01. Tokens start at "
+        "random, or with a cosine near one. Theory (`mean_field`) follows the covariance of tokens and draws queries "
+        "and keys from it.\n\n*Criterion*: families of networks with a strength a: values a·1 + noise with and without "
+        "a skip, pre-norm, post-norm, no norm; an MLP (tanh) whose first matrix is multiplied by a, no skips. "
         "`transverse_exponent` gives Λ at the mean of the tokens; the tokens themselves are random, far from equal, "
         "and followed to the last layer.\n\n*Trained*: sorting (complete mask, post-norm, attention alone) and next "
         "characters (causal, pre-norm, with MLPs), without skips, the same with dropout in training, and with skips as "

@@ -21,9 +21,10 @@ from rankscope.lab.training import with_gains
 from rankscope.lab.trial import free_memory, train_until
 from rankscope.metrics import relative_mu
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.profiles import measure
 from rankscope.shapes import Float
-from rankscope.studies.wu2024.networks import MASKS, in_training
+from rankscope.studies.wu2024.networks import DROPOUT, MASKS, in_training
 from rankscope.theory.transverse import slope, transverse_exponent, transverse_modes
 
 NORMS: dict[str, dict[str, str]] = {
@@ -31,6 +32,8 @@ NORMS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 HELD = -2.0  # log10 of relative mu above which tokens are apart, and below which they have collapsed
 NOISE = 0.5  # Of values that are a multiple of the identity otherwise: standard deviation times sqrt(width)
+NOISE_SEED = 20_000  # Added to a network's seed: its own weights and tokens are drawn from others
+DROPOUT_SEEDS = (0, 1)  # Of two passes with masks of their own
 NEAR_START = 1e-12  # 1 - cosine of tokens that begin near the collapsed state
 NO_SKIP, CHAOTIC = "values, no skip", "MLP, no skips"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -91,27 +94,44 @@ def random_tokens(tokens: int, width: int, seed: int, start: float = 1.0) -> Flo
 
 
 def near_rows(mask: str, norm: str, sizes: NormSizes) -> pl.DataFrame:
-    """log10 of relative mu by layer from random tokens, with dropout off (deviation arithmetic) and on. From tokens
-    that are all but equal: the rate of the second half of the layers (natural log a layer), and by which factor the log
-    grows in the last layer; beside them ln|nu|."""
+    """log10 of relative mu by layer from random tokens, with dropout off (deviation arithmetic) and on, and which share
+    of differences is common to two passes (1 with dropout off: they are the same). From tokens that are all but equal:
+    the rate of the second half of the layers (natural log a layer), and by which factor the log grows in the last
+    layer; beside them ln|nu|."""
     arch = bare(sizes.depth, sizes.width, sizes.heads, mask=MASKS[mask], **NORMS[norm])
     nu = float(transverse_modes(arch, sizes.tokens).abs()[0])
     rows = []
     for seed, dropout in product(range(sizes.seeds), (False, True)):
         net = Transformer.random(arch, seed, "xavier")
         X, close = (random_tokens(sizes.tokens, sizes.width, seed, start) for start in (1.0, NEAR_START))
-        table = in_training(net, X) if dropout else measure(net, X, metrics="relative_mu").table
-        logs = table.filter(metric="relative_mu").sort("layer")["log10"].to_list()
         rate = order = math.nan
-        if not dropout:
+        if dropout:
+            passes = [[*training_states(net, X, Dropout.seeded(DROPOUT, k, net.device))] for k in DROPOUT_SEEDS]
+            logs = [math.log10(float(relative_mu(state))) for state in passes[0]]
+            shares = [*map(common_share, *passes)]
+        else:
+            logs = measure(net, X, metrics="relative_mu").curve("relative_mu", "log10")[0].tolist()
+            shares = [1.0] * len(logs)
             close_logs = measure(net, close, metrics="relative_mu").curve("relative_mu", "log10")[0]
             rate, order = float(slope(close_logs)) * math.log(10), float(close_logs[-1] / close_logs[-2])
         rows += [
             {"mask": mask, "norm": norm, "dropout": dropout, "seed": seed, "layer": layer, "log10": logs[layer],
-             "rate": rate, "order": order, "predicted": math.log(nu) if nu else -math.inf}
+             "common": shares[layer], "rate": rate, "order": order, "predicted": math.log(nu) if nu else -math.inf}
             for layer in (*(k for k in LAYERS_KEPT if k < sizes.depth), sizes.depth)
         ]  # fmt: skip
     return pl.DataFrame(rows)
+
+
+def common_share(X: Float[Tensor, "1 token width"], Y: Float[Tensor, "1 token width"]) -> float:
+    """The cosine of the differences between tokens in two passes: 1 if they are the same, about 0 if each pass has
+    drawn its own.
+
+    >>> X, Y = torch.tensor([[[1.0, 1.0], [3.0, 3.0]]]), torch.tensor([[[1.0, 3.0], [3.0, 1.0]]])
+    >>> common_share(X, X + 5), common_share(X, Y)
+    (1.0, 0.0)
+    """
+    R, S = (states - states.mean(1, keepdim=True) for states in (X, Y))
+    return float((R * S).sum() / (R.norm() * S.norm()))
 
 
 @torch.no_grad()
@@ -153,7 +173,8 @@ def family_network(family: str, mask: str, a: float, seed: int, sizes: NormSizes
     net = Transformer.random(bare(sizes.stable_depth, d, 2, mask=MASKS[mask], **FAMILIES[family]), seed, "xavier")
     if family == CHAOTIC:
         return with_gains(net, [("mlp.up.weight", a)])
-    generator, tensors, eye = torch.Generator().manual_seed(seed), net.state(), torch.eye(d, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(NOISE_SEED + seed)
+    tensors, eye = net.state(), torch.eye(d, dtype=torch.float64)
     for name, tensor in tensors.items():
         if name.endswith("attention.value.weight"):
             tensors[name] = eye.reshape(tensor.shape)
@@ -188,7 +209,7 @@ def equal_tokens_loss(task: Task) -> float:
     """The least held-out loss of a network whose tokens are all equal after the last layer.
 
     Tokens that see the whole sample can know which labels there are, not where: the entropy of a sample's labels. Under
-    a causal mask they are what the first token knows, which is taken for nothing: the loss of a guess by frequency.
+    a causal mask equal tokens can carry only what token 1 sees; we count that as no information.
     """
     if not isinstance(task, Sort):
         return task.blind

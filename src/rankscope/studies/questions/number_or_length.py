@@ -5,9 +5,9 @@ accuracy falls with length. Number and length are confounded there: of two heads
 length 1 and 240 of length 4, so that 20 draws are all of the former and a twelfth of the latter.
 
 Here sets are drawn without repetition, of equal number, of equal share and of all paths of a length, with the path's
-own attention, with that of the full network, and with every path's term at equal norm. Sums are classified as in the
-figure, and by a linear readout that is fitted anew (`readout.py`): is the information gone, or only not where the
-trained head, which was fitted to the sum of all paths, reads it?
+own attention, with that of the full network, and with every path's term scaled to equal root mean square. Sums are
+classified as in the figure, and by a linear readout that is fitted anew (`readout.py`): is the information gone, or
+only not where the trained head, which was fitted to the sum of all paths, reads it?
 """
 
 import math
@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from rankscope.lab import Batch, Initialisation, Recipe, Task, Training
+from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
+from rankscope.studies.questions.path_networks import held_out_samples
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
-from rankscope.studies.questions.variance import grid_shares, logits, on_grid, regression
+from rankscope.studies.questions.variance import grid_shares, logits, on_grid, one_hot, regression
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
@@ -37,21 +38,25 @@ if TYPE_CHECKING:
 
 KINDS = (OWN, SHARED, LEVEL)
 READERS = {"head": "trained head", "refit": "refitted readout"}
+HALF_FIT = "half"  # A readout fitted to the sum of all paths of a length on half of the samples
 BESIDE = "beside"  # A readout fitted to the sum of all paths of a length beside the token alone
 TASKS = {"sort": "sorting", "hull": "convex hull", "text": "next characters"}
 EQUAL = 5  # The number at which lengths are compared, one of figure 4's two
-FACTORS = ("number", "length", "share", "norm", "alignment", "differences")
-LONG = 0.5  # Of the layers: paths that go through a head in more of them count as long
+FACTORS = ("number", "length", "share", "norm", "alignment", "residual")
+LONG = 0.5  # Of the layers: paths that go through a head in as many of them count as long
+NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess; figure 4's own margin
+ABOVE = 2  # Lengths must be above a guess for their order to be judged: the order of guesses is noise
 RELATED = 0.7  # Rank correlation from which on one thing is said to order the other
 TWICE = 2.0  # By how much length must explain more than number
 HALF = 0.5  # Of what context adds: from here on information counts as there
 LEARNT = 0.1  # By how much the whole network must be more accurate than a token alone
 CHANGED = (
     "Expectations were written before any run. Changed after a trial with one network of each task (six layers): "
-    "lengths are compared at 5 paths, not 10, since four layers have only 8 paths of length 1; paths are long from "
-    "more than half of the layers on, not from length 4 (the same in six layers). After a first quick run: "
+    "lengths are compared at 5 paths, not 10, since four layers have only 8 paths of length 1. After a quick run: "
     "its networks for the hull were made larger, since they had learnt nothing from context; the readout beside the "
-    "token was added, with a hypothesis for the full run."
+    "token was added, with a hypothesis for the full run. After a full run with seeds 0 to 4: paths are long from half "
+    "of the layers on, as in the other studies of paths; ranks count guesses as ties; length is coded as any "
+    "function in regressions; readouts of text are fitted to text that the network has not learnt from; the seeds."
 )
 
 
@@ -60,6 +65,7 @@ class SetSizes:
     """How large the experiment is."""
 
     tasks: tuple[str, ...]
+    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
     seeds: int  # Networks of each task
     layers: int
     sort_width: int
@@ -74,20 +80,31 @@ class SetSizes:
     fit_tokens: int  # Tokens that readouts are fitted to, which the network has not learnt from
     test_tokens: int  # Other tokens, on which sets are evaluated
 
+    @property
+    def networks(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
+
+    @property
+    def long(self) -> int:
+        """The length from which on paths count as long: 3 of 6, as in figure 4."""
+        return math.ceil(LONG * self.layers)
+
 
 QUICK = SetSizes(
-    ("sort", "hull"), seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=60, hull_epochs=5, text_steps=300,
-    text_width=32, text_context=32, numbers=(1, 2, 5, 10, 20), repeats=3, fit_tokens=1000, test_tokens=600,
+    ("sort", "hull"), first_seed=0, seeds=2, layers=4, sort_width=32, sort_epochs=30, hull_width=60, hull_epochs=5,
+    text_steps=300, text_width=32, text_context=32, numbers=(1, 2, 5, 10, 20), repeats=3, fit_tokens=1000,
+    test_tokens=600,
 )  # fmt: skip
 FULL = SetSizes(
-    ("sort", "hull", "text"), seeds=5, layers=6, sort_width=48, sort_epochs=60, hull_width=84, hull_epochs=15,
-    text_steps=3000, text_width=96, text_context=32, numbers=(1, 2, 5, 10, 20, 50, 100), repeats=10, fit_tokens=8000,
-    test_tokens=4000,
+    ("sort", "hull", "text"), first_seed=100, seeds=5, layers=6, sort_width=48, sort_epochs=60, hull_width=84,
+    hull_epochs=15, text_steps=3000, text_width=96, text_context=32, numbers=(1, 2, 5, 10, 20, 50, 100), repeats=10,
+    fit_tokens=8000, test_tokens=4000,
 )  # fmt: skip
 SETS = {
     "task": pl.String, "seed": pl.Int64, "kind": pl.String, "length": pl.Int64, "number": pl.Int64,
-    "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, BESIDE: pl.Float64,
-    "norm": pl.Float64, "alignment": pl.Float64, "differences": pl.Float64,
+    "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, HALF_FIT: pl.Float64,
+    BESIDE: pl.Float64,    "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
 }  # fmt: skip
 
 
@@ -96,17 +113,17 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
     parts: dict[str, Callable[[], pl.DataFrame]] = {
         f"{task} {seed}": partial(evaluated_network, task, seed, sizes, setup.device)
         for task in sizes.tasks
-        for seed in range(sizes.seeds)
+        for seed in sizes.networks
     }
-    settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "seeds")}
-    return summarised(setup.cached_parts(parts, **settings))
+    settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "first_seed", "seeds")}
+    return summarised(setup.cached_parts(parts, **settings, columns=[*SETS]))
 
 
 def summarised(sets: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """The tables that the answer is computed from: networks, means over draws, and what explains them."""
     whole = pl.col("kind") == "whole"
     keys = ["task", "seed", "kind", "length", "number", "share"]
-    values = [pl.col(name).mean() for name in ("head", "refit", BESIDE, "norm", "alignment", "differences")]
+    values = [pl.col(name).mean() for name in [*SETS][7:]]
     curves = sets.filter(~whole).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
     return {"sets": sets, "networks": _networks(sets), "curves": curves, "explained": explained(sets)}
 
@@ -124,7 +141,8 @@ def evaluated_network(name: str, seed: int, sizes: SetSizes, device: str = "cpu"
     """Train a network, and evaluate its sets of paths; the row of kind 'whole' is the network itself, with the best
     constant guess as its `share`."""
     training = network_training(name, seed, sizes, device).finish()
-    fit, test = readout_samples(training.task, sizes)
+    counts = (_samples(name, tokens, sizes) for tokens in (sizes.test_tokens, sizes.fit_tokens))
+    test, fit = held_out_samples(training.task, *counts)
     rows = evaluated_sets(training.models[0], fit.to(device), test.to(device), sizes.numbers, sizes.repeats, seed)
     for row in rows:
         row |= {"task": name, "seed": seed}
@@ -153,19 +171,6 @@ def _samples(name: str, tokens: int, sizes: SetSizes) -> int:
     return math.ceil(tokens / {"sort": 8, "hull": 10, "text": sizes.text_context}[name])
 
 
-def readout_samples(task: Task, sizes: SetSizes) -> tuple[Batch, Batch]:
-    """Samples to fit readouts to, and others to evaluate on. The network has learnt from neither; of a text, readouts
-    are fitted to its first nine tenths, in excerpts of their own, since excerpts of the last tenth overlap."""
-    fit, test = (_samples(_name(task), tokens, sizes) for tokens in (sizes.fit_tokens, sizes.test_tokens))
-    if isinstance(task, FixedTask):
-        return task.data[1].part(slice(fit)), task.data[1].part(slice(fit, fit + test))
-    return task.batch(fit, 2**20, 0), task.held_out(test)
-
-
-def _name(task: Task) -> str:
-    return task.name if isinstance(task, FixedTask) else "text"
-
-
 # ---- What explains the accuracies of one network
 
 
@@ -175,16 +180,18 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
 
     Measure 'grid': shares of the sum of squares over the grid of all lengths from 1 on and all numbers that each of
     them has as many draws of, on which number and length are independent. Measures 'alone' and 'beyond': R² of one
-    factor, and by how much R² falls when that factor is left out of all, over all sets of these lengths.
+    factor, and by how much R² falls when that factor is left out of all, over all sets of these lengths. Length has a
+    column for each value, so that any function of length counts as length.
     """
     rows = []
     known = sets.filter((pl.col("kind") != "whole") & (pl.col("length") >= 1))
     for (task, seed, kind), network in known.group_by(["task", "seed", "kind"], maintain_order=True):
         factors = {
-            "number": network["number"].log10(), "length": network["length"], "share": network["share"].log10(),
+            "number": network["number"].log10(), "share": network["share"].log10(),
             **{name: network[name] for name in FACTORS[3:]},
         }  # fmt: skip
         columns = {name: np.asarray(values.to_numpy(), dtype=float) for name, values in factors.items()}
+        columns["length"] = one_hot(network["length"].to_numpy())
         for reader in READERS:
             found = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
             rows += [
@@ -234,25 +241,49 @@ class Evidence:
                 found[int(length[0])] = float(one[reader][0])
         return found
 
+    def guess(self, task: str, seed: int) -> float:
+        """The largest accuracy that is still called a guess."""
+        return float(self.tables["networks"].filter(task=task, seed=seed)["guess"][0]) + NEAR_GUESS
+
     def falls(self, task: str, kind: str, number: str, reader: str = "head") -> list[float]:
-        """For each network, the rank correlation of length, from 1 on, with accuracy at an equal number or share."""
+        """For each network, the rank correlation of length, from 1 on, with accuracy at an equal number or share.
+
+        Guesses count as ties; NaN where fewer than `ABOVE` lengths are above a guess.
+        """
         return [self._fall(task, seed, kind, number, reader) for seed in self.seeds(task)]
 
     def _fall(self, task: str, seed: int, kind: str, number: str, reader: str) -> float:
-        found = {length: p for length, p in self.by_length(task, seed, kind, number, reader).items() if length}
-        return rank_correlation([*found], [*found.values()])
+        least = self.guess(task, seed)
+        found = {k: max(p, least) for k, p in self.by_length(task, seed, kind, number, reader).items() if k}
+        above = sum(p > least for p in found.values())
+        return rank_correlation([*found], [*found.values()]) if above >= ABOVE else math.nan
 
     def rises(self, task: str, kind: str, reader: str = "head") -> list[float]:
-        """For each network, the rank correlation of number with accuracy at equal length; the median over lengths."""
+        """For each network, the rank correlation of number with accuracy at equal length; the median over lengths at
+        which some number is above a guess."""
         values = []
         for seed in self.seeds(task):
+            least = self.guess(task, seed)
             rows = self.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, seed=seed, kind=kind)
             ranks = [
-                rank_correlation(of["number"].to_list(), of[reader].to_list()) for _, of in rows.group_by("length")
+                rank_correlation(of["number"].to_list(), of[reader].to_list())
+                for _, of in rows.group_by("length")
+                if of[reader].max() > least  # type: ignore[operator]
             ]
             known = [rank for rank in ranks if not math.isnan(rank)]
             values.append(statistics.median(known) if known else math.nan)
         return values
+
+    def numbers(self) -> list[int]:
+        """The numbers of paths on the grid: those below all paths of length 1 that sets are drawn of."""
+        curves = self.tables["curves"].filter(kind=SHARED, length=1)
+        drawn = curves.filter(pl.col("share") < 1)["number"].unique().to_list()
+        return sorted(number for number in self.sizes.numbers if number in drawn)
+
+    def accuracy(self, task: str, length: int, number: str, reader: str = "head") -> list[float]:
+        """The accuracy of sets with shared attention, for each network that has such sets."""
+        found = [self.by_length(task, seed, SHARED, number, reader) for seed in self.seeds(task)]
+        return [accuracies[length] for accuracies in found if length in accuracies]
 
     def recovered(self, task: str, kind: str, reader: str) -> list[float]:
         """For each network, of what context adds to accuracy, the share that all paths of one long length have: the
@@ -261,7 +292,7 @@ class Evidence:
         for seed in self.seeds(task):
             whole, alone = self.tables["networks"].filter(task=task, seed=seed).select("head", "alone").row(0)
             accuracies = self.by_length(task, seed, kind, "all", reader)
-            long = [(p - alone) / (whole - alone) for k, p in accuracies.items() if k > LONG * self.sizes.layers]
+            long = [(p - alone) / (whole - alone) for k, p in accuracies.items() if k >= self.sizes.long]
             values.append(statistics.mean(long) if long else math.nan)
         return values
 
@@ -280,9 +311,11 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         values: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
     ) -> HypothesisVerdict:
         found = {cell: values(*cell) for cell in cells}
-        verdicts = [_unanimous([passes(value) for value in numbers if not math.isnan(value)])
+        verdicts = [None if any(map(math.isnan, numbers)) else _unanimous([*map(passes, numbers)])
                     for numbers in found.values()]  # fmt: skip
-        ours = "; ".join(f"{TASKS[task]}, {kind}: {spread(numbers, form)}" for (task, kind), numbers in found.items())
+        texts = {cell: "cannot be told" if any(map(math.isnan, numbers)) else spread(numbers, form)
+                 for cell, numbers in found.items()}  # fmt: skip
+        ours = "; ".join(f"{TASKS[task]}, {kind}: {text}" for (task, kind), text in texts.items())
         holds = None if not verdicts or None in verdicts else all(verdicts)
         return HypothesisVerdict(ours or "no network learnt", False if False in verdicts else holds)
 
@@ -302,12 +335,14 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     if sizes == QUICK:
         verdicts[6] = HypothesisVerdict(f"{verdicts[6].ours}; made on these data", None)
     notes = [
-        f"Networks: seeds 0 to {sizes.seeds - 1} of each task, layers of attention, skips and norms alone; sorting "
-        "and the hull with the heads, rates and dropout of figure 4, at full size also its widths and layers. Readouts "
-        "are fitted to tokens that the network has not learnt from, and evaluated on others. A readout reads "
-        "directions however small their variance (down to 1e-10 of the largest): it tells what is there, not what a "
-        "head could learn under noise. Paths through heads leave the token itself behind: a readout *beside the token* "
-        "also sees the path of length 0, and tells what paths add to it."
+        f"Networks: seeds {', '.join(map(str, sizes.networks))} of each task, layers of attention, skips and norms "
+        "alone; sorting and the hull with the heads, rates and dropout of figure 4, at full size also its widths and "
+        "layers, and with one training set and one test set for all seeds. Readouts are fitted to tokens that the "
+        "network has not learnt from, and evaluated on others (of a text: on another stretch). A readout gives a lower "
+        "bound of what is there: one that is fitted to more tokens may read more (the table has half as many), and a "
+        "head that learns under noise may read less, as directions count down to 1e-10 of the largest variance. A path "
+        "through a head need not contain the token's own embedding: a readout *beside the token* also sees the path of "
+        "length 0, and tells what paths add to it."
     ]
     notes.append(CHANGED)
     if missing:
@@ -341,40 +376,36 @@ def _information_verdict(evidence: Evidence, cells: Sequence[tuple[str, str]]) -
     verdicts, texts = [], []
     for task, kind in cells:
         refit, head = (evidence.recovered(task, kind, reader) for reader in ("refit", "head"))
-        verdicts.append(_unanimous([r >= HALF > h for r, h in zip(refit, head, strict=True)]))
+        passed = [r >= HALF > h for r, h in zip(refit, head, strict=True)]
+        verdicts.append(None if any(map(math.isnan, (*refit, *head))) else _unanimous(passed))
         texts.append(f"{TASKS[task]}, {kind}: refitted {spread(refit, '.2f')}, head {spread(head, '.2f')}")
     holds = None if not verdicts or None in verdicts else all(verdicts)
     return HypothesisVerdict("; ".join(texts) or "no network learnt", False if False in verdicts else holds)
 
 
 def _sentence(evidence: Evidence) -> str:
-    """The answer in a sentence: which of number and length explains more, and whether long paths hold information."""
-    tasks = evidence.tasks
-    if not tasks:
+    """The answer in a sentence: which of number and length explains more, and accuracies with shared attention."""
+    tasks, numbers, last = evidence.tasks, evidence.numbers(), evidence.sizes.layers
+    if not tasks or not numbers:
         return "It cannot be told: no network learnt to use context."
-    shares: dict[str, dict[str, list[float]]] = {
-        kind: {factor: [value for task in tasks for value in evidence.share(task, kind, factor)]
-               for factor in ("length", "number")}
-        for kind in (OWN, SHARED)
-    }  # fmt: skip
-    leads = {kind: _leader(**found) for kind, found in shares.items()}
-    start = f"It depends: with own attention {leads[OWN]}, with shared attention {leads[SHARED]}"
-    if len({*leads.values()}) == 1:
-        start = {"length": "Length", "number": "Number", "neither": "It depends on the network"}[leads[OWN]]
-    head, beside = (
-        spread([value for task in tasks for kind in shares for value in evidence.recovered(task, kind, reader)], ".2f")
-        for reader in ("head", BESIDE)
-    )
-    length, number = ([share for kind in shares.values() for share in kind[factor]] for factor in ("length", "number"))
+    shares = {task: [evidence.share(task, SHARED, factor) for factor in ("length", "number")] for task in tasks}
+    leads = {_leader(*found) for found in shares.values()}
+    if not all(all(found) for found in shares.values()):
+        return "It cannot be told: there are too few sets of equal numbers of every length."
+    start = {"length": "Length", "number": "Number"}.get(leads.pop(), "It depends") if len(leads) == 1 else "It depends"
+
+    def listed(length: int, number: str, reader: str = "head") -> str:
+        found = [evidence.accuracy(task, length, number, reader) for task in tasks]
+        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in found)
+
+    most = numbers[-1]
     return (
-        f"{start}: at equal numbers, length explains {_percent(length)} of the variance of logit accuracy, number "
-        f"{_percent(number)}; of what context adds, the trained head reads {head} off long paths, a refitted one that "
-        f"also sees the token {beside} (0: a token alone, 1: the whole network)."
+        f"{start}, for sets of {numbers[0]} to {most} paths on {'/'.join(TASKS[task] for task in tasks)}: accuracy of "
+        f"{EQUAL} paths is {listed(1, f'number {EQUAL}')} at length 1, {listed(last, f'number {EQUAL}')} at length "
+        f"{last}; at length 1, {listed(1, f'number {numbers[0]}')} with {numbers[0]} and "
+        f"{listed(1, f'number {most}')} with {most}; a refitted readout beside the token reads "
+        f"{listed(last, 'all', BESIDE)} off all paths of length {last}."
     )
-
-
-def _percent(shares: Sequence[float]) -> str:
-    return f"{spread([100 * share for share in shares], '.0f')}%"
 
 
 def _leader(length: Sequence[float], number: Sequence[float]) -> str:
@@ -400,16 +431,17 @@ def _network_table(evidence: Evidence) -> PageTable:
 def _length_table(evidence: Evidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
     columns = [(reader, number) for number in (f"number {EQUAL}", "share", "all") for reader in READERS]
-    columns.append((BESIDE, "all"))
+    columns += [(HALF_FIT, "all"), (BESIDE, "all")]
+    ends = {evidence.numbers()[0], evidence.numbers()[-1]} - {EQUAL} if evidence.numbers() else set()
+    columns = [*(("head", f"number {number}") for number in sorted(ends)), *columns]
+    readers = READERS | {HALF_FIT: "refitted to half as many samples", BESIDE: "readout beside the token"}
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
             for reader, number in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
                 found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
                 cells = [spread([one[k] for one in found if k in one], ".2f") for k in lengths]
-                rows.append(
-                    [TASKS[task], kind, _chosen(number), READERS.get(reader, "readout beside the token"), *cells]
-                )
+                rows.append([TASKS[task], kind, _chosen(number), readers[reader], *cells])
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
@@ -418,7 +450,8 @@ def _length_table(evidence: Evidence) -> PageTable:
 
 
 def _chosen(number: str) -> str:
-    return {"share": "a sixth of the length's", "all": "all of the length"}.get(number, f"{EQUAL} paths")
+    names = {"share": "a sixth of the length's", "all": "all of the length"}
+    return names.get(number, f"{number.removeprefix('number ')} paths")
 
 
 def _grid_table(evidence: Evidence) -> PageTable:
@@ -427,14 +460,17 @@ def _grid_table(evidence: Evidence) -> PageTable:
         for kind in KINDS:
             for reader in READERS:
                 found = [
-                    evidence.share(task, kind, part, reader=reader) for part in ("length", "number", "both", "draws")
+                    evidence.share(task, kind, part, reader=reader)
+                    for part in ("length", "number", "interaction", "draws")
                 ]
                 rows.append([TASKS[task], kind, READERS[reader], *(spread(values, ".2f") for values in found)])
     return PageTable(
         "Shares of the variance of logit accuracy over sets of equal numbers of every length from 1 on",
-        ["task", "attention", "reader", "length", "number", "length and number together", "which paths"], rows,
-        "All numbers that every length has as many draws of: number and length are independent on this grid, so that "
-        "the four shares of a network add up to one.",
+        ["task", "attention", "reader", "length", "number", "interaction", "which paths"], rows,
+        f"All numbers that every length has as many draws of, here {', '.join(map(str, evidence.numbers()))}: the four "
+        "shares of a network add up to one. They are of this grid: length 1 has few paths, so that larger numbers are "
+        "not on it, and lengths whose sets are guesses under the trained head leave number nothing to explain. At "
+        "lengths above a guess, the table above has what number does.",
     )  # fmt: skip
 
 
@@ -450,8 +486,9 @@ def _factor_table(evidence: Evidence) -> PageTable:
     return PageTable(
         "Trained head: R² of logit accuracy over all sets, of each factor alone; beyond all others",
         ["task", "attention", *FACTORS, "all"], rows,
-        "*Number*, *share* (of all paths of the length), *norm* (of the sum) and *differences* (between tokens in the "
-        "normalised sum, relative) as logarithms; *alignment*: cosine of the normalised sum with the output.",
+        "*Number*, *share* (of all paths of the length), *norm* (of the sum) and relative *residual* after LayerNorm "
+        "as logarithms; *length* as any function of it; *alignment*: cosine of the normalised sum with the output, "
+        "which the head was fitted to: nearer to another way of saying accuracy than to a cause of it.",
     )  # fmt: skip
 
 
@@ -545,14 +582,15 @@ QUESTION = Question(
         "length 4 in six layers of two heads, so that 20 draws are all of the former and a twelfth of the latter."
     ),
     hypotheses=(
-        "At equal number (5 paths), accuracy falls with length: rank correlation of -0.7 or below, in every network.",
+        "At equal number (5 paths), accuracy falls with length: rank correlation of -0.7 or below, in every network "
+        "(guesses count as ties).",
         "At equal length, accuracy rises with the number of paths: rank correlation of at least 0.7, in every network.",
         "Length explains at least twice as much of the variance of logit accuracy as number does, in every network.",
         "At equal share (a sixth of all paths of the length), accuracy still falls with length: rank correlation of "
         "-0.7 or below, in every network.",
-        "Alignment of the sum with the full output explains more than number, length, share, norm or differences "
-        "between tokens do, each alone, in every network.",
-        "The information of long paths (through a head in more than half of the layers; all of a length) is there but "
+        "Alignment of the sum with the full output explains more than number, length, share, norm or relative residual "
+        "do, each alone, in every network.",
+        "The information of long paths (through a head in at least half of the layers; all of a length) is there but "
         "not where the trained head reads: a refitted readout recovers at least half of what context adds, the trained "
         "head less than half.",
         "Written after the quick run, for the full one: from all paths of a long length, beside the token itself, a "
@@ -563,7 +601,7 @@ QUESTION = Question(
         "the next character (full size). Of every length, sets of paths are drawn without repetition: of equal "
         "numbers, of a sixth and of half of all paths of the length, and all. A set's terms are summed with the path's "
         "own attention (`own`, figure 4), with that of the full network (`shared`, the theorem's terms), and with "
-        "shared attention and every path's term divided by its root mean square (`shared, equal norm`; own terms end "
+        f"shared attention and every path's term divided by its root mean square (`{LEVEL}`; own terms end "
         "in a norm and have equal norms as they are). The sum is normalised and classified by the trained head; and by "
         "multinomial logistic regression fitted to such sums on other samples. What explains logit accuracy was fixed "
         "beforehand: shares of the sum of squares on the balanced grid of numbers and lengths, where the two are "

@@ -130,8 +130,9 @@ def write_pages(folder: Path, questions: Sequence[Question]) -> list[Path]:
                 temporary.write_bytes(png(rendered(figure)))
         write_text(folder / f"{question.name}.md", page(question, result, sizes, kept))
         answered.append(AnsweredQuestion(question, result, kept, files))
-        size = "" if kept["full"] else " *(quick size)*"
-        lines += [f"**[{question.title}]({question.name}.md)** {result.summary}{size}", ""]
+        size = _size(question, sizes, kept)
+        shown = "" if size == "full size" else f" *({size})*"
+        lines += [f"**[{question.title}]({question.name}.md)** {result.summary}{shown}", ""]
     left = [question.title for question in questions if question not in have_run]
     if left:
         lines += ["Not run yet: " + " ".join(left), ""]
@@ -159,11 +160,10 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         sizes: The sizes of the run that gave the answer.
         kept: What `kept.json` holds of that run.
     """
-    size = "full size" if kept["full"] else "quick size"
     lines = [f"# {question.title}", "", f"**{result.summary}**", ""]
     for name in result.figures:
         lines += [f"![{question.title}](images/{_stem(question, name)}.png)", ""]
-    ran = f"`{kept['command']}`, {size}, on {kept['device']}."
+    ran = f"`{kept['command']}`, {_size(question, sizes, kept)}, on {kept['device']}."
     lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
     expected = PageTable(
         "", ["expected before the run", "what came", ""],
@@ -183,6 +183,12 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         f"`rankscope study --redraw --pages docs/studies` writes the page from them. Made with {versions}."
     ]
     return "\n".join(lines) + "\n"
+
+
+def _size(question: Question, sizes: Any, kept: dict[str, Any]) -> str:
+    """Of which size the run was, and whether the command would run at other sizes today."""
+    earlier = "" if sizes == question.sizes(kept["full"]) else ", sizes of an earlier version"
+    return ("full size" if kept["full"] else "quick size") + earlier
 
 
 def _sizes_table(question: Question, sizes: Any) -> PageTable:

@@ -1,17 +1,19 @@
-"""What the questions on paths share: figure 4's tasks and networks, heads fitted anew, and readings by length."""
+"""What the questions on paths share: figure 4's tasks and networks, held-out samples, and readings by length."""
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rankscope.errors import ClosureError, StudyError, one_of
 from rankscope.lab import Batch, Task
 from rankscope.lab.tasks import Hull, NextCharacter
+from rankscope.lab.tasks.next_character import HELD_SHARE
+from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths.frozen import freeze
 from rankscope.paths.lengths import by_length
@@ -20,13 +22,13 @@ from rankscope.studies.dong2021.fig4 import PublishedSort
 TASKS = ("sort", "hull", "text")
 TITLES = {"sort": "Sorting", "hull": "Convex hull", "text": "Text"}
 SCHEMES = {"sort": "kaiming", "hull": "kaiming", "text": "xavier"}  # Of initial weights: figure 4's, and the lab's
-HEAD_PENALTY, HEAD_STEPS = 1e-4, 100
-"""Of a new head: the weight of its squared norm in its loss, and iterations of L-BFGS."""
+HELD = 2000  # Held-out samples of sort and hull: enough to evaluate on some and to fit readouts to others
 TINY = 1e-17  # A relative residual below is written so
 
 
+@lru_cache(maxsize=8)
 def path_task(name: str, context: int, samples: int) -> Task:
-    """The task of a name.
+    """The task of a name; asked for again, it is the same object, which draws its samples once.
 
     Args:
         name: One of `TASKS`.
@@ -34,8 +36,10 @@ def path_task(name: str, context: int, samples: int) -> Task:
         samples: Samples of hulls to learn from.
     """
     made: dict[str, Callable[[], Task]] = {
-        "sort": PublishedSort, "hull": lambda: Hull(samples), "text": lambda: NextCharacter(context),
-    }  # fmt: skip
+        "sort": lambda: PublishedSort(test=HELD),
+        "hull": lambda: Hull(samples, HELD),
+        "text": lambda: NextCharacter(context),
+    }
     if name not in made:
         raise StudyError(one_of("task", name, made), subject="task")
     return made[name]()
@@ -48,25 +52,41 @@ def attention_network(name: str, task: Task, layers: int, width: int, heads: int
     return task.architecture(layers, width, heads, **fields)
 
 
-def fitted_head(Y: Tensor, batch: Batch, classes: int) -> Tensor:
-    """The linear head `[width + 1, class]` of least cross-entropy on tokens Y, with a small penalty on its norm."""
-    X, labels = with_ones(Y.detach()).flatten(0, -2), batch.labels.flatten()
-    W = torch.zeros(X.shape[1], classes, dtype=X.dtype, device=X.device, requires_grad=True)
-    search = torch.optim.LBFGS([W], max_iter=HEAD_STEPS, line_search_fn="strong_wolfe")
+def held_out_samples(task: Task, test: int, fit: int) -> tuple[Batch, Batch]:
+    """Held-out samples to evaluate on, and others to fit readouts to; no network has learnt from either.
 
-    def loss() -> Tensor:
-        search.zero_grad()
-        value = F.cross_entropy(X @ W, labels) + HEAD_PENALTY * W.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+    The held-out tenth of a text is cut in two: readouts are fitted to excerpts of its first half, and evaluated on
+    excerpts of its second half, spaced evenly.
 
-    search.step(loss)  # type: ignore[no-untyped-call]
-    return W.detach()
+    Args:
+        task: A text, or a task with samples that are drawn once.
+        test: Samples to evaluate on.
+        fit: Samples to fit readouts to.
+
+    Raises:
+        StudyError: The task has fewer held-out samples, or none that could be cut in two.
+    """
+    if isinstance(task, NextCharacter):
+        held = round(HELD_SHARE * len(task.ids))
+        halves = task.ids[-held : -held // 2], task.ids[-held // 2 :]
+        return _excerpts(halves[1], test, task.context), _excerpts(halves[0], fit, task.context)
+    if not isinstance(task, FixedTask) or len(task.data[1]) < test + fit:
+        wanted = f"the task must have {test} + {fit} held-out samples"
+        raise StudyError(f"{wanted}; got {task}", subject="task")
+    return task.data[1].part(slice(test)), task.data[1].part(slice(test, test + fit))
 
 
-def with_ones(Y: Tensor) -> Tensor:
-    """Tokens with one more entry, 1, for the bias of a head."""
-    return torch.cat([Y, torch.ones_like(Y[..., :1])], -1)
+def _excerpts(ids: Tensor, samples: int, context: int) -> Batch:
+    starts = torch.linspace(0, len(ids) - context - 1, samples).long()
+    excerpts = ids[starts[:, None] + torch.arange(context + 1)]
+    return Batch(excerpts[:, :-1], excerpts[:, 1:])
+
+
+def even_attention(name: str, context: int) -> float:
+    """The mean of the diagonal of an attention pattern that is even over all tokens that a token sees."""
+    if name == "text":
+        return sum(1 / seen for seen in range(1, context + 1)) / context
+    return 1 / {"sort": SORTED, "hull": POINTS}[name]
 
 
 def shares(net: Transformer, X: Tensor) -> list[float]:
@@ -89,6 +109,6 @@ def _mean_by_length(net: Transformer, X: Tensor, number: pl.Expr) -> list[float]
 
 
 def self_attention(net: Transformer, X: Tensor) -> float:
-    """What tokens give themselves in attention, mean of samples, layers, heads and tokens."""
+    """The mean of the diagonal of the attention pattern, over samples, layers, heads and tokens."""
     layers = freeze(net.to(torch.float64), X.double()).layers
     return float(torch.stack([layer.P.diagonal(dim1=-2, dim2=-1).mean() for layer in layers]).mean())

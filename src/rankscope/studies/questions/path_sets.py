@@ -6,6 +6,7 @@ paths are small and may cancel.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +22,10 @@ from rankscope.paths.terms import OwnAttention, PathRules, path_terms
 from rankscope.shapes import Float
 from rankscope.studies.questions.readout import fitted_readout
 
-OWN, SHARED, LEVEL = "own", "shared", "shared, equal norm"
+OWN, SHARED, LEVEL = "own", "shared", "shared attention, terms scaled to equal RMS"
 SHARES = (1 / 6, 1 / 2)  # Of all paths of a length: 2 of 12 is the least that leaves a choice at length 1
 AT_ONCE = 2**24  # Numbers in the sums that are classified together, and in terms that are held at once
-FLOOR = 1e-12  # Differences between tokens of size one are read down to here; below, rounding adds to them
+FLOOR = 1e-12  # Relative residuals are read down to here; below, rounding adds to them
 Sums = Float[Tensor, "set batch token width"]
 
 
@@ -68,8 +69,9 @@ def drawn_sets(ways: Ways, length: int, numbers: Sequence[int], repeats: int, se
 def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tuple[str, Sums]]:
     """The sum of the terms of each set's paths, for each kind of path.
 
-    At equal norm, a path's term is divided by its root mean square over the tokens of the samples `fit`, one number for
-    the path. Along a path of its own attention, a norm ends every layer: these terms have equal norms as they are.
+    Scaled to equal RMS, a path's term is divided by its root mean square over the tokens of the samples `fit`, one
+    number for the path. Along a path of its own attention, a norm ends every layer: these terms have equal norms as
+    they are.
     """
     paths = sorted({path for members in sets for path in members.paths}, key=str)
     at = {path: index for index, path in enumerate(paths)}
@@ -126,7 +128,7 @@ class SetReader:
         self.fit, self.test = slice(len(fit)), slice(len(fit), None)
 
     def read(self, sums: Sums) -> list[dict[str, Any]]:
-        """A row for each sum: the accuracies of both readers, norm, alignment and differences."""
+        """A row for each sum: the accuracies of both readers, norm, alignment and relative residual."""
         most = max(1, AT_ONCE // (sums[0].numel() // sums.shape[-1] * max(sums.shape[-1], self.classes)))
         return [row for start in range(0, len(sums), most) for row in self._rows(sums[start : start + most])]
 
@@ -140,21 +142,27 @@ class SetReader:
         learnt, asked = Y[:, self.fit].flatten(1, 2), Y[:, self.test].flatten(1, 2)
         refitted = fitted_readout(learnt, self.labels[0], self.classes).logits(asked)
         output = self.output[self.test].flatten(0, 1)
-        differences = relative_mu(Y[:, self.test].flatten(0, 1)).view(len(Y), -1).mean(1)
+        residual = relative_mu(Y[:, self.test].flatten(0, 1)).view(len(Y), -1).mean(1)
         size = sums[:, self.test].square().mean((1, 2, 3)).sqrt()
         columns = {
             "head": self._accuracy(self.model.head(asked)), "refit": self._accuracy(refitted),
             "norm": size.log10(), "alignment": F.cosine_similarity(asked, output, dim=-1).mean(1),
-            "differences": differences.clamp_min(FLOOR).log10(),
+            "residual": residual.clamp_min(FLOOR).log10(),
         }  # fmt: skip
         lists = {name: values.tolist() for name, values in columns.items()}
         return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
-    def beside(self, Y: Tensor, tokens: Tensor) -> float:
-        """The accuracy of a readout that is fitted to one sum beside the tokens alone, both normalised."""
-        sides = [F.layer_norm(X, X.shape[-1:], eps=self.model.net.arch.norm_eps) for X in (Y, tokens)]
-        features = torch.cat(sides, -1)[None]
-        readout = fitted_readout(features[:, self.fit].flatten(1, 2), self.labels[0], self.classes)
+    def refitted(self, *sides: Tensor, share: float = 1.0) -> float:
+        """The accuracy of a readout that is fitted to sums or tokens beside each other, each of them normalised.
+
+        Args:
+            sides: Sums of paths, or tokens alone, `[sample, token, width]`.
+            share: Of the samples to fit to, that are fitted to.
+        """
+        normed = [F.layer_norm(X, X.shape[-1:], eps=self.model.net.arch.norm_eps) for X in sides]
+        features = torch.cat(normed, -1)[None]
+        fit = features[:, : math.ceil(share * self.fit.stop)].flatten(1, 2)
+        readout = fitted_readout(fit, self.labels[0][: fit.shape[1]], self.classes)
         return float(self._accuracy(readout.logits(features[:, self.test].flatten(1, 2))))
 
     def _accuracy(self, logits: Tensor) -> Tensor:
@@ -168,11 +176,11 @@ def evaluated_sets(
     """How well sets of paths of one length are classified: a row for each kind, length, number and draw, and a row of
     kind 'whole' for the network itself.
 
-    `head` and `refit` are the accuracies of the trained head and of a readout fitted to the set's sum; `beside`, of the
-    set of all paths of a length, that of a readout fitted to the sum and the token alone; `norm` is log10 of the root
-    mean square of the sum; `alignment` the mean over tokens of the cosine between the sum, normalised as the head reads
-    it, and the network's output; `differences` log10 of what tokens of a sample differ by in the normalised sum,
-    relative to its size, and of `FLOOR` where that is larger.
+    `head` and `refit` are the accuracies of the trained head and of a readout fitted to the set's sum; of all paths of
+    a length, `half` is that of a readout fitted to half of the samples, and `beside` that of one fitted to the sum and
+    the token alone. `norm` is log10 of the root mean square of the sum; `alignment` the mean over tokens of the
+    cosine between the sum, normalised as the head reads it, and the network's output; `residual` log10 of the relative
+    residual after LayerNorm, and of `FLOOR` where that is larger.
 
     Args:
         model: The trained model; its blocks have their norms last.
@@ -193,5 +201,7 @@ def evaluated_sets(
                 number = len(drawn.paths)
                 rows.append({"kind": kind, "length": length, "number": number, "share": number / total,
                              "repeat": drawn.repeat} | row)  # fmt: skip
-            rows[-1]["beside"] = reader.beside(sums[-1], frozen.X)  # the last set is that of all paths
+            everything = sums[-1]  # the last set is that of all paths
+            rows[-1]["half"] = reader.refitted(everything, share=0.5)
+            rows[-1]["beside"] = reader.refitted(everything, frozen.X)
     return rows

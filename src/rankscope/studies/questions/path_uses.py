@@ -1,9 +1,11 @@
-"""Networks that are trained to use their paths: lengths dropped or weighted at random, lengths with a price; and what
+"""Networks that are trained to use their paths: lengths dropped or weighted at random, lengths with a penalty; and what
 is left of their accuracy when something is taken away at test time. `using_paths.py` asks the question.
 
-All noise is multiplicative with mean 1 and variance `p / (1 - p)`, that of ordinary dropout at chance p, so that kinds
-of noise differ in what they act on and not in strength. The weights of lengths are drawn anew for every sample and
-step; a length's sum goes times its weight, and the head reads the normalised sum (`lab/path_model.py`).
+All noise is multiplicative with mean 1 and variance `p / (1 - p)`, that of ordinary dropout at chance p. Its strengths
+are still not comparable: in L layers ordinary dropout acts at 2L + 2 places, noise on lengths at one, before the head;
+ordinary dropout is trained at several chances for that reason, a weak one among them. The weights of lengths are drawn
+anew for every sample and step; a length's sum goes times its weight, and the head reads the normalised sum
+(`lab/path_model.py`).
 """
 
 import copy
@@ -28,9 +30,9 @@ from rankscope.studies.questions.path_networks import shares
 
 PLAIN, ALONE, DROPOUT = "plain", "token by token", "dropout"
 PATH_DROPOUT, DIVERSE = "path dropout", "diverse lengths"
-SHORT_PRICE, LONG_PRICE = "price on short", "price on long"
-NOISES, PRICES = (PATH_DROPOUT, DIVERSE), (SHORT_PRICE, LONG_PRICE)
-KINDS = (PLAIN, ALONE, DROPOUT, *NOISES, *PRICES)
+SHORT_PENALTY, LONG_PENALTY = "penalty on short", "penalty on long"
+NOISES, PENALTIES = (PATH_DROPOUT, DIVERSE), (SHORT_PENALTY, LONG_PENALTY)
+KINDS = (PLAIN, ALONE, DROPOUT, *NOISES, *PENALTIES)
 NOISE = 0.5  # Of embeddings at test time: standard deviation as a share of the tokens' root mean square
 HEADS_OUT, DRAWS = 0.25, 8  # The share of heads that is removed at test time, and how many draws of heads are tried
 SEED = 2**40  # Of what is drawn here, apart from the seeds of samples and weights
@@ -40,7 +42,7 @@ SEED = 2**40  # Of what is drawn here, apart from the seeds of samples and weigh
 class Use:
     """One way to train: a kind, and its strength.
 
-    The strength of a noise is the chance p whose variance it has; that of a price is nats per share of the output.
+    The strength of a noise is the chance p whose variance it has; that of a penalty is nats per share of the output.
     """
 
     kind: str = PLAIN
@@ -49,7 +51,7 @@ class Use:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise StudyError(one_of("kind", self.kind, KINDS), subject="kind")
-        if self.kind not in PRICES and not 0 <= self.strength < 1:
+        if self.kind not in PENALTIES and not 0 <= self.strength < 1:
             raise StudyError(f"a chance must be from 0 to below 1; got {self.strength}", subject="strength")
 
     @property
@@ -59,10 +61,10 @@ class Use:
 
 
 class PathUseModel(PathModel):
-    """A model whose lengths are weighted anew at each step of a training, or have a price.
+    """A model whose lengths are weighted anew at each step of a training, or have a penalty.
 
     In evaluation it is a `PathModel`. In training, lengths go times `weights`, a buffer `[length, sample]` that is
-    changed between steps; with a price the logits have one more column, the price of each token. With dropout it is
+    changed between steps; with a penalty the logits have one more column, the penalty of each token. With dropout it is
     a plain `Model`, which computes the same where all lengths are read and the network ends in a norm.
 
     Args:
@@ -72,25 +74,25 @@ class PathUseModel(PathModel):
         seed: Decides embedding, positions and head.
         lengths: The weight of each length from 0 on, as of `PathModel`.
         samples: The largest number of samples of a step.
-        prices: The price of each length from 0 on, in nats per share; none if left out.
+        penalties: The penalty of each length from 0 on, in nats per share; none if left out.
     """
 
     weights: Tensor
-    prices: Tensor
+    penalties: Tensor
 
     def __init__(
         self, net: Transformer, task: Interface, std: float | None = None, seed: int = 0, *,
-        lengths: Sequence[float], samples: int, prices: Sequence[float] = (),
+        lengths: Sequence[float], samples: int, penalties: Sequence[float] = (),
     ) -> None:  # fmt: skip
         super().__init__(net, task, std, seed, lengths=lengths)
-        self.has_price = bool(prices)
+        self.has_penalty = bool(penalties)
         self.register_buffer("weights", self.lengths[:, None].repeat(1, samples))
-        self.register_buffer("prices", torch.tensor(prices, dtype=net.dtype, device=net.device))
+        self.register_buffer("penalties", torch.tensor(penalties, dtype=net.dtype, device=net.device))
 
     def forward(
         self, inputs: Tensor, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
     ) -> Tensor:
-        """Logits; in training with a price, one more column has the price of each token."""
+        """Logits; in training with a penalty, one more column has the penalty of each token."""
         if drop is not None:
             return Model.forward(self, inputs, padding, drop)
         if not self.training:
@@ -98,23 +100,23 @@ class PathUseModel(PathModel):
         terms = self.terms(inputs, padding)
         Y = torch.einsum("kb,kbtd->btd", self.weights[:, : terms.shape[1]], terms)
         logits = self.logits(F.layer_norm(Y, Y.shape[-1:], eps=EPS), padding)
-        if not self.has_price:
+        if not self.has_penalty:
             return logits
-        price = torch.einsum("k,kbt->bt", self.prices, size_shares(terms))
-        return torch.cat([logits, price[..., None]], -1)
+        penalty = torch.einsum("k,kbt->bt", self.penalties, size_shares(terms))
+        return torch.cat([logits, penalty[..., None]], -1)
 
 
 def size_shares(terms: Stack) -> Float[Tensor, "length batch token"]:
     """The norm of each length's sum as a share of the norms of all, `|Y_k| / sum_j |Y_j|`, token by token.
 
-    Unlike the share of the output, `<Y_k, Y> / <Y, Y>`, it is never negative: no price is paid by terms that cancel.
+    Unlike the share of the output, `<Y_k, Y> / <Y, Y>`, it is never negative: no penalty is paid by terms that cancel.
     """
     sizes = (terms.square().sum(-1) + EPS).sqrt()
     return sizes / sizes.sum(0)
 
 
 class PathUseTraining(Training):
-    """A training whose loss has the price that models add as a last column; all else is `Training`."""
+    """A training whose loss has the penalty that models add as a last column; all else is `Training`."""
 
     def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         classes = self.task.interface.classes

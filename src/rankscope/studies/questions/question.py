@@ -8,7 +8,7 @@ A file of this folder reads like a method section, from top to bottom:
 3. `gather(setup, sizes)`: runs the experiment and gives tables. Every piece goes through `setup.cached_parts`, so an
    interrupted study resumes, and a second run gives the same bits;
 4. `answer(tables, sizes)`: the answer, computed from the tables alone (`summaries.py` has medians, ranges and rank
-   correlations); no number stands in its sentences;
+   correlations); numbers in sentences are computed, never typed in;
 5. `draw(tables, sizes)`: the figure, from the tables alone.
 
 Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a

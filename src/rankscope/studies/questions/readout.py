@@ -51,17 +51,17 @@ def fitted_readout(
         raise StudyError(f"{wanted}; got {tuple(Y.shape)} and {tuple(labels.shape)}", subject="labels")
     mean, whiten = _whitening(Y)
     Z = ((Y - mean) @ whiten).float()  # of size one in every direction: float32 resolves all that a step needs
-    Z = torch.cat([Z, torch.ones_like(Z[..., :1])], -1)  # the last feature is the bias, on which there is no price
+    Z = torch.cat([Z, torch.ones_like(Z[..., :1])], -1)  # the last feature is the bias, on which there is no penalty
     wanted_classes = F.one_hot(labels, classes).to(Z)
-    price = torch.full_like(Z[:1, 0, :, None], RIDGE)
-    price[:, -1] = 0.0
+    penalty = torch.full_like(Z[:1, 0, :, None], RIDGE)
+    penalty[:, -1] = 0.0
     curvature = 0.5 + RIDGE
     ratio = math.sqrt(RIDGE / curvature)
     momentum = (1 - ratio) / (1 + ratio)
     B = ahead = Z.new_zeros(len(Z), Z.shape[2], classes)
     for _ in range(steps):
         errors = (Z @ ahead).softmax(-1) - wanted_classes
-        after = ahead - (Z.mT @ errors / Z.shape[1] + price * ahead) / curvature
+        after = ahead - (Z.mT @ errors / Z.shape[1] + penalty * ahead) / curvature
         ahead, B = after + momentum * (after - B), after
     weight = whiten @ B[:, :-1].to(Y)
     return Readout(weight, B[:, -1].to(Y) - (mean @ weight)[:, 0])

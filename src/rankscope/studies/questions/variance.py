@@ -22,8 +22,8 @@ def on_grid(sets: pl.DataFrame) -> pl.DataFrame:
 
 
 def grid_shares(sets: pl.DataFrame, reader: str) -> dict[str, float]:
-    """Shares of the sum of squares of logit accuracy over a grid of numbers and lengths: number, length, both together
-    beyond their sum, and draws (which paths they were). Empty where the grid is not whole, or nothing varies."""
+    """Shares of the sum of squares of logit accuracy over a grid of numbers and lengths: number, length, interaction,
+    and draws (which paths they were). Empty where the grid is not whole, or nothing varies."""
     numbers, lengths = sorted({*sets["number"]}), sorted({*sets["length"]})
     cells = [[logits(sets.filter(number=number, length=length)[reader]) for length in lengths] for number in numbers]
     draws = {len(cell) for row in cells for cell in row}
@@ -39,14 +39,19 @@ def grid_shares(sets: pl.DataFrame, reader: str) -> dict[str, float]:
     parts = {
         "number": per_cell * len(lengths) * ((by_number - mean) ** 2).sum(),
         "length": per_cell * len(numbers) * ((by_length - mean) ** 2).sum(),
-        "both": per_cell * ((means - by_number - by_length + mean) ** 2).sum(),
+        "interaction": per_cell * ((means - by_number - by_length + mean) ** 2).sum(),
         "draws": ((table - means[..., None]) ** 2).sum(),
     }
     return {name: float(part) / total for name, part in parts.items()}
 
 
 def regression(columns: Mapping[str, Any], y: Any) -> dict[str, dict[str, float]]:
-    """R² of each column alone, and by how much R² of all columns falls without it."""
+    """R² of each factor alone, and by how much R² of all factors falls without it.
+
+    Args:
+        columns: A factor's values, or its columns `[case, column]` where one line does not code it.
+        y: What is to be explained.
+    """
     whole = r_squared([*columns.values()], y)
     alone = {name: r_squared([column], y) for name, column in columns.items()}
     beyond = {
@@ -55,9 +60,18 @@ def regression(columns: Mapping[str, Any], y: Any) -> dict[str, dict[str, float]
     return {"alone": alone, "beyond": beyond, "together": {"all": whole}}
 
 
+def one_hot(values: Any) -> Any:
+    """Columns `[case, value]` that are 1 where a case has the value: a factor of any shape, not a line."""
+    return (values[:, None] == np.unique(values)[1:]).astype(float)
+
+
 def r_squared(columns: Sequence[Any], y: Any) -> float:
     """R² of a linear regression with an intercept; 0 where y does not vary."""
-    X = np.column_stack([np.ones_like(y), *((column - column.mean()) / (column.std() or 1.0) for column in columns)])
+    X = np.column_stack([np.ones_like(y), *columns])
+    size = np.abs(X).max(0)
+    X[:, 1:] -= X[:, 1:].mean(0)
+    left_over = np.abs(X).max(0)
+    X /= np.where(left_over > 1e-12 * size, left_over, np.inf)  # of one size; what does not vary is left out
     left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
     total = float(((y - y.mean()) ** 2).sum())
     return 1 - float((left**2).sum()) / total if total > 0 else 0.0

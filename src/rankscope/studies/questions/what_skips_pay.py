@@ -19,9 +19,11 @@ import polars as pl
 from rankscope.errors import SourceError
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.skip_networks import (
+    GRADIENT,
     LAYERS,
     NOISE,
     PLACES,
+    TUNING_SEEDS,
     USUAL,
     NetworkKind,
     PriceSizes,
@@ -51,7 +53,9 @@ SEEN = (
     "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
     "with the smallest and the largest MLP on digits), and initial weights were changed because of them: read "
     "'expected' as expected of this run. The last hypothesis was added after the first quick run, before steps along "
-    "the gradient were measured."
+    "the gradient were measured. Changed after a full run was seen: tug of war and training are judged by differences "
+    "over the common part after a branch is added to the stream, not within the branch; steps along the gradient have "
+    "smaller sizes, as all had been below the first; rates are chosen on tuning seeds."
 )
 
 
@@ -86,7 +90,7 @@ def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
         for task in sizes.tasks
         for kind in kinds(sizes)
     }
-    networks = setup.cached_parts(parts, **settings, noise=NOISE, places=PLACES)
+    networks = setup.cached_parts(parts, **settings, noise=NOISE, gradient=GRADIENT, places=PLACES, tuning=TUNING_SEEDS)
     return {"models": pl.concat([pl.DataFrame(schema=LAYERS), *models]), "networks": networks}
 
 
@@ -124,11 +128,6 @@ class Evidence:
         ]  # fmt: skip
         return bool(pairs) and all(accuracy > chance + LEARNT for accuracy, chance in pairs)
 
-    def pull(self, task: str, kind: NetworkKind, part: str, share: float) -> list[float]:
-        """By seed, log10 of what a branch leaves of differences over what it leaves of the common part."""
-        two = [self.of(task, kind, quantity, part, share) for quantity in ("differences", "common")]
-        return [differences - common for differences, common in zip(*two, strict=True)]
-
     @property
     def models(self) -> list[str]:
         """The trained models that were at hand."""
@@ -138,11 +137,6 @@ class Evidence:
         """A number of a trained model for each layer, the mean over samples."""
         rows = self.tables["models"].filter(model=model, part=part, quantity=quantity)
         return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
-
-    def model_pull(self, model: str, part: str) -> list[float]:
-        """For each layer of a trained model, log10 of what a branch leaves of differences over the common part."""
-        two = [self.by_layer(model, part, quantity) for quantity in ("differences", "common")]
-        return [differences - common for differences, common in zip(*two, strict=True)]
 
     def looseness(self, model: str) -> float:
         """log10 of the bound of MLPs over what they do to differences, the median over layers."""
@@ -176,38 +170,41 @@ def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
 
 
 def _sentence(evidence: Evidence, mitigation: HypothesisVerdict) -> str:
-    ratios, growths, _ = _skip_numbers(evidence)
-    if not ratios:
-        first = "What skips pay cannot be told: networks without them did not learn"
+    ratios, growths, texts = _skip_numbers(evidence)
+    if not ratios or any(map(math.isnan, ratios)):
+        first = f"What skips pay cannot be told ({'; '.join(texts)})"
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "at times much"
         first = (
-            f"Skips pay {words} robustness: they tolerate {spread(ratios, '.2f')} times the noise of networks without"
+            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise that "
+            f"networks without tolerate, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
         )
-    first += f", and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(evidence.sizes)
     found = _by_size(evidence, 1.0, "tolerance embedding")
-    price = [ratio for _, _, by_seed, learnt in found if learnt for ratio in by_seed]
+    price = _known([ratio for _, _, by_seed, learnt in found if learnt for ratio in by_seed])
     second = (
         f"without skips an MLP {large // small} times as large {helps[mitigation.holds]}; with skips it tolerates "
         f"{spread(price, '.2f')} times the noise"
     )
     third = ""
     if evidence.models:
-        pulls = [[10 ** statistics.median(evidence.model_pull(name, part)) for name in evidence.models]
+        pulls = [[10 ** statistics.median(evidence.by_layer(name, part, "stream")) for name in evidence.models]
                  for part in ("attention", "mlp")]  # fmt: skip
         third = (
             f"; in trained models attention multiplies differences over the common part by {spread(pulls[0], '.2f')}"
-            f", MLPs by {spread(pulls[1], '.1f')}"
+            f", MLPs by {spread(pulls[1], '.2f')}"
         )
     return f"{first}; {second}{third}."
 
 
 def _tug_verdict(evidence: Evidence) -> HypothesisVerdict:
     shares = {
-        name: [_share(evidence.model_pull(name, "attention"), -1), _share(evidence.model_pull(name, "mlp"), 1)]
+        name: [
+            _share(evidence.by_layer(name, "attention", "stream"), -1),
+            _share(evidence.by_layer(name, "mlp", "stream"), 1),
+        ]
         for name in evidence.models
     }
     ours = "; ".join(f"{name}: {down:.0%} and {up:.0%} of layers" for name, (down, up) in shares.items())
@@ -239,36 +236,46 @@ def _size_verdict(
     evidence: Evidence, skip: float, quantity: str, passes: Callable[[float], bool], lead: str
 ) -> HypothesisVerdict:
     """Whether the largest MLP against the smallest passes with every seed, at equal width and at equal parameters, on
-    every task that both have learnt."""
-    texts, judged = [], list[bool]()
+    every task that both have learnt; None where a number of these could not be measured."""
+    texts, judged = [], list[bool | None]()
     shown = spread_of_logs if quantity == "residual" else partial(spread, form=".2f")
     for task, series, found, learnt in _by_size(evidence, skip, quantity):
-        known = [value for value in found if not math.isnan(value)]
         same = "equal width" if series == "size" else "equal parameters"
-        texts.append(f"{TASKS[task]}, {same}: {shown(known)}{'' if learnt else ' (not learnt)'}")
-        judged += [passes(value) for value in found] if learnt else []
-    return HypothesisVerdict(f"{lead}: {'; '.join(texts)}", all(judged) if judged else None)
+        texts.append(f"{TASKS[task]}, {same}: {shown(_known(found))}{'' if learnt else ' (not learnt)'}")
+        judged += [None if math.isnan(value) else passes(value) for value in found] if learnt else []
+        texts[-1] += f" ({missing} not measured)" if (missing := len(found) - len(_known(found))) else ""
+    return HypothesisVerdict(f"{lead}: {'; '.join(texts)}", all(judged) if judged and None not in judged else None)
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    """Numbers that could be measured: not NaN."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def _skip_numbers(evidence: Evidence) -> tuple[list[float], list[float], list[str]]:
-    """(noise tolerated with skips over that without, of tasks that both have learnt; log10 of the growth of tokens with
-    skips; what both are for each task)."""
+    """(noise tolerated with skips over that without, log10 of the growth of tokens with skips, of tasks that both have
+    learnt; what both are for each task)."""
     ratios, growths, texts = list[float](), list[float](), []
     for task in evidence.sizes.tasks:
-        with_skips, without = evidence.kind(1.0), evidence.kind(0.0)
-        mine = evidence.against(task, with_skips, without, "tolerance embedding")
-        grown, learnt = evidence.of(task, with_skips, "growth"), evidence.learnt(task, with_skips, without)
-        ratios += mine if learnt else []
+        two = {"with": evidence.kind(1.0), "without": evidence.kind(0.0)}
+        failed = [name for name, kind in two.items() if not evidence.learnt(task, kind)]
+        if failed:
+            texts.append(f"{TASKS[task]}: not learnt {' nor '.join(failed)} skips")
+            continue
+        mine = evidence.against(task, two["with"], two["without"], "tolerance embedding")
+        grown = evidence.of(task, two["with"], "growth")
+        ratios += mine
         growths += grown
-        said = f"noise {spread(mine, '.2f')} times" if learnt else "not learnt without skips"
-        texts.append(f"{TASKS[task]}: {said}, tokens {spread([10**log for log in grown], '.1f')} times as long")
+        long = spread([10**log for log in grown], ".1f")
+        texts.append(f"{TASKS[task]}: noise {spread(_known(mine), '.2f')} times, tokens {long} times as long")
     return ratios, growths, texts
 
 
 def _skip_verdict(evidence: Evidence) -> HypothesisVerdict:
     ratios, growths, texts = _skip_numbers(evidence)
     holds = all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
-    return HypothesisVerdict("; ".join(texts), holds if ratios else None)
+    told = ratios and not any(map(math.isnan, ratios))
+    return HypothesisVerdict("; ".join(texts), holds if told else None)
 
 
 def _training_verdict(evidence: Evidence) -> HypothesisVerdict:
@@ -277,7 +284,7 @@ def _training_verdict(evidence: Evidence) -> HypothesisVerdict:
     for task in evidence.sizes.tasks:
         bounds = [evidence.of(task, kind, "bound", "mlp", share) for share in (0.0, 1.0)]
         grown = [end - start for start, end in zip(*bounds, strict=True)]
-        pulls = [evidence.pull(task, kind, "attention", share) for share in (0.0, 1.0)]
+        pulls = [evidence.of(task, kind, "stream", "attention", share) for share in (0.0, 1.0)]
         texts.append(
             f"{TASKS[task]}: constants {spread([10**log for log in grown], '.2f')} times, attention from "
             f"{_power(pulls[0])} to {_power(pulls[1])}"
@@ -300,19 +307,20 @@ def _models_table(evidence: Evidence) -> PageTable:
         rows.append([
             name, evidence.tables["models"].filter(model=name)["reads"][0],
             _power(evidence.by_layer(name, "attention", "differences")),
-            *(_power(evidence.model_pull(name, part)) for part in ("attention", "mlp")),
+            *(_power(evidence.by_layer(name, part, "stream")) for part in ("attention", "mlp")),
             *(_power(logs) for logs in (own, layers["steepest"], layers["bound"])),
             *(_power(logs) for logs in jacobians),
         ])  # fmt: skip
     return PageTable(
         "Trained models: median (range) over layers",
-        ["model", "reads", "attention: differences", "attention: against the common part", "MLP: against the common "
-         "part", "MLP: differences", "MLP: steepest at a token", "MLP: bound by weights", "output moved by differences",
+        ["model", "reads", "attention: differences", "attention: stream", "MLP: stream", "MLP: differences",
+         "MLP: steepest at a token", "MLP: bound by weights", "output moved by differences",
          "output moved by the common part"],
         rows,
-        "*Differences*: their size after a branch over that before. *Against the common part*: this over the same of "
-        "the common part; below one, the branch makes tokens more alike. *Output moved*: a small random change of the "
-        "embedding, by what share of itself the output moves for each share of the embedding.",
+        "*Differences*: their size in a branch's output over that in its input. *Stream*: differences over the common "
+        "part after the branch is added to the stream, over the same before; below one, tokens become more alike. "
+        "*Output moved*: a small random change of the embedding, by what share of itself the output moves for each "
+        "share of the embedding.",
     )  # fmt: skip
 
 
@@ -323,8 +331,9 @@ def _networks_table(evidence: Evidence, task: str) -> PageTable:
         count = evidence.of(task, kind, "parameters")
         rows.append([
             f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
-            spread(evidence.of(task, kind, "accuracy"), ".2f"), spread_of_logs(fresh), spread_of_logs(trained),
-            *(spread(evidence.of(task, kind, f"tolerance {place}"), ".2f") for place in PLACES),
+            spread(evidence.of(task, kind, "accuracy"), ".2f"),
+            *(spread_of_logs(_known(logs)) for logs in (fresh, trained)),
+            *(spread(_known(evidence.of(task, kind, f"tolerance {place}")), ".2g") for place in PLACES),
             *(_power(evidence.of(task, kind, f"jacobian {part}")) for part in ("differences", "common")),
             _power(evidence.of(task, kind, "growth")), _power(evidence.of(task, kind, "bound", "mlp")),
         ])  # fmt: skip
@@ -338,7 +347,8 @@ def _networks_table(evidence: Evidence, task: str) -> PageTable:
         rows,
         "*Noise tolerated*: its size at the embedding, in units by which embedded tokens differ, that takes half of "
         "what accuracy is above guessing; *of inputs*: the same of noise on pixels, in their standard deviation. Rows "
-        f"of another width than {sizes.width} have about as many parameters as {USUAL} widths at {sizes.width}.",
+        f"of another width than {sizes.width} have about as many parameters as {USUAL} widths at {sizes.width}; heads "
+        f"of the narrowest have {equal_width(max(sizes.multiples), sizes) // sizes.heads} numbers.",
     )  # fmt: skip
 
 
@@ -350,14 +360,14 @@ def _training_table(evidence: Evidence) -> PageTable:
             for share in evidence.sizes.shares:
                 rows.append([
                     TASKS[task], f"{skip:g}", f"{share:.0%}",
-                    *(_power(evidence.pull(task, kind, part, share)) for part in ("attention", "mlp")),
+                    *(_power(evidence.of(task, kind, "stream", part, share)) for part in ("attention", "mlp")),
                     *(_power(evidence.of(task, kind, quantity, "mlp", share)) for quantity in
                       ("differences", "steepest", "bound")),
-                    spread_of_logs(evidence.of(task, kind, "residual", share=share)),
+                    spread_of_logs(_known(evidence.of(task, kind, "residual", share=share))),
                 ])  # fmt: skip
     return PageTable(
         f"Over training, MLPs of {USUAL} widths: geometric means over layers, median (range) over seeds",
-        ["task", "skip", "of all steps", "attention: against the common part", "MLP: against the common part",
+        ["task", "skip", "of all steps", "attention: stream", "MLP: stream",
          "MLP: differences", "MLP: steepest at a token", "MLP: bound by weights", "residual after the last layer"],
         rows,
     )  # fmt: skip
@@ -400,9 +410,9 @@ def _draw_models(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> No
     named = dict(zip(evidence.models, colours, strict=False))
     for name, colour in named.items():
         for part, style in styles.items():
-            logs = evidence.model_pull(name, part.lower())
+            logs = evidence.by_layer(name, part.lower(), "stream")
             _banded(axes, [(k + 1) / len(logs) for k in range(len(logs))], [[log] for log in logs], colour, **style)
-    _title(axes, "Trained models", "layer, as a share of all", "differences against common part, ×")
+    _title(axes, "Trained models", "layer, as a share of all", "differences over common part, after / before")
     _legend(axes, named, styles)
 
 
@@ -438,7 +448,7 @@ def _draw_sizes(axes: "Axes", evidence: Evidence, quantity: str, colours: Sequen
             for series, style in (("size", styles[TASKS[task]]), ("parameters", styles["equal parameters"])):
                 chosen = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
                 found = [evidence.of(task, kind, quantity) for kind in chosen]
-                logs = found if residual else [[math.log10(v) for v in row if v > 0] for row in found]
+                logs = [[v if residual else math.log10(v) for v in _known(row)] for row in found]
                 known = [(kind.multiple, row) for kind, row in zip(chosen, logs, strict=True) if row]
                 if known and series == "size":
                     _banded(axes, [multiple for multiple, _ in known], [row for _, row in known], colour, **style)
@@ -497,18 +507,18 @@ QUESTION = Question(
     ),
     method=(
         "Tokens are a common part, their mean, and differences from it. For every branch (attention, MLP) the size of "
-        "both after the branch is divided by that before it, in deviation arithmetic "
-        "(`studies/questions/branch_gains.py`). A branch whose factor of differences is below that of the common part "
-        "makes tokens more alike. MLPs also have a bound by weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular "
-        "value of their Jacobian at a token. Trained models are MiniLM, rxnfp, rxnmapper and AntiBERTy, on samples of "
-        "what they were trained for.\n\n"
+        "both in the output of the branch is divided by that in its input, in deviation arithmetic "
+        "(`studies/questions/branch_gains.py`). What a branch does to tokens is read after the sum with the skip, "
+        "where there is one: differences over the common part there, over the same before (*stream*). MLPs also have a "
+        "bound by weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular value of their Jacobian at a token. Trained "
+        "models are MiniLM, rxnfp, rxnmapper and AntiBERTy, on samples of what they were trained for.\n\n"
         "Pre-norm networks of our own learn digits and next characters. They differ in their skips (weight 1, 0.5, "
         "none), in the hidden layer of MLPs, and, as controls, in width, so that parameters are equal, and in the gain "
         "of the MLPs' second matrix at first, by which their Lipschitz constant is multiplied. Weights start with "
         "variance 1/inputs, so that an MLP's output is as large at every size. The learning rate is chosen for each "
-        "kind by training loss, where there is more than one. Noise is normal, in units by which embedded tokens "
-        "differ, so that a network that embeds at a larger scale has no advantage; a step of the same size along the "
-        "gradient of the loss stands for noise that is chosen against the network."
+        "kind by training loss of tuning seeds, where there is more than one. Noise is normal, in units by which "
+        "embedded tokens differ, so that a network that embeds at a larger scale has no advantage; a step of the same "
+        "size along the gradient of the loss stands for noise that is chosen against the network."
     ),
     refuted_by=(
         "Attacks of many steps; larger networks without skips, if these can be trained; trained decoders, as all "
