@@ -18,6 +18,7 @@ from rankscope.lab.tasks import (
     Task,
     task,
 )
+from rankscope.lab.tasks.task import HELD_OUT, STEPS
 from rankscope.nets import Transformer
 from tests.raising import raises
 
@@ -46,6 +47,15 @@ def test_a_batch_is_of_the_seed_and_the_step(each: Task) -> None:
         assert int(first.inputs.min()) >= 0 and int(first.inputs.max()) < asked.symbols
     assert first.labels.shape == (first.inputs.shape[:2] if asked.per == "token" else (5,))
     assert 0 < each.chance < 1
+
+
+@pytest.mark.parametrize("each", SMALL[1:3], ids=lambda each: each.name)
+def test_held_out_sequences_are_those_of_no_step(each: Task) -> None:
+    """torch takes the lowest 32 bits of a seed, so that a large one may draw what a small one draws."""
+    assert HELD_OUT % 2**32 >= 40_000 * STEPS  # Beyond all steps of the first 40 000 seeds
+    held = each.held_out(64).inputs
+    drawn = [each.batch(64, seed, step).inputs for seed in range(3) for step in range(20)]
+    assert not any(other.shape == held.shape and torch.equal(other, held) for other in drawn)
 
 
 @pytest.mark.parametrize("each", SMALL, ids=lambda each: each.name)

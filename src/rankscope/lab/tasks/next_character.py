@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.task import HELD_OUT, STEPS, Batch, Task, decoder
+from rankscope.lab.tasks.task import STEPS, Batch, Task, decoder
 from rankscope.nets import Architecture
 from rankscope.shapes import Int
 
@@ -60,8 +60,8 @@ class NextCharacter(Task):
         return self._excerpts(self.ids[: self._learnt], samples, seed * STEPS + step)
 
     def held_out(self, samples: int) -> Batch:
-        """Excerpts of the last tenth."""
-        return self._excerpts(self.ids[self._learnt :], samples, HELD_OUT)
+        """Excerpts of the last tenth, of which no step draws any: their seed may be that of a step."""
+        return self._excerpts(self.ids[self._learnt :], samples, 0)
 
     @property
     def _learnt(self) -> int:

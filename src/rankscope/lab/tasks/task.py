@@ -15,7 +15,7 @@ from rankscope.shapes import Bool, Int
 UNLABELLED = -100  # The label of a token that has none
 STEPS = 100003  # Steps of a seed's own; those of two seeds do not meet before
 FREQUENT = 1024  # Samples that frequencies of labels are taken from
-HELD_OUT = 2**61  # The seed of samples that no training sees
+HELD_OUT = 2**32 - 1  # The seed of samples that no training sees: torch takes the lowest 32 bits, which are 0 in 2**61
 
 
 def drawn_from(seed: int, step: int) -> torch.Generator:
