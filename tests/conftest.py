@@ -20,3 +20,17 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the marker `sampled(n)`, n cases at even distances stay in `make test`; the others become slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for grid in cases.values():
+        (count,) = grid[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        kept = {round(k * (len(grid) - 1) / max(1, count - 1)) for k in range(count)}
+        for k, item in enumerate(grid):
+            if k not in kept:
+                item.add_marker(pytest.mark.slow)

@@ -84,6 +84,7 @@ def test_every_module_is_run_or_stands_alone() -> None:
     assert modules == {*printed.TITLES, *ALONE}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "module", [pytest.param(each, marks=[pytest.mark.slow] * (each in HEAVY)) for each in printed.TITLES]
 )
@@ -122,6 +123,7 @@ def test_alarms_of_a_run_are_rules_that_there_are(case: alarms.Case) -> None:
     assert not case.expected or case.expected in {rule.name for rule in default_rules()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", recipes.ROWS)
 def test_a_recipe_gives_accuracies(task: str) -> None:
     _, change = recipes.ROWS[task][-1]
@@ -244,6 +246,7 @@ def test_the_loss_shows_a_spike_or_a_rise() -> None:
     assert shown is not None and 201 <= shown <= 216  # a step of 30 deviations is a spike too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["siamese", *(pytest.param(x, marks=pytest.mark.slow) for x in ("variance", "masked"))])
 def test_an_encoder_loses_its_safeguard_after_the_calm_and_not_before(tmp_path: Path, way: str) -> None:
     for collapses in (False, True):
@@ -289,6 +292,7 @@ def test_the_depth_card_of_a_streamed_llama_is_measured(tmp_path: Path) -> None:
     assert seconds > 0 and peak > 0 and sentence is not None and "2 layers count as" in sentence
 
 
+@pytest.mark.slow
 def test_cuts_of_a_trained_network_resume_and_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "HELD", 8)
     monkeypatch.setattr(cutting, "CALIBRATION", 2)

@@ -100,6 +100,7 @@ def test_a_large_profile_stays_small() -> None:
     assert len(repr(profile).splitlines()) == ROWS + 2
 
 
+@pytest.mark.slow
 def test_metrics_of_attention_and_noise() -> None:
     attention = measure(NET, *ENCODED, ["dobrushin"])
     mean = attention.curve("dobrushin", "log10")[:, 1].mean()
@@ -124,6 +125,7 @@ def test_a_summary_shows_its_medians() -> None:
     assert "Median of 3 excerpts" in page.text and "3 excerpts" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_decomposition_shows_its_lengths() -> None:
     d = decompose(NET, *ENCODED)
     found = d.by_length()
@@ -194,6 +196,7 @@ def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> No
         assert left_out.all()
 
 
+@pytest.mark.slow
 def test_panels_above_each_other_stay_together() -> None:
     figure, _ = panels(2, rows=2)
     assert len(Page(card("", lambda: figure, (), ())).images) == 1
@@ -207,6 +210,7 @@ def test_a_figure_shows_itself() -> None:
     assert size == {"width": 720, "height": 216}  # ten inches by three, of 72 pixels
 
 
+@pytest.mark.slow
 def test_nothing_fills_the_screen() -> None:
     d = decompose(NET, *ENCODED)
     path = d.path((0, None))

@@ -46,6 +46,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: tuple[Path,
     assert found[f"{NAMED}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_sdist_has_what_its_tests_need_and_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, sdist = built
     with tarfile.open(sdist) as archive:

@@ -1,6 +1,7 @@
 """The house itself: imports go one way, and the public face is small."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
@@ -40,6 +41,12 @@ FLOORS = [
 """Each room may import those before it."""
 
 
+@cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Imports of a file, wherever they stand."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def test_every_room_has_its_floor() -> None:
     rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert rooms - {"__init__", "__main__", "__pycache__"} == set(FLOORS)
@@ -50,7 +57,7 @@ def test_imports_go_one_way() -> None:
         room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         if room in ("__init__", "__main__"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports(path):
             names = []
             if isinstance(node, ast.ImportFrom):
                 inside = node.module == "rankscope"  # from rankscope import nets
@@ -81,14 +88,14 @@ def test_no_module_imports_one_that_imports_it() -> None:
         ".".join(("rankscope", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in SOURCE.rglob("*.py")
     }
-    imports: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for name, path in files.items():
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports(path):
             if isinstance(node, ast.ImportFrom):
                 whole = {f"{node.module}.{alias.name}" for alias in node.names}
                 found |= {each if each in files else str(node.module) for each in whole}
             elif isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
-        imports[name] = (found & set(files)) - {name}
-    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+        imported[name] = (found & set(files)) - {name}
+    TopologicalSorter(imported).prepare()  # raises CycleError, which names the circle

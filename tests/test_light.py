@@ -33,6 +33,7 @@ def without(packages: tuple[str, ...], code: str, cwd: Path | None = None) -> su
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_metrics_and_networks_need_torch_alone() -> None:
     done = without(
         (*CORE, *OPTIONAL),

@@ -100,6 +100,7 @@ class Scaled(Network):
         return [[(1 + self.w) * p - self.w * c for p, c in zip(*rows, strict=True)] for rows in pairs]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", ["complete", "causal"])
 @pytest.mark.parametrize(
     ("norm", "mlp", "skip"), [("none", "none", 0.0), ("layer", "plain", 1.0), ("rms", "gated", 0.0)]
@@ -155,6 +156,7 @@ class BranchScale:
         return terms._replace(parts=self.by * terms.parts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("place", ["attention", "mlp", "stream"])
 def test_a_linear_part_elsewhere_brings_its_frozen_rule(place: str, parallel: bool) -> None:
@@ -169,6 +171,7 @@ def test_a_linear_part_elsewhere_brings_its_frozen_rule(place: str, parallel: bo
     torch.testing.assert_close(d.keep(paths=paths), found.embedding.sum(0), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_theorems_know_nothing_of_it_and_say_so() -> None:
     found = certify(with_part(network(), AttnScale(0.5)), tokens()[:1])
     assert not found.table["met"].any()

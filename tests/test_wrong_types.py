@@ -4,6 +4,8 @@ first; users have no such checks, so a plain interpreter tries them."""
 import subprocess
 import sys
 
+import pytest
+
 CASES = """
 import torch, rankscope
 from rankscope.metrics import Metric, residual
@@ -93,6 +95,7 @@ assert lists == tuples and hash(lists) == hash(tuples)
 """Each with the class of the error and what it is about; then what is as good as the right type."""
 
 
+@pytest.mark.slow
 def test_wrong_python_types_are_errors_that_name_their_subject_and_lists_are_tuples() -> None:
     done = subprocess.run([sys.executable, "-c", CASES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

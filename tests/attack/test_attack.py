@@ -79,12 +79,14 @@ def check(seeds: Sequence[int], kind: str, feature: str = "none", confirm: bool 
         assert found.counts["right"] + found.counts["marked"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_sample_of_every_kind(kind: str) -> None:
     place = list(KINDS).index(kind)
     check(((10**6, CAPPED)[place % 2] + place,), kind)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("feature", list(FEATURES)[1:])
 def test_a_sample_of_every_feature(feature: str, number: int) -> None:
@@ -101,6 +103,7 @@ def test_more_of_every_kind_and_feature(kind: str) -> None:
     check((10**6 + 30,), kind, confirm=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", thinned(list(BROKE)))
 def test_networks_that_once_broke_it(name: str) -> None:
     kind, seed, *feature = BROKE[name]
@@ -196,6 +199,7 @@ def test_norm_free_llama_blocks_are_marked_where_rounding_decides() -> None:
     assert marked > 0
 
 
+@pytest.mark.slow
 def test_a_token_a_million_times_longer_is_read_as_float64_reads_it() -> None:
     told = 0
     for seed in range(6):

@@ -36,6 +36,7 @@ def reference_states(net: Transformer, X: Tensor, padded: int = 0) -> list[Tenso
         return [as_tensor(state) for state in reference.states(X)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_states_are_those_of_float64_where_it_resolves(feature: str) -> None:
     for number, kind in enumerate(FEW):

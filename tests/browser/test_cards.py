@@ -77,6 +77,7 @@ CONTRAST = """() => {
 """The contrast of every word with what it stands on, 0 where it has brought a ground of its own."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("ground", "ink"), [("#111", "#ddd"), ("#fff", "#222"), ("#1e1e1e", "#ccc")])
 def test_text_is_readable_in_any_theme(browser: "Browser", page_of_cards: Path, ground: str, ink: str) -> None:
     with opened(browser, page_of_cards, 1000) as found:

@@ -73,6 +73,7 @@ def test_the_first_look(page: "Page", explorer: Served) -> None:
     assert "3 layers" in page.inner_text("#about")
 
 
+@pytest.mark.slow
 def test_every_control_changes_what_it_should(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     assert "skip 0 " in turned(page, lambda: slide(page, "skip", 0))

@@ -72,6 +72,7 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
     run_writer.close()
 
 
+@pytest.mark.slow
 def test_a_loss_spike_has_a_card_with_what_came_before(browser: "Browser", tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     for step in range(0, 2400, 10):

@@ -121,6 +121,7 @@ def test_every_help_is_one_line_and_fits() -> None:
                 assert parameter.help and "\n" not in parameter.help and len(parameter.help) <= 84, name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -140,6 +141,7 @@ def test_json_is_all_there_is_on_stdout(line: list[str]) -> None:
     json.loads(out, parse_constant=refuse)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", ["60", "200"])
 @pytest.mark.parametrize(
     "line",

@@ -25,6 +25,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_table_that_fits_and_a_run_folder(corpus: Path) -> None:
     out = printed(*SHORT, *HERE, "-o", "out", "--samples", "20", cwd=corpus)
     assert "median of 20 excerpts" in out

@@ -34,6 +34,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by", ["path_share", "gradient"])
 def test_a_model_is_written_with_head_and_tokenizer(gpt: Path, tmp_path: Path, by: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -72,6 +73,7 @@ def test_the_same_command_gives_the_same_layers(gpt: Path) -> None:
     assert answered(*line) == answered(*line)
 
 
+@pytest.mark.slow
 def test_mistakes_are_sentences(gpt: Path, tmp_path: Path) -> None:
     """And are made before a model is loaded, where they can be."""
     (tmp_path / "full").mkdir()

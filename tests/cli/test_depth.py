@@ -52,6 +52,7 @@ def test_a_network_that_paths_do_not_cover_says_so(tmp_path: Path) -> None:
     assert "There are no shares of paths" in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_network_is_refused(tmp_path: Path) -> None:
     printed("depth", *SMALL, "--no-heads", "-o", "run", cwd=tmp_path)
     done = rankscope("measure", "bert-mini", *SMALL[1:], "-o", "run", cwd=tmp_path)

@@ -153,6 +153,7 @@ def test_mistakes_are_sentences(tmp_path: Path, line: str, sentence: str) -> Non
     assert code == 2 and out == "" and sentence in err and len(err.splitlines()) == 1, err
 
 
+@pytest.mark.slow
 def test_it_keeps_up_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     run_writer.write(measurement(0))

@@ -48,6 +48,7 @@ def test_a_page_does_not_take_the_place_of_a_folder(runs: WrittenRuns) -> None:
     assert not list(runs.folder.glob(".*"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("theorem", ["norm-rank", "dobrushin"])
 def test_a_theorem_can_be_asked_alone(theorem: str) -> None:
     code, out, err = rankscope("bounds", *SMALL, "--theorems", theorem)

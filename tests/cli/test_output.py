@@ -12,6 +12,7 @@ from tests.cli.running import printed, rankscope
 SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
 
 
+@pytest.mark.slow
 def test_commands_into_one_folder_keep_their_manifests(runs: WrittenRuns, tmp_path: Path) -> None:
     shutil.copytree(runs.folder / "paths", tmp_path / "out")
     printed("bounds", *SMALL, "-o", "out", cwd=tmp_path)
@@ -24,6 +25,7 @@ def test_commands_into_one_folder_keep_their_manifests(runs: WrittenRuns, tmp_pa
     assert "Manifest of paths" in html and "Which paths carry the output" in html and "What is proved" in html
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "line",
     ["measure bert-mini", "paths bert-tiny --seed 1", "measure bert-tiny --layers 3", "compare bert-tiny bert-mini"],
@@ -44,6 +46,7 @@ def test_a_run_may_be_replaced_by_one_of_another_network(runs: WrittenRuns, tmp_
     assert read(tmp_path / "out").manifests["measure"].model == "bert-mini"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("line", ["measure", "paths", "bounds", "compare bert-tiny:san", "demo", "demo --train",
                                   "remedies", "reproduce", "checkpoints"])  # fmt: skip
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(

@@ -15,6 +15,7 @@ from tests.cli.conftest import WrittenRuns
 from tests.cli.running import COMMAND, printed, rankscope
 
 
+@pytest.mark.slow
 def test_several_runs_become_one_page(runs: WrittenRuns, tmp_path: Path) -> None:
     page = tmp_path / "all.html"
     out = printed("report", "measure", "paths", "bounds", "-o", os.path.relpath(page, runs.folder), cwd=runs.folder)
@@ -55,6 +56,7 @@ def explorer() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_serves_until_ctrl_c(explorer: subprocess.Popen[str], busy: bool) -> None:
     assert explorer.stdout is not None and explorer.stderr is not None

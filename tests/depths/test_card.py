@@ -82,6 +82,7 @@ def lost(net: Transformer, cut: Transformer, X: Tensor, padding: Tensor | None) 
     return tuple(np.mean(found, 0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "some heads"])
 def test_losses_are_those_of_the_network_without_the_part(kind: str) -> None:
     net = awake(Architecture(**SIZE, **KINDS[kind]))
@@ -157,6 +158,7 @@ def blocks_of(model: nn.Module, name: str) -> nn.ModuleList:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_those_of_the_original_model_with_the_layer_deleted(name: str) -> None:
     model, ids = MODELS[name](), torch.randint(0, 50, (2, 9))
@@ -215,6 +217,7 @@ def test_entropy_and_sinks_are_those_of_the_attention_of_the_original() -> None:
         assert card.layers["sink_heads"][layer - 1] == pytest.approx(float((sink > 0.3).double().mean()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["vit", "t5", "gpt_neox", "gemma", "mixtral", "albert"])
 def test_every_kind_of_model_has_a_card(name: str) -> None:
     """Images, relative position biases, parallel blocks, sandwiches, experts, shared layers: shares add up, and losses
@@ -329,6 +332,7 @@ def test_a_card_is_saved_and_read(tmp_path: Path) -> None:
         DepthCard.read(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_a_card_is_a_picture_and_a_card_of_a_notebook() -> None:
     card = depth(fresh("bert-tiny"), ["Call me Ishmael. Some years ago"])
     picture = ElementTree.fromstring(card.svg())

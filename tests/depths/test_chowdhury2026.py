@@ -120,6 +120,7 @@ def test_weights_tend_to_the_density() -> None:
     assert gaps[1] < gaps[0] / 3.5 and gaps[2] < gaps[1] / 3.5
 
 
+@pytest.mark.slow
 def test_independent_sizes_are_those_of_random_values() -> None:
     """Mean squares over networks of uniform attention whose values are drawn anew in every layer."""
     n, layers, width, a = 6, 3, 24, 0.4

@@ -104,6 +104,7 @@ def test_magnitude_is_the_frobenius_norm_of_matrices() -> None:
     assert heads(net, sample)[1][1] == pytest.approx(float(one.norm()), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["pre-norm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "pre-norm")]
 )

@@ -159,6 +159,7 @@ def headed(family: str, label: str | None, kind: str | None) -> Any:
     return model.eval()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "label", "kind"), HEADED)
 def test_a_model_with_its_head_loses_layers_and_transformers_loads_the_rest(
     family: str, label: str | None, kind: str | None, tmp_path: Path
@@ -226,6 +227,7 @@ def test_windows_by_layer_go_with_their_layers(tmp_path: Path) -> None:
     assert [again.arch.mask_of(k) for k in range(len(kept))] == [net.arch.mask_of(layer) for layer in kept]
 
 
+@pytest.mark.slow
 def test_minilm_is_written_with_its_tokenizer(tmp_path: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 

@@ -15,6 +15,7 @@ def test_every_activation_of_an_architecture_has_a_series() -> None:
     assert set(SERIES) == set(ACTIVATIONS) == set(EXACT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SERIES)
 @pytest.mark.parametrize("z", POINTS)
 def test_coefficients_are_derivatives_over_factorials(name: str, z: float) -> None:

@@ -16,6 +16,7 @@ from tests.builders import awake, normal
 from tests.deviation.reference import SMALL, compare
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("norm", "place"), [("none", "post"), ("rms", "pre"), ("layer", "post")])
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_gated_heads_are_exact(norm: Any, place: Any, skip: float) -> None:
@@ -56,6 +57,7 @@ def test_gates_that_are_open_to_zeros_alone() -> None:
     assert (result[0, 0, :2] - expected).abs().max() < 1e-12 and not found.R.value[0, 0, 2].any()
 
 
+@pytest.mark.slow
 def test_doubled_precision_confirms_gated_heads() -> None:
     arch = Architecture(**SMALL, norm="rms", norm_place="pre", head_gate=True, attention_skip=0.0)
     once, twice = (

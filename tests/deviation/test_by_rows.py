@@ -105,6 +105,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 PADDED = [(kind, padded(2, 8, 1)) for kind in NETWORKS]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "padding"), [*PADDED, ("causal, rotary", None), ("pure attention", None)])
 def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor | None) -> None:
     """Metrics of tokens, heads and attention, and what the second pass marks of them."""
@@ -125,6 +126,7 @@ def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor
                 assert other["log10"] == pytest.approx(one["log10"], rel=1e-11, abs=1e-11, nan_ok=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("divisor", [1e-20, 1e-30])
 def test_what_rounding_decides_is_marked(divisor: float) -> None:
     """Tokens that are the same but for their last digits, and scores so steep that these choose among them:

@@ -18,6 +18,7 @@ MASKS = ("complete", "causal", "window:1")
 POSITIONS = ("none", "absolute", "relative", "rotary", "bias", "alibi")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_capped_scores(positions: Any) -> None:
     """Below the scores' size and above it, with biases in queries and keys, skips and none."""
@@ -28,6 +29,7 @@ def test_capped_scores(positions: Any) -> None:
         compare(arch, seed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_capped_pure_attention_far_below_floating_point(scale: float) -> None:
     """Six layers without skips, scores within the cap and far beyond it, where all of them are the cap's."""

@@ -14,6 +14,7 @@ from tests.deviation.reference import Network, log10_residual
 SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "mlp_width": 8}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("norm", "skip"), [("layer", 0.0), ("layer", 1.0), ("none", 0.0)])
 def test_what_is_confirmed_is_exact(norm: Any, skip: float) -> None:
     arch = Architecture(**SMALL, norm=norm, attention_skip=skip)
@@ -28,6 +29,7 @@ def test_what_is_confirmed_is_exact(norm: Any, skip: float) -> None:
     assert found.manifest.networks[0].checks["confirm"] is True
 
 
+@pytest.mark.slow
 def test_differences_within_clusters_are_resolved() -> None:
     """Groups of tokens whose members differ by 1e-19 of the distance between groups, and attention that looks
     at one group alone: 16 digits have lost what 32 still hold."""

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_residuals_are_those_of_hundreds_of_digits(case: str) -> None:
     net = awake(Architecture(**SMALL, **CASES[case]), 3).with_memory(normal(1, 5, 8, seed=9))
@@ -55,6 +56,7 @@ def test_equal_tokens_stay_equal() -> None:
     assert float(found.curve("mu").max()) == 0.0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("confirm", "batch"), [(False, 2), (True, 5)])
 def test_padding_of_tokens_and_memory(confirm: bool, batch: int) -> None:
     """Both padded on either side, many samples in one batch or several, against float64 on each by itself."""

@@ -39,6 +39,7 @@ NORMS = [("none", "post"), ("rms", "pre"), ("layer", "post")]
 CASES = [(mixture, *NORMS[(k + shift) % 3]) for k, mixture in enumerate(MIXTURES) for shift in (0, 1)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("mixture", "norm", "place"), CASES)
 def test_every_mixture_is_exact(mixture: str, norm: Any, place: Any) -> None:
     skip = 0.0 if norm == "rms" else 1.0
@@ -49,6 +50,7 @@ def test_every_mixture_is_exact(mixture: str, norm: Any, place: Any) -> None:
     compare(arch, seed=int(skip))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "mixture",
     ["renormalised", "as scored", "shared", "sigmoids", "deepseek", pytest.param("gpt-oss", marks=pytest.mark.slow)],
@@ -101,6 +103,7 @@ def test_an_expert_of_next_to_no_weight_beside_one_that_gives_nothing(renormalis
     assert float(true) < -600 and not found.table["below_floor"].any() and float(found.curve("expert_load")[0, 1]) == 1
 
 
+@pytest.mark.slow
 def test_doubled_precision_confirms_a_mixture() -> None:
     arch = Architecture(**SMALL, norm="rms", norm_place="pre", mlp="experts", experts=MIXTURES["shared"],
                         attention_skip=0.0, mlp_skip=0.0, activation="silu")  # fmt: skip

@@ -62,6 +62,7 @@ def test_a_norm_brings_its_deviation_rule_as_the_built_in_ones_do() -> None:
     torch.testing.assert_close(curve, by_hand(net, X), rtol=1e-10, atol=0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("norm", "scale", "eps"), thinned(("layer", "rms", "scale"), (1e-6, 1e-3, 1e3), (0.0, 1e-5)))
 def test_norms_at_any_scale_of_tokens(norm: Any, scale: float, eps: float) -> None:
     arch = Architecture(**SMALL, norm=norm, norm_place="pre", norm_eps=eps, attention_skip=0.5)

@@ -53,6 +53,7 @@ def _narrow(eps: float, **weights: list[float]) -> Transformer:
     return Transformer.from_weights(arch, tensors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", ["query", "key"])
 @pytest.mark.parametrize("confirm", [False, True])
 def test_the_sign_of_a_query_or_key_that_is_rounding_is_marked(part: str, confirm: bool) -> None:

@@ -49,6 +49,7 @@ def test_states_and_attention_equal_float64_where_that_can_see(
     assert torch.allclose(mine[~padding], output[~padding], rtol=0, atol=1e-9 * float(output.abs().max()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("seed", "heads"), [(0, 1), (1, 4)])
 def test_pure_attention_cubes_its_residual(seed: int, heads: int) -> None:
     """Dong et al. 2021, Thm 2.3: log res grows by 3 a layer. Measured to layer 12, at 1e-100000."""
@@ -62,6 +63,7 @@ def test_pure_attention_cubes_its_residual(seed: int, heads: int) -> None:
     assert log10[12] < -1e4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [{"mask": "causal"}, {"mask": "window:2"}, {"mask": "unidirectional"}, {"positions": "alibi"},
@@ -88,6 +90,7 @@ def test_masks_and_relative_positions_make_the_fall_exponential(change: dict[str
     assert float(log10[-1]) > -150
 
 
+@pytest.mark.slow
 def test_skips_stop_the_collapse() -> None:
     arch = Architecture(layers=60, width=16, heads=2)
     X = tokens(8, 16)

@@ -38,6 +38,7 @@ def sharp_beside_zero(sharpness: float, **fields: Any) -> tuple[Transformer, Ten
     return Transformer.from_weights(arch, tensors), torch.tensor([[[0, 0], [1, 2], [2, -1]]], dtype=torch.float64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{"norm_place": "post"}, {"norm_place": "sandwich"}])
 @pytest.mark.parametrize("confirm", [False, True])
 def test_a_token_below_the_range_and_a_norm_without_eps(fields: Any, confirm: bool) -> None:
@@ -109,6 +110,7 @@ def test_a_relu_that_is_shut_leaves_a_zero_that_is_proved() -> None:
     assert not profile.table["below_floor"].any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", ["causal", "complete", "window:1"])
 @pytest.mark.parametrize(("norm", "place"), [("rms", "pre"), ("scale", "post"), ("layer", "sandwich"), ("none", "pre")])
 def test_a_token_of_zeros_is_not_marked_for_that(mask: Any, norm: Any, place: Any) -> None:

@@ -36,6 +36,7 @@ def test_what_falls_through_the_lowest_scale_is_at_the_floor(log: float, falls_t
     assert float(reading.log10) == pytest.approx(lowest, rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(st.floats(0.01, 3), st.integers(0, 99))
 def test_metrics_agree_with_float64s_where_it_can_see(scale: float, seed: int) -> None:
@@ -53,6 +54,7 @@ def test_metrics_agree_with_float64s_where_it_can_see(scale: float, seed: int) -
         assert torch.allclose(mine / size, theirs / size, rtol=1e-7, atol=1e-7, equal_nan=True), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["residual@argmin", "relative_residual@argmin", "max_residual@argmin"])
 def test_other_centres_work_at_any_scale(name: str) -> None:
     net = Transformer.random(Architecture(layers=5, width=6, heads=1), init="xavier").variant("san")
@@ -65,6 +67,7 @@ def test_other_centres_work_at_any_scale(name: str) -> None:
     assert float(log10[0]) == pytest.approx(math.log10(float(first)))
 
 
+@pytest.mark.slow
 def test_value_and_log10_say_the_same_or_the_value_is_out_of_range() -> None:
     arch = Architecture(layers=120, width=8, heads=2, biases=False)
     shrinking = Transformer.random(arch).variant("san")

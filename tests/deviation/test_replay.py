@@ -53,6 +53,7 @@ def assert_same(found: State, expected: State, share: float) -> None:
     assert ((R.at(log) - other.at(log)).abs() <= share * size).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(architectures(), st.integers(1, 5), st.integers(0, 2), st.integers(0, 2), st.integers(0, 999))
 def test_what_is_replayed_is_what_the_rules_give(
@@ -71,6 +72,7 @@ def test_what_is_replayed_is_what_the_rules_give(
             assert_same(found, expected, 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(architectures(), st.integers(1, 5), st.integers(0, 999), st.sampled_from((1.0, 1e-3, 1e-9, 1e-200)))
 def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, close: float) -> None:
@@ -110,6 +112,7 @@ def test_a_traced_layer_gives_the_same_bits(variant: str, activation: str) -> No
     assert cached.changes == 0 and cached.runs_since_change == 4
 
 
+@pytest.mark.slow
 def test_changed_weights_are_seen() -> None:
     """In their place, or in another."""
     arch, padding = Architecture(layers=2, width=8, heads=2), padded(4, 0, 0)
@@ -147,6 +150,7 @@ NARROW = Architecture(
 """Its tokens become short, and a replayed pass keeps them at another scale."""
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(architectures(), st.integers(1, 5), st.integers(0, 2), st.integers(0, 999))
 @example(NARROW, 1, 0, 0)
@@ -172,6 +176,7 @@ def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, be
 SLOWER = [pytest.param(name, marks=pytest.mark.slow) for name in ("san", "san+mlp", "san+norm+skip")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["transformer", *SLOWER])
 def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device without numbers (torch's "meta") both passes go through once they were asked: no question

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 OTHER_SIZES = [(case, size) for case in ("as DeepSeek", "attention alone, rotated") for size in (1e-3, 1e4)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "size"), [*((case, 1.0) for case in CASES), *OTHER_SIZES])
 def test_residuals_are_those_of_hundreds_of_digits(case: str, size: float) -> None:
     """Of tokens of ordinary size, and of small and large ones, beside which the norm of a latent is of

@@ -70,6 +70,7 @@ MASKS = ("complete", "causal", "window:1")
 POSITIONS = ("none", "absolute", "relative", "rotary", "bias", "alibi")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("positions", "kernel", "skip"), thinned(POSITIONS, ("softmax", "gaussian"), (0.0, 1.0)))
 def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, skip: float) -> None:
     """A norm on queries and keys, angles by layer, and a first layer that reads its input as it is."""

@@ -12,6 +12,7 @@ from tests.builders import normal
 from tests.deviation.reference import compare
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mask", ["complete", "causal"])
 @pytest.mark.parametrize("divisor", [0.05, 0.3])
 @pytest.mark.parametrize("scale", [1.0, 5.0])

@@ -60,6 +60,7 @@ CHOICES: dict[str, list[Any]] = {
 rule takes rotations to keep lengths, which rounded cosines and sines do to 16 digits.)"""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(7))
 def test_states_to_thirty_digits(number: int) -> None:
     fields = {name: values[number % len(values)] for name, values in CHOICES.items()}
@@ -89,6 +90,7 @@ def test_pure_attention_far_below_floating_point() -> None:
     assert found[-1][1] < -330
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("activation", "apart"),
     [("gelu", 1e-3), ("gelu", 1e-20), ("gelu_tanh", 1e-3), ("quick_gelu", 1e-3), ("silu", 1e-3), ("tanh", 1e-3)],

@@ -144,6 +144,7 @@ def test_a_text_that_is_not_there_is_refused(tmp_path: Path) -> None:
         sweep({"all": {"text": str(tmp_path / "none.txt")}}, tmp_path)
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text("[grid]\nskip = 1.0\n")
     code = f"import sys; sys.modules['ray'] = None; {COMMAND[-1]}"

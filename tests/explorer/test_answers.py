@@ -22,6 +22,7 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "turns", [*TURNS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in TURNS[2:])], ids=str
 )
@@ -53,6 +54,7 @@ def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
     assert part["about"]["arithmetic"] == "float64"
 
 
+@pytest.mark.slow
 def test_pinned_settings_come_beside_and_begin_in_the_same_place(served: Served) -> None:
     now = {"model": "tiny", "text": TEXT}
     request = {"setting": now, "A": {**now, "skip": 0.0}, "B": {**now, "text": "another text"}, "focus": "A"}
@@ -72,6 +74,7 @@ def test_only_what_is_asked_for_is_answered(served: Served) -> None:
     assert list(served.parts({"setting": {"model": "tiny"}, "parts": ["paths"]})) == ["paths", "end"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
     parts = served.parts({"setting": {"model": "tiny", "text": TEXT, "tokens": tokens}})

@@ -111,6 +111,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(setting=FIELDS | SCALAR, pin=st.none() | FIELDS)
 def test_any_setting_is_answered_or_refused_and_the_server_goes_on(served: Served, setting: Any, pin: Any) -> None:
@@ -204,6 +205,7 @@ def test_too_many_are_sent_away_and_told_when_to_come_back() -> None:
         assert refused.status_code == 503 and refused.headers["retry-after"]
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_says_so_in_its_last_line() -> None:
     with serving(small_networks(), Jobs(seconds=0.7)) as explorer:
         lines = [json.loads(line) for line in explorer.ask(HEAVY).text.splitlines()]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
@@ -85,6 +86,7 @@ def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
     assert found["figures"]["gradients"]["layout"]["yaxis"]["title"]["text"] == "gradient: MLP"
 
 
+@pytest.mark.slow
 def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     for step in range(0, 4 * STEPS):

@@ -41,6 +41,7 @@ def panel() -> ForecastPanel:
     return ForecastPanel(small_networks())
 
 
+@pytest.mark.slow
 def test_the_numbers_and_sentences_are_those_of_forecast(served: Served) -> None:
     answer = posted(served, setting=SETTING)
     part, end = map(json.loads, answer.text.splitlines())
@@ -53,6 +54,7 @@ def test_the_numbers_and_sentences_are_those_of_forecast(served: Served) -> None
     assert not any("not trained" in sentence for sentence in part["sentences"])  # weights were drawn
 
 
+@pytest.mark.slow
 def test_text_makes_no_difference_and_is_not_waited_for(panel: ForecastPanel) -> None:
     (first,) = parts_of(panel, setting=SETTING)
 

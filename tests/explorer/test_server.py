@@ -2,9 +2,12 @@
 
 import socket
 
+import pytest
+
 from tests.explorer.serving import QUICK, raw, serving, small_networks
 
 
+@pytest.mark.slow
 def test_a_connection_without_a_request_is_closed() -> None:
     with serving(small_networks(), patience=0.2) as slow:
         own = f"Host: 127.0.0.1:{slow.port}\r\n".encode()

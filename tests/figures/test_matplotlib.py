@@ -31,6 +31,7 @@ def many(names: list[str]) -> Profile:
     ])  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("made", "panels"),
     [

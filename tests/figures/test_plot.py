@@ -92,6 +92,7 @@ def test_arithmetics_side_by_side_show_the_law() -> None:
     figure.savefig("/dev/null", format="png")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["_mine", "$", "a $b$", r"$\frac{$", "--><x>", "a\x1b[31m\nb", "x" * 400, ""])
 def test_a_variant_of_any_name_is_drawn_and_stands_in_the_legend(name: str, tmp_path: Path) -> None:
     both = Profile.join([measure(NET, X, variant=each) for each in (name, "plain")])

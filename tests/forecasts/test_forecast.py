@@ -80,6 +80,7 @@ def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:
     assert all(abs(a - b) < 0.5 for a, b in zip(theory, curve.tolist(), strict=True) if b > -2)
 
 
+@pytest.mark.slow
 def test_gradients_by_layer_are_those_of_autograd() -> None:
     """Where nothing underflows: of the loss of the task at the weights of values and queries."""
     plan = forecast(SMALL, **OPTIONS).design
@@ -121,6 +122,7 @@ def test_depth_and_remedies_are_those_asked_for() -> None:
     assert deeper.readings["depth"] == pytest.approx(math.log2(6))
 
 
+@pytest.mark.slow
 def test_conditions_are_said() -> None:
     """Width and steps that no trained design had, a task that none was trained on, a mask that the task needs."""
     said = " ".join(forecast(SMALL.replace(mask="complete"), task="copying", tokens=6, steps=60).notes)
@@ -163,6 +165,7 @@ def test_what_is_no_network_is_refused(subject: Any) -> None:
         forecast(subject, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_changes_are_plans_that_can_be_made() -> None:
     plan = Plan(COLLAPSING, NextCharacter(12), Recipe(steps=60), Initialisation("xavier"))
     listed = dict(changes(plan))

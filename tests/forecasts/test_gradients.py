@@ -46,6 +46,7 @@ def assert_agree(profile: GradientProfile, reference: Logs, tolerance: float = 1
         assert farthest(readings[kind].log10, logs) < tolerance, kind
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fields", BLOCKS.values(), ids=BLOCKS.keys())
 def test_gradients_are_those_of_autograd_where_float64_suffices(fields: dict[str, Any]) -> None:
     net = awake(Architecture(layers=2, width=8, heads=4, **fields))
@@ -53,6 +54,7 @@ def test_gradients_are_those_of_autograd_where_float64_suffices(fields: dict[str
     assert_agree(gradients(net, X, R), by_autograd(net, X, R))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("init", ["bert", "xavier", "kaiming/sqrt(L)", "orthogonal"])
 def test_initialisations(init: str) -> None:
     net = Transformer.random(Architecture(layers=3, width=8, heads=2, norm_place="pre"), init=init)
@@ -60,6 +62,7 @@ def test_initialisations(init: str) -> None:
     assert_agree(gradients(net, X, R), by_autograd(net, X, R))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("remedy", ["neutreno", "valueresidual", "shaped", "attnscale", "differential", "rezero"])
 def test_remedies_also_those_that_carry_values_past_layers(remedy: str) -> None:
     net = awake(Architecture(layers=3, width=8, heads=2)).with_remedy(remedy)
@@ -135,6 +138,7 @@ def test_scores_that_biases_of_values_drown_are_marked() -> None:
     assert profile.tokens.below_floor.tolist() == [True, False]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fields", [{}, {"mlp": "plain"}, {"mlp": "gated", "activation": "silu"}, {"mask": "causal", "positions": "alibi"}]
 )

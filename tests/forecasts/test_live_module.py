@@ -120,6 +120,7 @@ class Anonymous(nn.Module):
         return self.something(x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -310,6 +311,7 @@ def test_labels_are_found_in_the_loss_alone() -> None:
     assert smoothed.logits is None and summed.logits is None
 
 
+@pytest.mark.slow
 def test_another_loss_leaves_out_what_it_does_not_give() -> None:
     """Twice the cross-entropy: its gradients are no input gradients of nats; what has no unit stays."""
     whole, twice = read(own_gpt()), read(own_gpt(), lambda z, batch: 2 * cross_entropy(z, batch))

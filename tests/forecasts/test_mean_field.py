@@ -117,6 +117,7 @@ def test_every_remedy_is_tried() -> None:
     assert set(WITH) == set(REMEDY_FILES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("place", "spec"), CASES)
 def test_a_remedy_has_a_rule(place: str, spec: str) -> None:
     found = errors(place, spec, seeds=8)

@@ -235,6 +235,7 @@ def test_a_long_input_comes_near_to_the_limit() -> None:
     assert errors[1] < 0.7 * errors[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fields", [{}, {"positions": "rotary"}, {"query_norm": True}, {"divisor": 3.0}, {"log_gain": 0.5}]
 )

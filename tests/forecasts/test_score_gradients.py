@@ -25,6 +25,7 @@ def scaled_queries(net: Transformer, gain: float) -> Transformer:
     return Transformer.from_weights(net.arch, tensors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", COLLAPSED.values(), ids=COLLAPSED.keys())
 def test_queries_and_keys_of_collapsed_tokens(fields: dict[str, Any]) -> None:
     net = awake(Architecture(width=2, **fields))
@@ -39,6 +40,7 @@ def test_queries_and_keys_of_collapsed_tokens(fields: dict[str, Any]) -> None:
         assert reference["query"][2] < -150 and reference["key"][2] < -150
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"positions": "rotary"}])
 @pytest.mark.parametrize("row", [slice(None), 2])
 def test_queries_and_keys_where_attention_is_to_one_token(fields: dict[str, Any], row: Any) -> None:
@@ -52,6 +54,7 @@ def test_queries_and_keys_where_attention_is_to_one_token(fields: dict[str, Any]
         assert farthest(profile.weights[kind].log10, logs) < 1e-9
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("positions", "power"), [("none", 2), ("bias", 2), ("rotary", 1)])
 def test_gradients_of_queries_and_keys_fall_with_a_power_of_the_deviation(positions: Any, power: int) -> None:
     net = awake(Architecture(layers=2, width=8, heads=2, positions=positions))

@@ -196,6 +196,7 @@ def test_bad_lengths_dropout_and_parts_are_refused() -> None:
     assert type(Training(Sort(8, 4), Sort(8, 4).architecture(1, 8, 2), Recipe(steps=1)).models[0]) is Model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_step_waits_for_nothing(detached: bool) -> None:
     """On torch's device without numbers, where a question has no answer, as when a step is recorded on a GPU."""

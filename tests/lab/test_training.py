@@ -45,6 +45,7 @@ def same(a: Training, b: Training, within: float = 0.0) -> None:
             torch.testing.assert_close(each, theirs[name], rtol=within, atol=within)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "more",
     [
@@ -98,6 +99,7 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
     same(made().finish(), again.finish())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("task", "initialisation"),
     [
@@ -120,6 +122,7 @@ def test_one_of_several_learns_what_it_learns_alone(task: Task, initialisation: 
         assert together.evaluate(8)[place] == pytest.approx(alone.evaluate(8)[0], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
     """Gradients and updates of weights as well."""
     made(tmp_path / "all", seeds=[0, 4], dtype=WIDE).finish()
@@ -133,6 +136,7 @@ def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("task", "more"),
     [
@@ -171,6 +175,7 @@ def fitting(name: str) -> Architecture:
     return TASK.architecture(2, 8, 2, mask="complete") if reads_ahead(net) else before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REMEDIES)
 def test_every_remedy_trains_alone_and_among_several(name: str) -> None:
     """What it trains is moved, and seed 7 of two gives what it gives alone."""

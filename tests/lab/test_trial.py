@@ -25,6 +25,7 @@ def value(table: pl.DataFrame, quantity: str, seed: int = 3) -> float:
     return float(table.filter(quantity=quantity, seed=seed)["value"].item())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("setting", list(SETTINGS))
 def test_it_says_all_that_it_should(setting: str) -> None:
     table = trial(setting=setting).table()
@@ -41,6 +42,7 @@ def test_it_says_all_that_it_should(setting: str) -> None:
     assert value(table, "loss_start") == trial(setting=setting).training().evaluate(4)[1].loss
 
 
+@pytest.mark.slow
 def test_parameters_are_counted() -> None:
     added = {"attnscale": 2 * 2, "rezero": 2 - 5 * 2 * 8, "sigmareparam": 2 * 6 + 1}
     plain = trial().training().models[0]
@@ -65,6 +67,7 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
     assert row["quantity"] is row["value"] is row["seed"] is None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_says_why() -> None:
     table = trial("valueresidual").table()
     paths = table.filter(quantity="path_share")
@@ -82,6 +85,7 @@ def test_a_network_that_says_nothing_has_no_numbers_but_reasons() -> None:
     assert reasons["path_share"] == "the output is zero" and "relative_residual" in reasons
 
 
+@pytest.mark.slow
 def test_one_that_diverges_is_marked_and_stops_early() -> None:
     wild = trial(sizes=replace(SIZES, lr=1e30, steps=60))
     table = wild.table()

@@ -145,6 +145,7 @@ def _slopes() -> Tensor:
     return torch.arange(1, HEADS + 1)[:, None, None]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
@@ -337,6 +338,7 @@ def reference(model: Any, **inputs: Any) -> list[tuple[Tensor, Tensor | None]]:
     return store
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("padded", ["none", "left", "right"])
 @pytest.mark.parametrize(("name", "implementation"), RUNS)
 def test_models_of_transformers(name: str, implementation: str, padded: str) -> None:
@@ -592,6 +594,7 @@ def test_a_watch_makes_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest(["dobrushin"]) >= 4 * 500 * 500
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("probe", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_training_is_the_same_to_the_last_bit(tmp_path: Path, probe: bool, dropout: float) -> None:

@@ -67,6 +67,7 @@ def test_tokens_are_the_models_own_hidden_states(name: str) -> None:
     assert checks(w)["padded_tokens"] == int((~real).sum())
 
 
+@pytest.mark.sampled(9)
 @attending
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
 def test_attention_is_native_eager_attention(name: str, how: str) -> None:
@@ -191,6 +192,7 @@ ODD: dict[str, Callable[[], Any]] = {
 """Models with masks or hidden states of a convention of their own, or near one."""
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("length", [13, 11, None], ids=["padded", "padded further", "no mask"])
 @pytest.mark.parametrize("name", ODD)
 @torch.no_grad()

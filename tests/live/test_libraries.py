@@ -39,6 +39,7 @@ class TestXTransformers:
         layers = library.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=4, **options)
         return library.TransformerWrapper(num_tokens=WORDS, max_seq_len=16, attn_layers=layers).double().eval()
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("flash", "pre_norm"), [(True, True), (True, False), (False, True)])
     def test_layers_and_attention(self, flash: bool, pre_norm: bool) -> None:
         """Without flash its softmax is written out, and in float32."""

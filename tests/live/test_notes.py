@@ -1,5 +1,6 @@
 """What a watch says it did, in sentences and as checks."""
 
+import pytest
 import torch
 
 from rankscope.live.notes import dtype_name
@@ -13,6 +14,7 @@ def test_dropout_takes_rows_off_one_and_is_named_as_the_reason() -> None:
     assert any("as dropout makes them" in note for note in w.notes)
 
 
+@pytest.mark.slow
 def test_the_model_is_described() -> None:
     model, batch = made("bert")
     (network,) = seen(model, "mu", **batch).profile().manifest.networks

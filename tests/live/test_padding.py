@@ -166,6 +166,7 @@ def test_a_batch_is_not_all_padding() -> None:
         assert padding is not None and not padding.any()
 
 
+@pytest.mark.slow
 def test_a_library_says_what_its_masks_mean() -> None:
     """Also where both readings are possible: no sample is as long as the batch."""
     import transformers as hf
@@ -185,6 +186,7 @@ def test_a_library_says_what_its_masks_mean() -> None:
         assert found is not None and found.opposite is None and torch.equal(found.padding, padding)
 
 
+@pytest.mark.slow
 def test_a_documented_mask_goes_before_that_of_a_wrapper() -> None:
     import transformers as hf
 

@@ -65,6 +65,7 @@ def taken(model: Any) -> tuple[Tensor, Tensor]:
     return torch.stack([reference.mu(x, ALL) for x in found], 1), output
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*RECURRENT, *HYBRID])
 def test_tokens_are_what_each_block_takes(name: str, tmp_path: Path) -> None:
     """By watch, and by a monitor of a fixed batch and of training batches."""

@@ -102,6 +102,7 @@ def test_a_monitor_has_the_routing_of_a_training(probed: bool, tmp_path: Path) -
         assert found["value"].to_list() == pytest.approx(mean.tolist(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_routers_that_send_all_tokens_one_way_are_found_before_a_spike(tmp_path: Path) -> None:
     """The order of events of a run has the load of experts, as of any other metric."""
     model = built("mixtral")

@@ -56,6 +56,7 @@ SHAPES = [(1, 3, 1), (3, 5, 4), (2, 128, 600), (40, 60, 64)]
 """The last two are more than is taken together: of a sample, and of many."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("padded", [False, True])

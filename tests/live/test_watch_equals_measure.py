@@ -20,6 +20,7 @@ MINE = Metric("longest", lambda x, padding: x.X.norm(dim=-1).amax(-1), degree=1,
 UNSEEN = dict.fromkeys(("xlnet", "dinov2", "dinov3", "qwen3_next"), HEADS[3:]) | {"gpt_oss": ["entropy"]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "label"), CASES)
 @torch.no_grad()
 def test_watch_equals_measure(name: str, label: str) -> None:

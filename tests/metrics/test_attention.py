@@ -154,6 +154,7 @@ def test_attention_that_is_not_square_is_a_sentence() -> None:
         dobrushin(torch.ones(2, 3, 4))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("tokens", [3, 300])
 def test_a_head_that_is_not_finite_has_no_value_and_leaves_others_theirs(bad: float, tokens: int) -> None:

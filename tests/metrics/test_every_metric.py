@@ -107,6 +107,7 @@ def test_equal_tokens_lie_at_the_floor_whatever_their_size() -> None:
         assert not bool(metric("mu").read(X + scale * 1e-13 * torch.randn(1000, 16)).below_floor)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*TOKENS, *CENTRED[1:]])
 @given(exponent=st.integers(-280, 280), sign=st.sampled_from([-1.0, 1.0]))
 def test_every_metric_follows_the_scale_by_its_degree(name: str, exponent: int, sign: float) -> None:

@@ -36,6 +36,7 @@ def matrices() -> dict[str, Tensor]:
     return {name: P[None, None] for name, P in found.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [8 * N * 250, pytest.param(2**26, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", matrices())
 def test_rows_say_what_the_matrix_says(kind: str, at_once: int) -> None:

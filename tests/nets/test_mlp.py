@@ -116,6 +116,7 @@ def test_experts_with_biases_that_are_cut_off() -> None:
 RANGES = [(-1e-9, 1e-9), (-2.0, 2.0), (30.0, 42.0), (-900.0, 900.0), (700.0, 2000.0), (-2000.0, -700.0)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sigmoid", [True, False])
 @pytest.mark.parametrize("group_best", [1, 2])
 @pytest.mark.parametrize("correction", [None, 0.0, 0.3])

@@ -49,6 +49,7 @@ def both(
     return measure(net, X, padding, metrics, "float64").table, streamed(net, X, padding, metrics).table
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "padded"), [*((kind, True) for kind in NETWORKS), ("causal, rotary", False)])
 def test_rows_give_what_the_matrix_gives(kind: str, padded: bool) -> None:
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from rankscope.paths.terms import WholeNetwork
 from tests.paths.enumeration import CASES, both, network, tokens
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES)
 def test_shares_of_heads_and_layers_are_those_of_their_paths(case: str) -> None:
     """Everything that passes through head h of layer l: the sum of all terms that name it."""

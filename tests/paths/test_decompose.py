@@ -16,6 +16,7 @@ from tests.raising import raises
 SMALL = Architecture(layers=3, width=6, heads=2, head_width=4, mlp="none", norm="none", biases=False)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_padding_anywhere_changes_nothing(case: str) -> None:
     net, X = network(CASES[case]), tokens(samples=2)

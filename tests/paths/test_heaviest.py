@@ -174,6 +174,7 @@ BY_TURNS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "by"), BY_TURNS)
 def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
     d, reference = both(case)

@@ -61,6 +61,7 @@ def test_lengths_add_up_to_the_output(fields: dict[str, Any], seed: int, padded:
     assert d.by_length() is found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_many_samples_have_the_sums_that_each_has_alone(place: Any) -> None:
     """More coefficients than go through a layer together, among them those that start at biases."""

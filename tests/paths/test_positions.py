@@ -19,6 +19,7 @@ from tests.strategies import architectures
 QUERIES = (-1, 1, None)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES)
 def test_terms_of_source_tokens_are_the_sums_of_their_paths(case: str) -> None:
     d, reference = both(case)

@@ -18,6 +18,7 @@ from tests.deviation.reference import Network, log10_residual
 BESIDE = ["mu", "entropy", "numerical_rank", "second_singular_value", "mean_cosine_gap", "head_mu"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp"])
 def test_digits_do_not_hang_on_what_else_is_asked(variant: str) -> None:
     """Layers and rules are shaken by noise of their own, whatever was looked at before."""
@@ -29,6 +30,7 @@ def test_digits_do_not_hang_on_what_else_is_asked(variant: str) -> None:
     assert alone["digits"].drop_nulls().len() > 20 and alone.equals(among)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("positions", "seed"),
     [("none", 0), pytest.param("alibi", 3, marks=pytest.mark.slow), pytest.param("rotary", 0, marks=pytest.mark.slow)],

@@ -158,6 +158,7 @@ def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
             measure_corpus(NETS, texts, folder=tmp_path, **ASKED)
 
 
+@pytest.mark.slow
 def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Summary) -> None:
     measure_corpus(NETS, TEXTS[:8], folder=tmp_path, **ASKED)
     (path,) = (tmp_path / "rows").iterdir()
@@ -170,6 +171,7 @@ def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Su
     assert measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED).table.equals(once.table)
 
 
+@pytest.mark.slow
 def test_progress_is_told_and_mistakes_are_sentences() -> None:
     told: list[int] = []
     measure_corpus(NETS, TEXTS, metrics="mu", tokens=4, batch=10, progress=told.append)

@@ -55,6 +55,7 @@ def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
     assert np.allclose(line.y, mean)
 
 
+@pytest.mark.slow
 def test_proved_bounds_lie_on_their_side_of_the_measurement() -> None:
     certificates = certify(NETS["san"], X)
     proved = proved_shares("relative_residual", certificates.guarantees(), len(X))

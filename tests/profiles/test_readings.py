@@ -45,6 +45,7 @@ VARIANTS = ("san", "san+norm", "san+norm+mlp+mlp_skip")
 SIZES = ((4, 8, 2), (64, 64, 4), (256, 32, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arithmetic", "variant", "size", "init"),
     thinned(("float64", "float32", "bfloat16"), VARIANTS, SIZES, ("bert", "xavier")),
@@ -113,6 +114,7 @@ def test_what_is_broken_in_the_network_is_broken_in_its_readings(bad: float) -> 
                     assert rows["value"].is_nan().all(), (name, step.layer, head)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arithmetic", ["deviation", "float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("way", ["whole", "by rows", "unchecked", pytest.param("confirmed", marks=pytest.mark.slow)])
 def test_an_infinite_token_leaves_no_number_in_its_sample(

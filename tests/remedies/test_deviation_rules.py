@@ -239,6 +239,7 @@ def test_differential2_pure_attention(case: tuple[dict[str, Any], float], mask: 
     assert lowest < -20 or fields or mask != "complete"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("spec", "mask"), thinned(["differential", "differential:norm=0"], MASKS))
 def test_differential_pure_attention(spec: str, mask: str) -> None:
     fields = PURE | {"layers": 4 if "norm=0" in spec else 7, "biases": ("query", "key")}

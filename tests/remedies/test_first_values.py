@@ -52,6 +52,7 @@ class Heard(Network):
         return out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mask", ["complete", "causal"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_they_are_their_formulas(spec: str, mask: str) -> None:

@@ -42,6 +42,7 @@ def test_networks_that_it_means_nothing_on(name: str, kind: str) -> None:
         network(kind).with_remedy(name)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [(name, kind) for name in [*PARTS, "deepnorm", "lambda"] for kind in NETWORKS if name not in REFUSED[kind]],

@@ -22,6 +22,7 @@ ALIKE = ["sinkhorn:rounds=3", "logn:gamma=0.8", "differential", "linear"]
 """Of which doubled precision is asked when there is time."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("spec", "variant", "mask"), thinned(SPECS, ["transformer", "san", "san+norm"], MASKS))
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
     net = network(mask, variant).with_remedy(spec)
@@ -46,6 +47,7 @@ def test_remedies_go_together(specs: tuple[str, ...], mask: str) -> None:
     equal(net)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "spec", ["centred", "differential2", *(pytest.param(each, marks=pytest.mark.slow) for each in ALIKE)]
 )

@@ -69,6 +69,7 @@ def test_it_stops_as_soon_as_it_fits(folders: list[Path]) -> None:
         assert len(chapters[2].left) - len(chapters[1].left) in (0, 1)
 
 
+@pytest.mark.slow
 def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> None:
     runs = [read_run(folder) for folder in folders]
     one, three = render(runs[:1]), render(runs, budget=0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from rankscope.profiles import Profile
 from rankscope.report import write_report
@@ -10,6 +11,7 @@ from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, links_within, parsed
 
 
+@pytest.mark.slow
 def test_a_section_for_each_table_and_a_chapter_for_each_run(
     everything: Path, written: tuple[Profile, Path], tmp_path: Path
 ) -> None:
@@ -20,6 +22,7 @@ def test_a_section_for_each_table_and_a_chapter_for_each_run(
     assert len(parsed(html).found) == 4  # the scripts stand in it once, whatever the number of runs
 
 
+@pytest.mark.slow
 def test_names_of_ones_own_are_shown(written: tuple[Profile, Path], tmp_path: Path) -> None:
     """A metric and a theorem that this version does not know."""
     own = written[0].table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))

@@ -1,11 +1,14 @@
 """Tables of the page hold the numbers of the profile."""
 
+import pytest
+
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, measure
 from rankscope.report.tables import curve_table
 from tests.report.runs import NET, X
 
 
+@pytest.mark.slow
 def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
     nets = {"short": NET, "deep": NET.variant(layers=40)}
     both = Profile.join([measure(net, X[:1], metrics="relative_residual", variant=v) for v, net in nets.items()])

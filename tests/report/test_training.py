@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 
 from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import RunWriter
@@ -78,6 +79,7 @@ def test_a_value_at_its_floor_is_marked(tmp_path: Path) -> None:
     assert section.tables[-1].marked == {(0, 1)}
 
 
+@pytest.mark.slow
 def test_what_came_before_a_loss_spike_is_a_section(tmp_path: Path) -> None:
     for name, spike in (("spike", 2400), ("calm", None)):
         run_writer = opened(tmp_path / name)

@@ -104,6 +104,7 @@ def test_a_file_that_is_no_table(whole: Path, tmp_path: Path, name: str) -> None
         assert ("must be a Parquet file" in said(path)) or number > 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_that_are_missing_or_of_another_kind(whole: Path, tmp_path: Path, name: str) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
@@ -121,6 +122,7 @@ def test_columns_that_are_missing_or_of_another_kind(whole: Path, tmp_path: Path
         )
 
 
+@pytest.mark.sampled(2)
 @SIXTHS
 @pytest.mark.parametrize("name", [*TABLES[:-1], pytest.param("summary", marks=pytest.mark.slow)])
 def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, name: str, sixth: int) -> None:
@@ -144,6 +146,7 @@ def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, na
                 assert found.startswith("page") and not re.search(r"\b(nan|inf|None)\b", found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: str) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
@@ -158,6 +161,7 @@ def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: 
     assert rewritten(path, lambda table: table.sample(fraction=1.0, shuffle=True, seed=0)) == good
 
 
+@pytest.mark.sampled(1)
 @SIXTHS
 @pytest.mark.parametrize("name", ["profile", "summary", "certificates_san"])
 def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, sixth: int) -> None:
@@ -174,6 +178,7 @@ def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, sixth
         assert ("must hold a manifest" in said(path)) == (number < 4 or not typed(text))
 
 
+@pytest.mark.slow
 @SIXTHS
 def test_json_of_another_make(whole: Path, tmp_path: Path, sixth: int) -> None:
     folder = tmp_path / "run"

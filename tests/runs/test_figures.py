@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
 from rankscope.figures.description import Heatmap, Line, Points
 from rankscope.figures.page import page_figure
@@ -47,6 +48,7 @@ def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(t
     assert np.allclose(lines[2].y, math.log10(9.5e-7))
 
 
+@pytest.mark.slow
 def test_a_long_run_is_thinned_and_keeps_its_ends_and_alarms(tmp_path: Path) -> None:
     training = read_training(written(tmp_path, range(3 * STEPS)))
     chart = layer_curves(training, ["relative_residual"])

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rankscope.errors import FileError
 from rankscope.runs import Store, read
 from tests.raising import raises
@@ -71,6 +73,7 @@ with Store(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_without_fcntl_rankscope_is_imported_and_writes_a_run(tmp_path: Path) -> None:
     script, run = tmp_path / "script.py", tmp_path / "run"
     script.write_text(WITHOUT_FCNTL)

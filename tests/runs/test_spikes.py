@@ -28,6 +28,7 @@ def loss_with_spike(at: int = 500, seed: int = 0) -> Signal:
     return Signal("loss", STEPS, 3 * np.exp(-STEPS / 200) + 1 + 0.02 * noise(seed) + 2.0 * (abs(STEPS - at - 2) <= 2))
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1e3, 1e3), min_size=30, max_size=80), st.integers(20, 40), st.floats(-1e6, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_deviations_are_those_of_numpy(values: list[float], window: int, shift: float) -> None:

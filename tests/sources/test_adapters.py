@@ -44,6 +44,7 @@ def difference(net: Any, model: Any) -> float:
     return float((net.run(net.encode(IDS).X).output - theirs).abs().max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "label", "settings"),
     [

@@ -91,6 +91,7 @@ def told(case: Any) -> str:
 ONCE = list({field: (name, label, field, value) for name, label, field, value in reversed(every(FIRST))}.values())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", ONCE, ids=told)
 def test_each_switch_once(case: Any) -> None:
     found = outcome(*case)

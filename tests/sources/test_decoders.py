@@ -47,6 +47,7 @@ def off(mine: Tensor, theirs: Tensor, real: Tensor) -> float:
     return float((mine - theirs)[real].detach().abs().max() / theirs[real].detach().abs().max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "label"), DECODERS)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
@@ -84,6 +85,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str,
         assert off(found[1], expected[1], torch.ones(memory.shape[:2], dtype=torch.bool)) <= WITHIN
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "label"), DECODERS)
 def test_deviation_and_float64_agree(name: str, label: str) -> None:
     model: Any = model_of(name, label)
@@ -118,6 +120,7 @@ def test_both_sides_are_the_whole(name: str) -> None:
     assert off(mine, theirs, torch.ones(words.shape, dtype=torch.bool)) <= WITHIN
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_by_itself_is_known_for_what_it_is(name: str, tmp_path: Path) -> None:
     """Taken out of the model, and read from its files."""

@@ -92,6 +92,7 @@ def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> 
     assert float((mine - theirs)[real].abs().max()) <= within * float(theirs[real].abs().max())
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "label"), CASES)
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str) -> None:
     model, net, inputs, padding = case(name, label)
@@ -149,6 +150,7 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
             close(state[sample : sample + 1, real], mine, torch.ones(1, int(real.sum()), dtype=torch.bool))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "label"), FIRST_QUICK)
 def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
     """The rules of deviation arithmetic cover what loaded networks are made of."""
@@ -158,6 +160,7 @@ def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> N
     torch.testing.assert_close(curves[0], curves[1], rtol=1e-9, atol=0)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "label"), FIRST_QUICK)
 def test_the_users_model_is_left_as_it_is(name: str, label: str) -> None:
     model = model_of(name, label).float()

@@ -153,6 +153,7 @@ def test_unknown_model_types_and_code_that_comes_along(copied: Path) -> None:
     refused("trust_remote_code", copied)
 
 
+@pytest.mark.slow
 def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path: Path) -> None:
     """The layout of the cache of huggingface_hub, filled by hand: what a user has after a download."""
     home = tmp_path / "models--someone--small"
@@ -360,6 +361,7 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
     refused("model_type", copied, names=(repr(model_type), hint))
 
 
+@pytest.mark.slow
 def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
     """ERNIE is a BERT by another name; mBART has BART's blocks and one norm more."""
     from transformers import ErnieModel, MBartModel
@@ -381,6 +383,7 @@ def test_a_folder_without_a_tokenizer_is_not_read_with_one_that_knows_no_word(tm
         load(tmp_path).encode(["Call me Ishmael."])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["marian", "marian_decoder"])
 def test_tables_that_a_model_computes_may_be_missing(family: str, tmp_path: Path) -> None:
     """Published Marians come without their sinusoids; cosines are in the second half of a row."""
@@ -405,6 +408,7 @@ def test_a_family_by_a_name_that_there_is_not_gets_none_either() -> None:
     assert load(model, family="bart_encoder").fingerprint == load(model).fingerprint
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Path) -> None:
     import transformers

@@ -22,6 +22,7 @@ CUT = [("gpt_oss", "text")]
 LATENT = [("deepseek", label) for label in FAMILIES["deepseek"].tiny_configs()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "label"), CASES + LATENT + CUT)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
@@ -33,6 +34,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str,
         assert max(agrees(FAMILIES[name], model, net, given, X, padding)) <= WITHIN
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "label"), [*CASES, LATENT[0], *LATENT[-3:], *CUT])
 @torch.no_grad()
 def test_routing_is_the_originals(name: str, label: str) -> None:
@@ -57,6 +59,7 @@ def test_routing_is_the_originals(name: str, label: str) -> None:
             assert float(found[sample, layer]) == pytest.approx(int(picked.max()) / int(real.sum()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "label"), CASES)
 def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
     net = load(model_of(name, label))
@@ -64,6 +67,7 @@ def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
     assert d.closure < 1e-12 and d.by_length().closure < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2], LATENT[-1], *CUT]
 )

@@ -65,6 +65,7 @@ def test_a_loaded_network_keeps_its_embedding(name: str, label: str, tmp_path: P
             again.encode("no words")
 
 
+@pytest.mark.slow
 def test_text_is_encoded_as_before(tmp_path: Path) -> None:
     net = load("minilm").variant(layers=2)
     net.save(tmp_path / "trained")

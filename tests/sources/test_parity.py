@@ -94,6 +94,7 @@ def test_the_record_says_how_far_parity_was_seen() -> None:
     assert loaded(model_of("vit", "image"))[1].tokens == 0
 
 
+@pytest.mark.slow
 def test_where_blocks_make_their_own_masks_nothing_is_claimed() -> None:
     """T5's bias by distance is made inside its blocks; GPT-2 hands its mask over without a name."""
     config = FAMILIES["t5"].tiny_configs()["plain"]
@@ -130,6 +131,7 @@ def test_angles_at_a_length_too_long_to_run(monkeypatch: pytest.MonkeyPatch) -> 
         load(made)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "opt", "llama", "t5", "modernbert", "xlnet"])
 def test_padding_on_the_left_against_the_original(name: str) -> None:
     """The original is told which token is which where it would count padding."""

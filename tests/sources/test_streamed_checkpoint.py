@@ -84,6 +84,7 @@ def equal(one: Transformer, other: Transformer) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "label", "dtype"),
     [(*case, torch.bfloat16) for case in FAMILIES if case[0] in QUICK]
@@ -103,6 +104,7 @@ def test_the_same_bits_as_in_memory(name: str, label: str | None, dtype: torch.d
     assert one.origin.fingerprint() == other.origin.fingerprint()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["san+skip+norm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "san"))]
 )
@@ -129,6 +131,7 @@ def test_biases_are_found_where_layers_are_read_one_by_one(tmp_path: Path) -> No
     assert one.fingerprint == other.fingerprint
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"lengths": True}, {"sizes": True}])
 def test_shares_by_source_token_need_one_layer_at_a_time(tmp_path: Path, options: dict[str, bool]) -> None:
     folder = saved(tmp_path, "gpt2", "decoder", torch.float32)
@@ -139,6 +142,7 @@ def test_shares_by_source_token_need_one_layer_at_a_time(tmp_path: Path, options
     assert e.equals(f) and bool((f["share"] != 0).any())
 
 
+@pytest.mark.slow
 def test_a_decoder_reads_its_memory(tmp_path: Path) -> None:
     folder = saved(tmp_path, "t5_decoder", "plain")
     M = torch.randn(3, 5, 16, dtype=torch.float64)
@@ -162,6 +166,7 @@ def counted(net: Transformer) -> Counter[int]:
     return reads
 
 
+@pytest.mark.slow
 def test_batches_share_one_sweep_and_variants_one_fingerprint(llama: Path) -> None:
     net, other = load(llama, stream=True), load(llama)
     told: list[tuple[int, int]] = []
@@ -178,6 +183,7 @@ def test_batches_share_one_sweep_and_variants_one_fingerprint(llama: Path) -> No
     assert not reads
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arithmetic", ["deviation", "float32"])
 def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
     """In the dtype of the files and converted to another; the numbers are those of each alone."""

@@ -18,6 +18,7 @@ FOLDED = ("dinov2", "dinov3", "wav2vec2", "deberta_v2")
 PLACED = [case for case in FIRST_QUICK if case.values[0] not in FOLDED and not FAMILIES[str(case.values[0])].side]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "label"), PLACED)
 def test_every_family_goes_back(name: str, label: str) -> None:
     """The model that comes out is loaded, and so held against itself, as the same network."""

@@ -53,6 +53,7 @@ def _off(net: Transformer, cut: Transformer, family: Family, core: Any, layers: 
     return distance(mine, theirs, ~padding, family.output(core), family.name)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "all but the first"])
 @pytest.mark.parametrize(("name", "label"), [*FIRST_QUICK, *DECODERS])
 def test_a_network_without_layers_is_the_original_whose_blocks_pass_tokens_by(
@@ -66,6 +67,7 @@ def test_a_network_without_layers_is_the_original_whose_blocks_pass_tokens_by(
     assert _off(net, cut, family, family.core(model), layers) < 1e-10
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "label"), FIRST_QUICK)
 def test_a_network_without_heads_is_the_original_whose_heads_are_zero_before_their_output(
     name: str, label: str

@@ -59,6 +59,7 @@ def test_turning_points_are_where_the_gradient_crosses() -> None:
     assert stays[0] == 0.1 and math.isnan(stays[1]) and all(map(math.isnan, never))
 
 
+@pytest.mark.slow
 def test_a_trajectory_has_the_weights_it_says() -> None:
     """Skips of the network that is trained are those of the schedule, and what is read is of that network."""
     rows = list(trajectory(2, 0, SIZES))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 
 from rankscope.errors import ArchitectureError, StudyError
 from rankscope.figures.matplotlib import panels
@@ -100,6 +101,7 @@ Setup(folder).cached_parts(parts).write_csv(folder / f"{who}.csv")
 """
 
 
+@pytest.mark.slow
 def test_processes_that_run_the_same_study_share_its_parts(tmp_path: Path) -> None:
     started = [subprocess.Popen([sys.executable, "-c", SHARING, str(tmp_path), who]) for who in ("one", "two")]
     assert [process.wait(timeout=120) for process in started] == [0, 0]

@@ -54,6 +54,7 @@ def test_the_reference_is_the_network_that_runs(feature: Feature) -> None:
             torch.testing.assert_close(states[layer + 1][valid], found, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("seed", "number"),
     [(1504, 609), (1508, 169), (1509, 751), (1608, 644), (1600, 982), (1705, 2113)],

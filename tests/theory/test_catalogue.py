@@ -13,6 +13,7 @@ from tests.builders import normal
 from tests.theory.families import FAMILIES, SAN, SPHERE, Case, net_of
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draws", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_random_network_breaks_a_bound(family: str, draws: int) -> None:
@@ -42,6 +43,7 @@ def test_every_theorem_is_strained_by_some_family() -> None:
     assert set(THEOREMS) == {name for _, theorems in FAMILIES.values() for name in theorems}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kernel", "scale"),
     [("softmax", 1e-6), ("gaussian", 1e6), ("uniform", 1.0), ("sigmoid", 1.0), ("linear", 1e-6), ("linformer:3", 1e6)],
@@ -55,6 +57,7 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
     assert {"aligned-skip", "elementary-skip"} <= set(with_skip.table.filter("met")["theorem"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mask", "variant"),
     [("longformer:1:1", "san"), ("causal", "skip"), ("window:2", "sphere")]
@@ -73,6 +76,7 @@ def test_a_hundred_tokens(mask: str, variant: str) -> None:
                    "sphere": {"norm-rank", "hemisphere", "wu2024-cor1"}}[variant]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layers", [6, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["san", "transformer", "sphere", "san + MLP", "san + skip", "lambda"])
 def test_many_layers(kind: str, layers: int) -> None:
@@ -91,6 +95,7 @@ def test_many_layers(kind: str, layers: int) -> None:
     assert not found.guarantees().filter(layer=net.arch.layers).is_empty()
 
 
+@pytest.mark.slow
 def test_the_smallest_inputs() -> None:
     """One token, equal tokens, zeros: upper bounds are zero or say so, lower bounds are zero."""
     for skip in (0.0, 1.0):
@@ -117,6 +122,7 @@ def test_weights_whose_products_leave_floating_point() -> None:
 # Beyond what floating point resolves
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mask", ["complete", "causal", "strided:2"])
 def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
     """Scores of 1e16 and more pick one token: no weight is above one, and tokens are as large as float64 has
@@ -130,6 +136,7 @@ def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
         assert found.broken().is_empty()
 
 
+@pytest.mark.slow
 def test_gated_networks_that_leave_floating_point_have_no_factor() -> None:
     """Squared by every layer, tokens pass 1e261: what is cut off there must not bound them."""
     net = net_of(seed=7, times=1e3, layers=7, mlp="gated", mlp_width=5, norm="none", biases=False)

@@ -46,6 +46,7 @@ def test_one_row_per_theorem_sample_and_layer() -> None:
     assert "18 theorems" in repr(FOUND) and "2 samples" in repr(FOUND)
 
 
+@pytest.mark.slow
 def test_padding_is_left_out() -> None:
     padding = torch.tensor([[False] * 5 + [True] * 2] * 2)
     padded = certify(SAN, torch.cat([X, 7 + normal(2, 2, 8, seed=1)], 1), padding, theorems="dong2021-2.3")
@@ -59,6 +60,7 @@ PADDED = torch.tensor([[True, False, False, True, False, False, False, True, Fal
 """At the front, in the middle and near the end."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", ["bigbird:0:0:2:3", "strided", from_matrix(torch.ones(9, 9).bool().triu()), EVEN])
 def test_masks_are_those_of_the_run_with_its_padding(mask: str | Mask) -> None:
     """Such masks depend on the number of positions. Wu et al.'s Thm 1 by hand, from the patterns of a plain run."""
@@ -91,6 +93,7 @@ POSITIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fields", POSITIONS, ids=str)
 def test_positions_are_those_of_the_run_with_its_padding(fields: dict[str, Any]) -> None:
     arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="none", mask="bigbird:0:0:2:3", **fields)
@@ -109,6 +112,7 @@ def test_padding_that_leaves_a_token_nothing_to_see_is_refused_as_the_run_refuse
             run(X[:1], padding)
 
 
+@pytest.mark.slow
 def test_padding_is_refused_where_objects_of_the_users_own_may_count_it() -> None:
     """A kernel of one's own, here one that divides by the number of positions."""
 
@@ -122,6 +126,7 @@ def test_padding_is_refused_where_objects_of_the_users_own_may_count_it() -> Non
     assert "dobrushin" in set(certify(net, X).table.filter("met")["theorem"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_certified_is_the_float64_network_of_these_weights(dtype: torch.dtype) -> None:
     rounded, tokens = SAN.to(dtype), X[:1].to(dtype)
@@ -149,6 +154,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
         Certificates.read(tmp_path / "other.parquet")
 
 
+@pytest.mark.slow
 def test_the_manifest_says_which_network_ran_where() -> None:
     about = certify(SAN, X, theorems="dobrushin", variant="san", device="cpu").manifest
     assert about.device == "cpu" and about.networks[0].variant == "san"
@@ -166,6 +172,7 @@ def test_the_summary_tells_how_far_each_theorem_goes() -> None:
     assert rows["dong2021-2.3"]["slack"] == pytest.approx(last["slack"].max())
 
 
+@pytest.mark.slow
 def test_guarantees_say_something() -> None:
     said = FOUND.guarantees()
     assert said["met"].all() and not said["vacuous"].any()
@@ -174,6 +181,7 @@ def test_guarantees_say_something() -> None:
     assert large.table["met"].all() and large.table["vacuous"].all() and large.guarantees().is_empty()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("net", "quantities"),
     [(SAN, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1)]
@@ -194,6 +202,7 @@ def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> N
     figure.savefig("/dev/null", format="png")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn() -> None:
     with raises(TheoremError, "sample"):
         FOUND.plot(7)
@@ -219,6 +228,7 @@ def test_tokens_collapse_no_later_than_is_guaranteed() -> None:
     assert measured[0] == min(below)
 
 
+@pytest.mark.slow
 def test_lower_bounds_exclude_collapse() -> None:
     depth = collapse_depth(SKIP, X, 1e-6)
     assert depth.measured["layer"].to_list() == [None, None]
@@ -271,6 +281,7 @@ def test_a_network_without_numbers_is_refused(bad: float) -> None:
         certify(NET, X + bad)
 
 
+@pytest.mark.slow
 def test_progress_is_told_by_sample() -> None:
     told: list[tuple[int, int]] = []
     certify(SAN, X, theorems="dobrushin", progress=lambda done, total: told.append((done, total)))
@@ -309,6 +320,7 @@ def test_norms_are_taken_once_for_the_same_weights() -> None:
     assert decompositions(one.variant(skip=0.0), theorems="wu2024-1") == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["in place", "through data", "through numpy", "rows swapped"])
 def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, mlp="none", norm="none"), seed=22)

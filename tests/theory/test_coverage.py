@@ -57,6 +57,7 @@ def test_what_no_theorem_covers_is_refused_before_anything_runs(feature: Feature
         certify(*feature.example(base))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("feature", "base"), CASES)
 def test_a_feature_is_refused_or_what_is_guaranteed_holds(feature: Feature, base: str) -> None:
     """Against a plain float64 pass over the padded sample, which shares nothing with certificates."""

@@ -25,6 +25,7 @@ def pure(mask: str = "complete", **changes: Any) -> Transformer:
     return Transformer.random(arch, seed=1)
 
 
+@pytest.mark.slow
 def test_one_under_a_complete_mask() -> None:
     """To first order the skip is all that is left of a difference."""
     found = critical_skip(pure(), normal(1, 5, 8), depth=12, low=0.98, high=1.03, tolerance=4e-3)
@@ -41,6 +42,7 @@ def test_one_under_a_complete_mask() -> None:
     assert "crosses zero between" in found.why and "crosses zero between" in found.theory_why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("w", "n", "expected"), [(0.5, 2, 0.75), pytest.param(-0.6, 3, 1.2, marks=pytest.mark.slow)])
 def test_uniform_causal_attention_by_hand(w: float, n: int, expected: float) -> None:
     """W = w I: where the largest |lambda + w / i|, i = 2..n, is one."""
@@ -109,6 +111,7 @@ def test_theory_is_local() -> None:
     assert "no norm keeps tokens from growing" in found.theory_why
 
 
+@pytest.mark.slow
 @given(st.integers(0, 999), st.sampled_from(["complete", "causal"]), st.sampled_from(["softmax", "uniform"]))
 @settings(max_examples=3)
 def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, kernel: str) -> None:
@@ -156,6 +159,7 @@ def test_where_nothing_crosses() -> None:
     assert found.weight is None and found.rate_high == -math.inf
 
 
+@pytest.mark.slow
 def test_where_theory_does_not_apply() -> None:
     arch = Architecture(layers=1, width=8, heads=2, mlp="none", norm="none", positions="alibi")
     found = critical_skip(Transformer.random(arch), normal(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1)
@@ -177,6 +181,7 @@ def test_padding_and_precision_change_nothing() -> None:
     assert single.table["rate"].to_list() == pytest.approx(plain.table["rate"].to_list(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_tokens() -> None:
     """W = w I, w < 0: tokens shrink by lambda + w, what they differ by at most by lambda + w/n."""
     net = identity_attention(-0.5, 1.0, "complete", 2)

@@ -15,6 +15,7 @@ from tests.theory.families import SAN, net_of
 from tests.theory.plain import columns, rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
 @pytest.mark.parametrize("skip", [1.0, -0.5])
 def test_layer_by_layer_below_the_closed_form_of_skips(skip: float, scale: float) -> None:

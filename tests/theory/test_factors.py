@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from rankscope.theory import certify
 from tests.theory.families import PURE, Case
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(PURE, st.sampled_from(["mean", "argmin"]))
 def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> None:

@@ -28,6 +28,7 @@ def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
     assert measured.hover is not None and measured.hover[-1][1] == power(logs[-1])
 
 
+@pytest.mark.slow
 def test_bounds_draw_what_holds() -> None:
     found = certify(SAN, X)
     marks = [mark for panel in bounds_chart(found.table).panels for mark in panel.marks]
@@ -37,6 +38,7 @@ def test_bounds_draw_what_holds() -> None:
         assert theorem in names
 
 
+@pytest.mark.slow
 def test_a_bound_of_zero_has_no_line_and_no_name_in_the_legend() -> None:
     table = certify(SAN, X, theorems=["oscillation", "dobrushin"]).table
     zero = pl.when(theorem="oscillation").then(-math.inf).otherwise("log10_bound")
@@ -49,6 +51,7 @@ def test_a_bound_of_zero_has_no_line_and_no_name_in_the_legend() -> None:
         assert named == {*theorems, "measured", "tokens'"} and all(np.isfinite(mark.y).any() for mark in marks)
 
 
+@pytest.mark.slow
 def test_a_figure_needs_a_sample_and_a_size() -> None:
     found = certify(SAN, X, theorems=["dong2021-2.3", "norm-rank"])
     with raises(TheoremError, subject="sample"):

@@ -21,6 +21,7 @@ from tests.raising import raises
 EVERY = [(n, rank) for n in (2, 3, 6) for rank in range(1, n + 1)] + [(8, 1), (8, 7), (8, 8)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("n", "rank"), EVERY)
 @pytest.mark.parametrize("w", ["just enough", "more"])
 def test_fixed_to_1e_12_for_every_rank_and_all_signs(n: int, rank: int, w: str) -> None:
@@ -32,6 +33,7 @@ def test_fixed_to_1e_12_for_every_rank_and_all_signs(n: int, rank: int, w: str) 
         assert int(numerical_rank(X)) == rank
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("n", "rank"), EVERY)
 def test_the_canonical_network_leaves_it_where_it_is(n: int, rank: int) -> None:
     """The canonical network runs the same dynamics; from rank two on its tokens stay apart."""

@@ -108,6 +108,7 @@ LEFT: dict[str, set[str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kernel", "left"), LEFT.items())
 def test_which_theorems_a_kernel_leaves(kernel: str, left: set[str]) -> None:
     """Of pure attention; with a skip, those that do not look at attention stay whatever the kernel."""
@@ -195,6 +196,7 @@ SPHERES_ASK: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "said"), SPHERES_ASK)
 def test_what_spheres_ask_of_the_architecture(change: dict[str, Any], said: str) -> None:
     net = net_of("orthogonal", **{**SPHERE, "layers": 2, "mask": "causal", **change})
@@ -202,6 +204,7 @@ def test_what_spheres_ask_of_the_architecture(change: dict[str, Any], said: str)
     assert all(said in why(found, theorem) for theorem in OF_SPHERES)
 
 
+@pytest.mark.slow
 def test_what_spheres_ask_of_weights_and_tokens() -> None:
     net, X = net_of("orthogonal", mask="causal", **SPHERE), normal(1, 4, 4)
     assert "smallest cosine at layer 0" in why(certify(net, X), "wu2024-cor1")
@@ -254,6 +257,7 @@ ASKED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fields", "theorem", "said"), ASKED)
 def test_what_other_theorems_ask_of_the_architecture(fields: dict[str, Any], theorem: str, said: str) -> None:
     found = certify(
@@ -321,6 +325,7 @@ def test_broken_sees_infinite_contradictions() -> None:
 # Skips that never let tokens collapse
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scale", [1e-6, 1e3])
 def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
     net, X = non_collapsing_network(8, 2, 8, scale), non_collapsing_tokens(6, 8)
@@ -336,6 +341,7 @@ def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
     assert float(kept["log10_measured"].min()) >= math.log10(float(start.norm())) - 1e-12  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_lasting_networks_about_the_smallest_centre() -> None:
     net, X = non_collapsing_network(4, 2, 3, 0.5), non_collapsing_tokens(4, 4)
     about = certify(net, X, theorems="dong2021-skip", centre="argmin").table["log10_measured"]
@@ -348,6 +354,7 @@ def test_lasting_networks_about_the_smallest_centre() -> None:
     assert float(about.min()) >= still.table["log10_measured"][0] - 1e-4  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_theorem_refuses_something() -> None:
     """Pure attention, a transformer with everything in it, and one whose rows do not sum to one refuse,
     between them, every theorem."""

@@ -13,6 +13,7 @@ from tests.theory.families import SAN, net_of
 from tests.theory.plain import mu, reach
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mask", ["complete", "causal", "window:1", "unidirectional", "longformer:1:1"])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_masked_attention_path_by_path(mask: str, heads: int) -> None:

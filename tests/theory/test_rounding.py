@@ -38,6 +38,7 @@ def certified(net: Transformer, X: Tensor, **options: Any) -> Certificates:
 # The attack
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(5))
 def test_no_drawn_guarantee_is_false(number: int) -> None:
     _, (net, X) = drawn(15, number)
@@ -59,6 +60,7 @@ def test_every_theorem_is_attacked() -> None:
 # Hypotheses
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("skip", [1e-9, -1e-12, 1e-80])
 def test_a_skip_of_next_to_nothing_is_a_skip(skip: float) -> None:
     """Four layers of skips of 1e-9 leave 1e-36 of the tokens' differences; cubing would leave far less."""

@@ -88,6 +88,7 @@ def agrees(net: Transformer, n: int, seed: int) -> None:
     assert transverse_exponent(net, x, n).rate == pytest.approx(max(rates), abs=1e-7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "mask"),
     [(KINDS[i], MASKS[i % 4]) for i in range(8)]

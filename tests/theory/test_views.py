@@ -20,6 +20,7 @@ MINE = FOUND.table.with_columns(
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("table", [FOUND.table, MINE], ids=["ours", "unknown names"])
 def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     found = Certificates(table, FOUND.manifest)

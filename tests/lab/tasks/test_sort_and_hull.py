@@ -44,6 +44,7 @@ def test_points_on_the_hull_are_in_no_triangle() -> None:
     assert on_hull(np.array([[0.0, 0], [1, 0], [0, 1], [0.3, 0.3]])).tolist() == [True, True, True, False]
 
 
+@pytest.mark.slow
 def test_the_majority_of_points_is_on_the_hull() -> None:
     """The mean number of corners among 10 uniform points is 5.96."""
     task = Hull(train=4000, test=2000)

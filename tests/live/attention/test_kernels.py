@@ -126,6 +126,7 @@ WAYS: dict[str, tuple[Heads, Heads]] = {
 SLOW = [pytest.param(way, marks=pytest.mark.slow) for way in ("plain", "a bias and a mask")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", [*SLOW, "a bias, by the module's name, with more to return", "grouped heads"])
 @torch.no_grad()
 def test_it_is_what_torchs_other_function_shows(way: str) -> None:
@@ -138,6 +139,7 @@ def test_it_is_what_torchs_other_function_shows(way: str) -> None:
     same(w, seen(by_torch, METRICS, words()), within=1e-9)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_two_watches_that_end_in_another_order() -> None:
     one, other = gpt(WAYS["plain"][0]), gpt(WAYS["plain"][0])
@@ -154,6 +156,7 @@ def test_two_watches_that_end_in_another_order() -> None:
         assert each.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
 
 
+@pytest.mark.slow
 def test_a_mask_that_hides_tokens_asks_for_padding() -> None:
     model = gpt(lambda _, q, k, v: flex_attention(q, k, v, block_mask=HIDING))
     with raises(WatchError, subject="padding"):
@@ -192,6 +195,7 @@ def test_a_module_that_holds_the_function() -> None:
 compiled: Any = None
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_by_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     function = torch.compile(flex_attention, backend="eager")

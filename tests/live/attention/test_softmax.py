@@ -108,6 +108,7 @@ def alike(heads: Heads, block: type[Block] = Block) -> tuple[GPT, GPT]:
     return model, plain
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_what_torchs_function_shows(way: str) -> None:
     model, plain = alike(WAYS[way])
@@ -299,6 +300,7 @@ REFUSED: dict[Heads, tuple[str, str]] = {
 """Heads that are refused, with the error's subject and what its sentence must name."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("heads", REFUSED, ids=lambda each: each.__name__)
 def test_what_is_not_certain_is_refused(heads: Heads) -> None:
     model = gpt(heads)
@@ -332,6 +334,7 @@ def test_other_axes_of_the_same_size_are_no_tokens(heads: Heads, batch: int, tok
         seen(gpt(heads), "entropy", words(batch, token))
 
 
+@pytest.mark.slow
 def test_as_many_channels_or_heads_as_tokens_or_samples() -> None:
     model, plain = alike(as_mingpt)
     for ids in (words(2, WIDTH // HEADS), words(HEADS, 6), words(1, 6)):

@@ -270,6 +270,7 @@ def test_a_model_that_fails_leaves_no_mode_behind() -> None:
     assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
 
 
+@pytest.mark.slow
 def test_a_monitor_has_the_attention_of_a_hand_written_gpt(tmp_path: Path) -> None:
     model, ids = GPT().double(), words()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)

@@ -85,6 +85,7 @@ def huggingface(reentrant: bool, dropout: float) -> tuple[nn.Module, Tensor]:
     return model, IDS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [torchs, huggingface])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

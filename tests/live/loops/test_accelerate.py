@@ -48,6 +48,7 @@ def train(run: Path | None, precision: str) -> tuple[list[float], nn.Module]:
     return losses, accelerator.unwrap_model(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [pytest.param("no", marks=pytest.mark.slow), "bf16"])
 def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, precision: str) -> None:
     bare, watched = train(None, precision), train(tmp_path, precision)

@@ -79,6 +79,7 @@ def table(run: Path) -> polars.DataFrame:
     return rankscope.read(run).table("training")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accumulated", "checkpointed", "precision"),
     [(2, False, "bf16-mixed"), pytest.param(2, True, "32-true", marks=pytest.mark.slow)],
@@ -141,6 +142,7 @@ def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path)
     assert table(run).filter(metric="lr")["step"].to_list() == [2, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies_at", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
     """Checkpoints every three steps, the ends of epochs, measurements every four; the folder is released when
@@ -173,6 +175,7 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     assert trainer.global_step == 6 and measured == [0, 3, 6]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
 def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path: Path, metrics: Any) -> None:
     monitor = LightningMonitor(metrics=metrics, every=2, run=tmp_path / "run")
@@ -210,6 +213,7 @@ def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
     assert (rows.filter(metric="grad_mlp")["value"] > 0).to_list() == [True] * 4
 
 
+@pytest.mark.slow
 def test_several_steps_of_one_optimiser_in_a_batch_count_by_that_stride(tmp_path: Path) -> None:
     class Thrice(Learner):
         automatic_optimization = False

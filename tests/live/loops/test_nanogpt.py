@@ -36,6 +36,7 @@ class Kept:
             self.steps.ends()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("probe", "backend"),
     [(True, ""), (False, ""), pytest.param(True, "aot_eager", marks=pytest.mark.slow), (False, "aot_eager")],

@@ -60,6 +60,7 @@ def train(run: Path | None, **options: Any) -> tuple[list[float], Any, tasks.Ste
     return losses, policy, steps
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inline", [False, True])
 def test_every_step_counts_and_the_training_is_the_same(tmp_path: Path, inline: bool) -> None:
     options: dict[str, Any] = {"metrics": ["relative_mu", "mu", "entropy", "largest_logit"], "spectra": True}

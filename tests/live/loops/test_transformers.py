@@ -69,6 +69,7 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, setting
     assert shown == pytest.approx([sum(losses[0][k : k + 5]) / 5 for k in range(0, 10, 5)], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> None:
     """`bf16=True` is autocast in the model's forward: step 0 is what `watch` sees under autocast."""
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
@@ -85,6 +86,7 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> 
     assert means[True][1:] != pytest.approx(means[False][1:], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> None:
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
     trainer(tmp_path, monitor, max_steps=4, learning_rate=1e-3, lr_scheduler_type="linear").train()
@@ -92,6 +94,7 @@ def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> Non
     assert rows["value"].to_list() == pytest.approx([1e-3 * (1 + 0.75) / 2, 1e-3 * (0.5 + 0.25) / 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logged", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, logged: int) -> None:
     """Clipped, and where nothing was logged the learning rate is the optimiser's own."""
@@ -116,6 +119,7 @@ def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, l
     assert table(run).filter(metric="loss")["step"].to_list() == ([2, 4] if logged == 1 else [4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [7, pytest.param(11, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, killed: int) -> None:
     """Checkpoints every 3 steps, measurements every 4: some losses of a measurement come from before
@@ -169,6 +173,7 @@ def test_a_monitor_that_comes_later_begins_where_the_checkpoint_stands(tmp_path:
     assert table(tmp_path / "run")["step"].unique().sort().to_list() == [4, 8]
 
 
+@pytest.mark.slow
 def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     measured = []
 
@@ -187,6 +192,7 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
 SLOW = pytest.param(METRICS, marks=pytest.mark.slow, id="of attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [pytest.param("relative_mu", id="of tokens"), SLOW])
 def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
     """Losses are logged at every second measurement."""
@@ -205,6 +211,7 @@ def test_options_without_their_names_are_refused_at_once() -> None:
         MonitorCallback(tasks.probe())
 
 
+@pytest.mark.slow
 def test_the_trainer_may_choose_and_stop_by_what_is_measured(tmp_path: Path) -> None:
     name = "relative_mu/layer_02"
     monitor = MonitorCallback(metrics="relative_mu", probe=tasks.probe(), every=2, run=tmp_path / "run")

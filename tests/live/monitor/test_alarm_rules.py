@@ -22,6 +22,7 @@ from rankscope.live.monitor.alarm_rules import (
 from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rule", "changes", "layer", "head", "since", "step"),
     [
@@ -70,6 +71,7 @@ LATE = 60  # A measurement with a past
 GROWS = lambda at, k: 4.0 if at == 3 and k >= LATE else 1.0  # noqa: E731  a factor that comes late, in one layer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rule", "changes"),
     [
@@ -91,6 +93,7 @@ def test_what_leaves_its_recent_past_is_said_once(rule: AlarmRule, changes: Any)
     assert not heard(others, otherwise(changes), LATE + 5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -110,6 +113,7 @@ def test_slow_changes_and_known_causes_raise_nothing(changes: Any) -> None:
     assert not heard(default_rules(), otherwise(changes), 120)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.5, 2.0), min_size=200, max_size=200), st.integers(1, 3))
 def test_a_run_that_stays_about_its_start_raises_nothing(band: list[float], heads: int) -> None:
     def run(name: str, layer: int, index: int) -> float:

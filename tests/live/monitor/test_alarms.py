@@ -34,6 +34,7 @@ def test_several_layers_make_one_alarm() -> None:
     assert "The same holds of layer 2, layer 3, layer 4." in alarm.sentence
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(st.integers(0, 8))
 def test_a_rule_that_goes_on_from_its_state_says_what_an_undisturbed_one_does(cut: int) -> None:
@@ -100,6 +101,7 @@ def test_an_alarm_may_stop_the_training_or_call_a_function(tmp_path: Path) -> No
     assert [row["action"] for row in alarms(tmp_path)] == ["stop", "call"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::rankscope.errors.TrainingWarning")
 @pytest.mark.parametrize("by_state", [True, False])
 def test_a_run_that_goes_on_has_the_alarms_of_an_undisturbed_one(tmp_path: Path, by_state: bool) -> None:

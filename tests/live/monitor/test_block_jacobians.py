@@ -90,6 +90,7 @@ def small_gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).double().eval()
 
 
+@pytest.mark.slow
 def test_an_encoder_of_torch_has_the_exact_numbers() -> None:
     model, X = encoder().eval(), tokens(0, 3)
     agrees(measured(model, X), exact([*model.layers], X))
@@ -110,6 +111,7 @@ def _turned(block: Any) -> Block:
     return lambda x: block(x.transpose(0, 1)).transpose(0, 1)
 
 
+@pytest.mark.slow
 def test_padding_has_no_part_in_it_and_a_cache_does_no_harm(small_gpt2: GPT2LMHeadModel) -> None:
     assert small_gpt2.config.use_cache
     ids, mask = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(1)), torch.ones(2, 6).long()
@@ -200,6 +202,7 @@ def test_where_something_stands_between_blocks_there_is_no_alignment() -> None:
     assert any("takes other than the last one gave: 1, 2" in note for note in monitor.notes)
 
 
+@pytest.mark.slow
 def test_later_measurements_go_on_from_the_last_and_follow_the_weights(tmp_path: Path) -> None:
     model, X = encoder().eval(), tokens(0, 2)
     with Monitor(model, "mu", every=1, probe=X, run=tmp_path, jacobians=True, alarms=()) as monitor:
@@ -212,6 +215,7 @@ def test_later_measurements_go_on_from_the_last_and_follow_the_weights(tmp_path:
     agrees(rows.filter(pl.col("metric").str.starts_with("jacobian"), step=3), exact([*model.layers], X))
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     seen: list[Any] = []
     plain = train()

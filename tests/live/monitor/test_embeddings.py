@@ -88,6 +88,7 @@ def test_layers_can_be_chosen(tmp_path: Path) -> None:
     assert rows(tmp_path, "rankme")["layer"].to_list() == [0, 3]
 
 
+@pytest.mark.slow
 def test_losses_weights_and_generators_are_those_of_a_run_without_it(tmp_path: Path) -> None:
     alone = train(steps=8)
     assert alone.same(train(probed(tmp_path / "mean", embeddings="mean", every=2), 8))

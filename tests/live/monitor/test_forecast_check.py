@@ -60,6 +60,7 @@ def trained(plan: Plan, run: Path, expected: Any, steps: int = STEPS, every: int
     return monitor
 
 
+@pytest.mark.slow
 def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no alarm
@@ -110,6 +111,7 @@ def test_a_forecast_of_another_network_is_told_apart(collapses: Forecast, learns
     assert "layer" in run.forecast[1] and "in log10" in run.forecast[1]
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_fall_as_forecast_is_an_alarm_from_half_of_the_steps_on(
     learns: Forecast, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_loss_that_does_not_fall_as_forecast_is_an_alarm_from_half_of_the_step
     assert f"step {STEPS - 40} of {STEPS}" in run.forecast[2].lower()
 
 
+@pytest.mark.slow
 def test_before_half_of_the_steps_nothing_is_decided(learns: Forecast, tmp_path: Path) -> None:
     check = trained(learns.design, tmp_path, learns, steps=40).forecast
     assert check is not None and check.agrees is True and check.learnt is None and check.holds is None

@@ -49,6 +49,7 @@ def test_killed_at_any_moment_the_table_is_the_same(steps: int, kills: int, tmp_
     assert table(tmp_path / "whole" / "run")["step"].n_unique() == steps // 2 + 1
 
 
+@pytest.mark.slow
 def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:
     model, probe = encoder(), tokens(99)
     with Monitor(model, "mu", every=1, probe=probe, run=tmp_path / "one") as monitor:

@@ -69,6 +69,7 @@ def test_a_folder_with_a_run_in_it_asks_from_where(tmp_path: Path) -> None:
     assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("probe", [None, tokens(99)], ids=["inline", "probe"])
 @pytest.mark.parametrize(("stride", "every"), [(10, 10), (3, 1), (4, 10)])
@@ -234,6 +235,7 @@ def deep() -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, 5, enable_nested_tensor=False).double()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "probe"),
     [(deep, tokens(99)), (encoder, tokens(98)), (encoder, tokens(99)[:3]), (encoder, None)],

@@ -25,6 +25,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, tmp_path: Path) -> None:
     metrics = ["relative_mu", "entropy", "head_mu"]
@@ -42,6 +43,7 @@ def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:
     assert train(model=model()).same(train(probed(tmp_path), model=model()))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_keeps_its_one_graph_and_its_losses(tmp_path: Path) -> None:
     compiled: dict[str, Any] = {"steps": 4, "compiled": "aot_eager"}
     alone = train(model=gpt2(layers=1).train(), **compiled)

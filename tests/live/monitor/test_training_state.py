@@ -172,6 +172,7 @@ def counted_in_list(model: Keeping) -> float:
     return float(model.attribute[0].calls)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("state", STATES)
 def test_state_in_plain_attributes_is_put_back_and_training_is_the_same(state: str, tmp_path: Path) -> None:
     def trained(watched: bool) -> list[Tensor]:

@@ -9,6 +9,7 @@ from rankscope.studies.study import mean_by_layer
 from tests.studies.dong2021.test_networks import subject
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_figure_2_measures_every_curve_in_both_readings(family: str) -> None:
     network = subject(family)

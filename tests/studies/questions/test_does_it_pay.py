@@ -284,6 +284,7 @@ def test_a_remedy_that_more_compute_replaces_does_not_answer_yes() -> None:
     assert found.sentence.startswith("A remedy pays, not") and "not over 1.5× compute" in found.sentence
 
 
+@pytest.mark.slow
 def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
     """Of two remedies that win, that with the larger gain on reported seeds is the worse one on tuning seeds."""
     every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
@@ -297,6 +298,7 @@ def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
     assert QUESTION.answer(made, SIZES).sentence.startswith("Not told: ")
 
 
+@pytest.mark.slow
 def test_a_baseline_at_an_end_of_the_grid_is_not_said_to_learn_nothing() -> None:
     made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
     for rate in (min(SIZES.rates), max(SIZES.rates)):

@@ -74,6 +74,7 @@ def test_without_skips_the_derivative_of_a_layer_is_nu_times_that_of_one_token()
         assert torch.allclose(moved, nu * v[:, None, None] * alone, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_near_the_collapsed_state_rates_are_as_in_theory() -> None:
     sizes = replace(TINY, depth=24, width=32, seeds=1)
     causal = experiments.near_rows("causal", "post", sizes)

@@ -118,6 +118,7 @@ def test_who_knows_more_proves_more_and_nobody_more_than_is_so(place: str, norm:
         assert half.log_norm_before >= 0
 
 
+@pytest.mark.slow
 def test_rows_are_the_certificates_and_their_losses_add_up() -> None:
     arch = Architecture(layers=3, width=8, heads=2, norm_place="post")
     net, X = Transformer.random(arch, 1, "xavier"), torch.stack([tokens(5, 8, k) for k in (0, 1)])

@@ -211,6 +211,7 @@ def test_the_sentence_turns_with_what_decides() -> None:
     assert len(length.sentence.split()) <= 60
 
 
+@pytest.mark.slow
 def test_information_that_is_there_is_told_from_what_is_gone() -> None:
     there, gone = QUESTION.answer(tables(), MADE_UP), QUESTION.answer(tables(refit=0.35), MADE_UP)
     assert there.verdicts[5].holds is True and gone.verdicts[5].holds is False

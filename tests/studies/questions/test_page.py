@@ -146,6 +146,7 @@ def test_questions_are_written_down_whole() -> None:
 DOCS = Path(__file__).parents[3] / "docs" / "studies"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_the_pages_of_the_docs_are_those_of_their_data(question: Question) -> None:
     if not (DOCS / "data" / question.name).is_dir():

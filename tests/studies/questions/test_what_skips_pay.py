@@ -52,6 +52,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path, monkeypatch:
     assert first.figures[QUESTION.name].axes
 
 
+@pytest.mark.slow
 def test_the_rate_with_the_lowest_loss_is_measured() -> None:
     kind = NetworkKind("size", 1.0, 4, 1.0, 8)
     sizes = replace(TINY, steps=20, seeds=1, batch=16)

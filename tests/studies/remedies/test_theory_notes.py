@@ -18,6 +18,7 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
     assert theory_notes.order_of([0.0, -0.1, -0.2, -0.15]) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("remedy", "order"), [("none", 3), ("sinkhorn", 3), ("valueresidual", 2), ("gate", 1)])
 def test_derived_orders_are_measured(remedy: str, order: int) -> None:
     note = theory_notes.note_of(remedy)

@@ -48,6 +48,7 @@ def test_one_remedy_twice_is_refused(tmp_path: Path) -> None:
         trained(Setup(tmp_path), ["none", "none"], QUICK)
 
 
+@pytest.mark.slow
 def test_a_remedy_is_priced_against_none_where_it_goes(tmp_path: Path) -> None:
     timed = costs(Setup(tmp_path), ["attnscale", "deepnorm"], depth=1, sizes=SIZES)
     ratio = timed.filter(quantity="ratio")

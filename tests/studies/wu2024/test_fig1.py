@@ -33,6 +33,7 @@ def test_a_small_move_away_from_a_point_of_rest_grows_or_shrinks() -> None:
     assert fig1.multiplier(-1, fig1.W) == pytest.approx(1 - c, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_tokens_without_a_norm_fall_as_the_formula_says() -> None:
     """They differ by 2^-t (x_2 - x_1) W_V^t, which A3 divides by ||W_V||^t; the residual is that over sqrt 2."""
     layers, w = 12, fig1.W

@@ -8,6 +8,7 @@ from rankscope.studies import Setup, chosen, reproduce
 from tests.studies.wu2024.small import small_run
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "figure",
     [*(pytest.param(name, marks=pytest.mark.slow) for name in ("fig2", "fig3", "fig6")), "fig4", "fig8", "fig9"],
