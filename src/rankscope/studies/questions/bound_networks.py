@@ -67,7 +67,17 @@ class BoundSizes:
 def training_of(
     kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, seeds: Sequence[int], device: str = "cpu"
 ) -> Training:
-    """A training of networks of that kind and depth, changed, not begun yet."""
+    """A training of networks of that kind and depth, changed, not begun yet.
+
+    Args:
+        kind: A setting of `lab/trial.py`.
+        depth: Layers, unless the change is of these.
+        change: A name in `CHANGES`.
+        rate: The learning rate.
+        sizes: Width, heads, steps and batch.
+        seeds: What weights and samples are drawn from; one network for each.
+        device: Where networks are trained.
+    """
     fields = dict(CHANGES[change])
     depth = {HALF_DEPTH: max(1, depth // 2), ONE_LAYER: 1}.get(change, depth)
     task = Digits() if kind == "images" else NextCharacter(sizes.context)
@@ -85,7 +95,19 @@ def training_of(
 def trained_rows(
     kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, device: str = "cpu"
 ) -> pl.DataFrame:
-    """Train networks and read their bounds: unchanged ones at the first rate at every snapshot, others at the end."""
+    """Train networks and read their bounds: unchanged ones at the first rate at every snapshot, others at the end.
+
+    Args:
+        kind: A setting of `lab/trial.py`.
+        depth: Layers, unless the change is of these.
+        change: A name in `CHANGES`.
+        rate: The learning rate.
+        sizes: The sizes of the experiment.
+        device: Where networks are trained.
+
+    Returns:
+        Columns of `SCHEMA`.
+    """
     followed = change == NONE and rate == sizes.rates[0]
     seeds = range(sizes.seeds if followed else sizes.change_seeds)
     training = training_of(kind, depth, change, rate, sizes, seeds, device)

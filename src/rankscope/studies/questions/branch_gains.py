@@ -60,8 +60,8 @@ def branch_numbers(net: Transformer, X: Tensor, padding: Tensor | None = None) -
     net, X = net.to(torch.float64, "cpu"), X.double().cpu()
     if padding is not None:  # records of padded samples are taken one at a time
         for sample, (tokens, empty) in enumerate(zip(X, padding.cpu(), strict=True)):
-            for number in _numbers(net, dissect(net, tokens[None], padding=empty[None])):
-                yield number._replace(sample=sample)
+            for reading in _numbers(net, dissect(net, tokens[None], padding=empty[None])):
+                yield reading._replace(sample=sample)
     else:
         yield from _numbers(net, dissect(net, X))
 
@@ -139,10 +139,10 @@ def mlp_steepness(arch: Architecture, w: MLPWeights, Z: Float[Tensor, "sample to
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(ACTIVATIONS[arch.activation](hidden).sum(), hidden)
     start = torch.randn(2, *rows.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = leading_vectors(
+    leading = leading_vectors(
         lambda v: ((v @ up) * slopes) @ down, lambda u: ((u @ down.mT) * slopes) @ up.mT, start, STEPS
     )
-    return found.norm.view(Z.shape[:-1]).amax(-1).tolist()
+    return leading.norm.view(Z.shape[:-1]).amax(-1).tolist()
 
 
 def sensitivities(net: Transformer, X: Tensor, draws: int, padding: Tensor | None = None) -> dict[str, float]:
@@ -207,8 +207,10 @@ def accuracies_under_noise(
         draw = torch.Generator().manual_seed(0)
         added = [torch.randn(X.shape, generator=draw).to(X) for _ in range(draws)]
     with torch.no_grad():
-        found = [[float(task.accuracy(logits(X + size * unit * one), batch)) for one in added] for size in noise]
-    return [sum(row) / len(row) for row in found]
+        accuracies = [
+            [float(task.accuracy(logits(X + size * unit * change), batch)) for change in added] for size in noise
+        ]
+    return [sum(by_draw) / len(by_draw) for by_draw in accuracies]
 
 
 def tolerance(noise: Sequence[float], accuracies: Sequence[float], chance: float) -> float:

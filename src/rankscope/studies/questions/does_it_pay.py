@@ -1,21 +1,13 @@
 """Does preventing collapse pay? Remedies against a baseline of equal compute, each at a learning rate of its own.
 
 The table of remedies (`docs/remedies.md`) has one recipe for all: a remedy may look good because the baseline's rate is
-wrong for it, or because its step costs more than the baseline's. Here every network, the baseline among them, gets
-
-- the same compute: its steps are those of the baseline divided by its operations over the baseline's. Operations of
-  matrix products, forward and backward, are counted by torch (`FlopCounterMode`): the same on every machine, where
-  seconds of small networks are mostly those of starting kernels. Seconds are measured beside;
-- the same tuning: every rate of one grid on tuning seeds; the rate of the lowest median loss is
-  reported on other seeds.
-
-Two widths, and one longer training at the first. A second baseline trains for 1.5 times the steps. Beating it cannot be
-explained by costs FLOPs do not count, unless a step takes more than 1.5 times as long.
+wrong for it, or because its step costs more than the baseline's. Here every network, the baseline among them, gets the
+same compute (steps are divided by its operations over the baseline's, as torch counts them) and the same tuning (every
+rate of one grid on tuning seeds; the rate of the lowest median loss is reported on other seeds).
 
 Less collapse is a larger relative residual after the last layer: after training, where it may be a result of learning
-as well as its cause, and before, where it can be a cause alone. NeuTRENO and value residual also lead the values of the
-first layer past all others: a shortcut, as a skip is. Whether that is what helps is seen by the gradient that the first
-layer gets before training, which stands beside the residual.
+as well as its cause, and before, where it can be a cause alone. `pay_trainings.py` trains and measures networks,
+`pay_results.py` says who learns and who beats whom; here are the answer, its tables and its figure.
 """
 
 import statistics
@@ -109,7 +101,7 @@ def gather(setup: Setup, sizes: PaySizes) -> dict[str, pl.DataFrame]:
 
     tuning = dict(part(TUNED, cell, rate, steps[cell]) for cell, rate in product(cells, sizes.rates))
     tables["tuning"] = setup.cached_parts(tuning, **key, seeds=sizes.tuning_seeds)
-    final = {}
+    final: dict[str, Callable[[], pl.DataFrame]] = {}
     for cell in cells:
         rate, _ = best_tuned(tables["tuning"], cell)
         arms = {REPORTED: steps[cell]}
@@ -327,13 +319,11 @@ def _rates(results: PayResults) -> PageTable:
     middle = sorted(results.sizes.rates)[len(results.sizes.rates) // 2]
     for setting, width in product(SETTINGS, results.sizes.widths):
         cells = [PayCell(setting, width, remedy) for remedy in results.sizes.conditions(setting)]
-        one_rate, own_rate = (
-            {cell.remedy: best_tuned(table, cell)[1] for cell in cells}
-            for table in (tuning.filter(rate=middle), tuning)
-        )
         rows.append([setting, str(width)])
-        for losses in (one_rate, own_rate):
-            baseline, best = losses.pop(NONE), min(losses, key=losses.__getitem__)
+        for table in (tuning.filter(rate=middle), tuning):
+            losses = {cell.remedy: best_tuned(table, cell)[1] for cell in cells}
+            baseline = losses.pop(NONE)
+            best = min(losses, key=losses.__getitem__)
             rows[-1] += [f"{baseline:.3f}", f"{best} {losses[best]:.3f}", f"{baseline - losses[best]:+.3f}"]
     return PageTable(
         f"Is it the remedy or the rate? Medians of tuning seeds at {middle:g} for all, and at each network's own rate",

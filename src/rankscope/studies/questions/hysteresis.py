@@ -147,14 +147,15 @@ def gather(setup: Setup, sizes: Sizes) -> dict[str, pl.DataFrame]:
 def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
     """The answer that the trajectories give."""
     table = tables["trajectories"]
-    points = [
-        {"layers": layers, "seed": seed, **dict(zip(("collapse", "recovery"), turning_points(mine), strict=True))}
-        for (layers, seed), mine in table.group_by("layers", "seed", maintain_order=True)
+    weights = [
+        (layers, seed, *turning_points(part))
+        for (layers, seed), part in table.group_by("layers", "seed", maintain_order=True)
     ]
-    found = pl.DataFrame(points).with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
+    points = pl.DataFrame(weights, schema=["layers", "seed", "collapse", "recovery"], orient="row")
+    points = points.with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
     rows = [
         [str(layers), str(seed), f"{collapse:.3f}", f"{recovery:.3f}", f"{ratio:.1f}"]
-        for layers, seed, collapse, recovery, ratio in found.iter_rows()
+        for layers, seed, collapse, recovery, ratio in points.iter_rows()
     ]
     evidence = PageTable(
         "Weight of skips at which each network collapses and recovers (nan: it does not)",
@@ -164,7 +165,8 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         f"{sizes.seeds} seeds, width {sizes.width}, {sizes.steps} steps of AdamW at a constant 1e-3; skips fall from "
         f"1 to {LOWEST} in {sizes.ramp} steps and rise again."
     ]
-    return StudyAnswer(_summary(table, found), [_collapse_verdict(found), _ratio_verdict(found)], [evidence], notes)
+    verdicts = [_collapse_verdict(points), _ratio_verdict(points)]
+    return StudyAnswer(_summary(table, points), verdicts, [evidence], notes)
 
 
 def _collapse_verdict(points: pl.DataFrame) -> HypothesisVerdict:
@@ -198,11 +200,11 @@ def draw(tables: Tables, sizes: Sizes) -> dict[str, Figure]:
     """Loss, residual and gradient against the weight of skips, on the way down and up."""
     table = tables["trajectories"]
     figure, (loss, residual, gradient) = panels(3, width=4.4, height=3.8)
-    for k, ((layers,), mine) in enumerate(table.group_by("layers", maintain_order=True)):
-        for (seed,), one in mine.group_by("seed", maintain_order=True):
-            for phases, dash in ((("before", "down", "bottom"), "-"), (("bottom", "up", "after"), "--")):
-                part = one.filter(pl.col("phase").is_in(phases)).sort("step")
-                way = "down" if dash == "-" else "up"
+    ways = {"down": (("before", "down", "bottom"), "-"), "up": (("bottom", "up", "after"), "--")}
+    for k, ((layers,), of_depth) in enumerate(table.group_by("layers", maintain_order=True)):
+        for (seed,), of_seed in of_depth.group_by("seed", maintain_order=True):
+            for way, (phases, dash) in ways.items():
+                part = of_seed.filter(pl.col("phase").is_in(phases)).sort("step")
                 label = f"{layers} layers, {way}" if seed == 0 else None
                 for axes, name in ((loss, "loss"), (residual, "residual"), (gradient, "gradient")):
                     axes.plot(part["weight"], part[name], dash, color=palette()[k], label=label, linewidth=1.4)
@@ -212,7 +214,7 @@ def draw(tables: Tables, sizes: Sizes) -> dict[str, Figure]:
         axes.set_xscale("log")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("weight of skips")
-    loss.legend(fontsize=8, frameon=False)
+    loss.legend(fontsize=8, frameon=False, loc="best")
     return {QUESTION.name: figure}
 
 

@@ -43,6 +43,7 @@ from rankscope.studies.questions.norm_experiments import (
     NOISE_SEED,
     NORMS,
     TASKS,
+    Case,
     NormSizes,
     far_rows,
     near_rows,
@@ -71,6 +72,7 @@ LEARNT = 0.3  # Nats below the best that equal tokens allow, from which on a net
 FEWEST = 5  # Networks that start collapsed, from which on trainings are judged
 FLOAT = -323.0  # log10 of what float64 can hold at least
 LOWEST_DRAWN = -16.0  # log10 at which smaller values are drawn
+NOT_MEASURED = HypothesisVerdict("not measured", None)
 
 QUICK = NormSizes(
     depth=32, width=32, tokens=8, heads=4, seeds=2, gains=(1.0, 4.0, 16.0, 64.0),
@@ -142,10 +144,13 @@ def lives(far: pl.DataFrame) -> pl.DataFrame:
     """A row for each case and gain: median, least and largest lifetime over draws, and the predicted one."""
     keys = [*CASE, "gain"]
     measured = far.filter(what="life").group_by(keys, maintain_order=True)
-    table = measured.agg(
-        pl.median("layer").alias("life"), pl.min("layer").alias("least"), pl.max("layer").alias("most")
-    )
+    table = measured.agg(life=pl.median("layer"), least=pl.min("layer"), most=pl.max("layer"))
     return table.join(far.filter(what="predicted").select(*keys, predicted="layer"), on=keys, maintain_order="left")
+
+
+def _of_case(table: pl.DataFrame, case: Case) -> pl.DataFrame:
+    """The rows of `lives` that are of one case."""
+    return table.filter(**dict(zip(CASE, case, strict=True)))
 
 
 def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
@@ -197,9 +202,9 @@ def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes
     )
 
 
-def _last(near: pl.DataFrame, sizes: NormSizes, **which: object) -> list[float]:
-    rows = near.filter(pl.col("layer") == sizes.depth, *(pl.col(name) == value for name, value in which.items()))
-    return rows["log10"].to_list()
+def _last(near: pl.DataFrame, sizes: NormSizes, **which: Any) -> list[float]:
+    """log10 of relative mu after the last layer, of networks with these labels."""
+    return near.filter(layer=sizes.depth, **which)["log10"].to_list()
 
 
 def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
@@ -212,22 +217,22 @@ def _near_verdict(near: pl.DataFrame) -> HypothesisVerdict:
     orders = draws.filter(mask="complete")["order"].to_list()
     parts = {(mask, norm): draws.filter(mask=mask, norm=norm) for mask, norm in product(SLOW, NORMS)}
     if not orders or not all(map(len, parts.values())):
-        return HypothesisVerdict("not measured", None)
-    texts, found = [], [min(orders) >= FASTER]
+        return NOT_MEASURED
+    texts, holds = [], [min(orders) >= FASTER]
     for (mask, norm), part in parts.items():
         values, near_enough = part["apart"].to_list(), min(SAME_RATE, abs(part["predicted"][0]) / 2)
         texts.append(f"{mask}, {norm}: {spread(values, '+.3f')} (±{near_enough:.3f})")
         sure = max(values) - min(values) <= near_enough
-        found.append(abs(statistics.median(values)) <= near_enough if sure else None)
+        holds.append(abs(statistics.median(values)) <= near_enough if sure else None)
     ours = f"complete: the log grows ×{spread(orders, '.2f')} a layer; measured rate less ln|ν|, by mask and norm: "
-    return HypothesisVerdict(ours + "; ".join(texts), False if False in found else None if None in found else True)
+    return HypothesisVerdict(ours + "; ".join(texts), False if False in holds else None if None in holds else True)
 
 
 def _dropout_verdict(near: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     """Whether differences that are seen with dropout are the tokens' own: common to passes with other masks."""
-    ends = near.filter(pl.col("dropout") & (pl.col("layer") == sizes.depth))
+    ends = near.filter(dropout=True, layer=sizes.depth)
     if not len(ends):
-        return HypothesisVerdict("not measured", None)
+        return NOT_MEASURED
     by_norm = {norm: ends.filter(norm=norm) for norm in NORMS}
     ours = "; ".join(
         f"{norm}: {spread(part['common'].to_list(), '.2f')} of relative mu {spread_of_logs(part['log10'].to_list())}"
@@ -241,7 +246,7 @@ def _no_basin_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     """Whether every draw under a complete mask has collapsed."""
     rows = far.filter(what="life", mask="complete")
     if not len(rows):
-        return HypothesisVerdict("not measured", None)
+        return NOT_MEASURED
     left = int((rows["layer"] > sizes.far_depth).sum())
     ours = f"{left} of {len(rows)} draws are apart at layer {sizes.far_depth}"
     ended = rows.filter(pl.col("layer") <= sizes.far_depth)["layer"].to_list()
@@ -308,7 +313,7 @@ def _near_table(near: pl.DataFrame, sizes: NormSizes) -> PageTable:
     for mask, norm in product(MASKS, NORMS):
         draws = _per_draw(near).filter(mask=mask, norm=norm)
         ends = [_last(near, sizes, mask=mask, norm=norm, dropout=dropout) for dropout in (False, True)]
-        common = near.filter(pl.col("layer") == sizes.depth, mask=mask, norm=norm, dropout=True)["common"].to_list()
+        common = near.filter(layer=sizes.depth, mask=mask, norm=norm, dropout=True)["common"].to_list()
         factors = [math.exp(rate) for rate in draws["rate"]]
         rows.append([
             mask, norm, *(f"{math.exp(value):.3f}" for value in draws["predicted"][:1]), spread(factors, ".3f"),
@@ -332,13 +337,10 @@ def _far_table(far: pl.DataFrame, sizes: NormSizes) -> PageTable:
     gains = [gain for gain in sizes.gains if gain in (0.5, 1.0, 4.0, 16.0, 64.0)]
     rows = []
     for case in sizes.cases:
-        mine = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True)))
         cells = [
             f"{life:g} ({least}–{most}) / {predicted}"
             for gain in gains
-            for life, least, most, predicted in mine.filter(gain=gain)
-            .select("life", "least", "most", "predicted")
-            .rows()
+            for *_, life, least, most, predicted in _of_case(table, case).filter(gain=gain).rows()
         ]
         rows.append([*(f"{value:g}" if isinstance(value, float) else str(value) for value in case), *cells])
     return PageTable(
@@ -407,15 +409,11 @@ def _draw_near(axes: "Axes", near: pl.DataFrame) -> None:
 
     for k, mask in enumerate(MASKS):
         for norm, dropout, style in (("post", False, "-"), ("none", False, ":"), ("post", True, "--")):
-            rows = (
-                near.filter(mask=mask, norm=norm, dropout=dropout)
-                .group_by("layer")
-                .agg(pl.median("log10"))
-                .sort("layer")
-            )
-            shown = rows["log10"].clip(lower_bound=2 * LOWEST_DRAWN)
+            rows = near.filter(mask=mask, norm=norm, dropout=dropout)
+            medians = rows.group_by("layer").agg(pl.median("log10")).sort("layer")
+            logs = medians["log10"].clip(lower_bound=2 * LOWEST_DRAWN)
             label = mask if style == "-" else None
-            axes.plot(rows["layer"], shown, color=palette()[k], linewidth=1.5, linestyle=style, label=label)
+            axes.plot(medians["layer"], logs, color=palette()[k], linewidth=1.5, linestyle=style, label=label)
     axes.set_ylim(LOWEST_DRAWN, 0.5)
     axes.set(xlabel="layer", ylabel="log10 of relative mu", title="Solid: LayerNorm; dotted: no norm; dashed: dropout")
     axes.legend(fontsize=8, frameon=False, loc="lower right")
@@ -427,7 +425,7 @@ def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
     base = sizes.cases[1]
     shown = [case for case in sizes.cases if case[1:] == base[1:] or case[4] != base[4]]
     for k, case in enumerate(shown):
-        rows = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True))).sort("gain")
+        rows = _of_case(table, case).sort("gain")
         colour = palette()[k % len(palette())]
         axes.fill_between(rows["gain"], rows["least"], rows["most"], color=colour, alpha=0.15, linewidth=0)
         axes.plot(rows["gain"], rows["life"], color=colour, linewidth=1.4, marker="o", markersize=3,

@@ -173,15 +173,15 @@ def _weights_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
 
 
 def lost_from(ends: pl.DataFrame) -> list[int | None]:
-    """Of every network of our own that sizes prove apart before training: the step from which on they no longer do;
-    None if they do at the end."""
+    """The step from which on sizes no longer prove a network apart, of every network of our own that they prove apart
+    before training; None if they do at the end."""
     steps: list[int | None] = []
-    own = ends.filter((pl.col("kind") != SKIPLESS) & pl.col("step").is_not_null()).sort("step")
-    for _, one in own.group_by("network", "seed", maintain_order=True):
-        held = one.select(proved("sizes")).to_series().to_list()
+    trained_here = ends.filter((pl.col("kind") != SKIPLESS) & pl.col("step").is_not_null()).sort("step")
+    for _, rows in trained_here.group_by("network", "seed", maintain_order=True):
+        held = rows.select(proved("sizes")).to_series().to_list()
         if held[0]:
-            last = max(k for k, yes in enumerate(held) if yes)
-            steps.append(None if last == len(held) - 1 else int(one["step"][last + 1]))
+            last = max(k for k, holds in enumerate(held) if holds)
+            steps.append(None if last == len(held) - 1 else int(rows["step"][last + 1]))
     return steps
 
 
@@ -209,7 +209,7 @@ def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
 def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
     """Whether MLPs lose most of the decades, network by network."""
     parts = layers.group_by("network", "seed", maintain_order=True).agg(
-        pl.sum("attention_lost").alias("attention"), pl.sum("mlp_lost").alias("mlp")
+        attention=pl.sum("attention_lost"), mlp=pl.sum("mlp_lost")
     )
     shares = (parts["mlp"] / (parts["attention"] + parts["mlp"])).drop_nans().to_list()
     ours = f"share of the decades that is lost in MLPs: {spread(shares, '.0%')}"
@@ -220,9 +220,9 @@ def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
 
 def _skipless_verdict(rows: pl.DataFrame) -> HypothesisVerdict:
     apart = int((rows["measured"] >= HELD).sum())
-    said = int(rows.select(pl.any_horizontal(pl.col(*RUNGS, "untouched", "lambda") > -math.inf)).to_series().sum())
-    ours = f"of {len(rows)} that learnt {apart} are measured apart; bounds say something of {said}"
-    return HypothesisVerdict(ours, said == 0 if apart else None)
+    bounded = int(rows.select(pl.any_horizontal(pl.col(*RUNGS, "untouched", "lambda") > -math.inf)).to_series().sum())
+    ours = f"of {len(rows)} that learnt {apart} are measured apart; bounds say something of {bounded}"
+    return HypothesisVerdict(ours, bounded == 0 if apart else None)
 
 
 def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
@@ -256,9 +256,9 @@ def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
     learning = tried.filter(pl.col("mean") < pl.col("blind") - LEARNT)
     all_seeds = pl.col("proved") == pl.col("seeds")
     broken = learning.filter((pl.col("change") == NONE) & ~all_seeds)["kind"].to_list()
-    others = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
-    good = learning.filter(others & all_seeds).sort("cost")
-    return good.row(0, named=True) if len(good) else None
+    candidates = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
+    proving = learning.filter(candidates & all_seeds).sort("cost")
+    return proving.row(0, named=True) if len(proving) else None
 
 
 def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
@@ -280,23 +280,21 @@ def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
 
 def _logs(values: Sequence[float | None]) -> str:
     """Median and range of log10 shares that are proved; how many of all say nothing."""
-    said = [value for value in values if value is not None and value > -math.inf]
-    silent = len(values) - len(said)
-    if not said:
-        return "nothing"
-    return spread(said, ".2f") + (f"; nothing of {silent}" if silent else "")
+    known = [value for value in values if value is not None and value > -math.inf]
+    silent = len(values) - len(known)
+    return spread(known, ".2f") + (f"; nothing of {silent}" if silent else "") if known else "nothing"
 
 
 def _ladder_table(ends: pl.DataFrame) -> PageTable:
     rows = []
-    for (network, stage), part in ends.filter(pl.col("stage") != "between").group_by(
-        "network", "stage", maintain_order=True
-    ):
-        cells = [_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))]
-        carried = part["carried"].drop_nulls().to_list()
-        ranks = part["rank"].drop_nulls().to_list()
-        others = [_logs(part[name].to_list()) for name in ("untouched", "lambda")]
-        rows.append([str(network), str(stage), *cells, spread(carried, ".2f"), *others, spread(ranks, ".0f")])
+    shown = ends.filter(pl.col("stage") != "between")
+    for (network, stage), part in shown.group_by("network", "stage", maintain_order=True):
+        rows.append([
+            str(network), str(stage), *(_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))),
+            spread(part["carried"].drop_nulls().to_list(), ".2f"),
+            *(_logs(part[name].to_list()) for name in ("untouched", "lambda")),
+            spread(part["rank"].drop_nulls().to_list(), ".0f"),
+        ])  # fmt: skip
     return PageTable(
         "After the last layer: log10 of relative mu, and of what is proved of it; median (range) over networks",
         ["network", "", "measured", *(f"by {RUNGS[rung]}" for rung in reversed(RUNGS)), "margin of other samples",
@@ -307,18 +305,18 @@ def _ladder_table(ends: pl.DataFrame) -> PageTable:
 
 
 def _leading(part: pl.DataFrame, rung: str) -> list[int]:
-    """Of each network, how many layers from the first on are proved apart."""
+    """How many layers of each network, from the first on, are proved apart."""
     counts = []
-    for _, one in part.sort("layer").group_by("network", "seed", maintain_order=True):
-        held = one.select(proved(rung)).to_series().to_list()
-        counts.append(next((k for k, yes in enumerate(held) if not yes), len(held)))
+    for _, rows in part.sort("layer").group_by("network", "seed", maintain_order=True):
+        held = rows.select(proved(rung)).to_series().to_list()
+        counts.append([*held, False].index(False))
     return counts
 
 
 def _steps_table(plain: pl.DataFrame, sizes: BoundSizes) -> PageTable:
     rows = []
-    own = plain.filter(pl.col("step").is_not_null() & pl.col("measured").is_not_null() & (pl.col("kind") != SKIPLESS))
-    for (network, step), part in own.sort("depth", "network", "step").group_by("network", "step", maintain_order=True):
+    read = plain.filter(pl.col("step").is_not_null() & pl.col("measured").is_not_null() & (pl.col("kind") != SKIPLESS))
+    for (network, step), part in read.sort("depth", "network", "step").group_by("network", "step", maintain_order=True):
         losses = last_layers(part)["loss"].to_list()
         loose = last_layers(part)["loose"].drop_nulls().to_list()
         cells = [spread([float(count) for count in _leading(part, rung)], ".0f") for rung in RUNGS]
@@ -382,10 +380,7 @@ def draw(tables: Tables, sizes: BoundSizes) -> "dict[str, Figure]":
 def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, lift: float = 0.0, **style: Any) -> None:
     """Median and range of log10 numbers; those below the floor are drawn at it, `lift` higher."""
     shown = rows.with_columns(pl.col(name).fill_null(-math.inf).clip(lower_bound=FLOOR_DRAWN + lift))
-    bands = shown.group_by(x).agg(
-        pl.median(name).alias("middle"), pl.min(name).alias("low"), pl.max(name).alias("high")
-    )
-    bands = bands.sort(x)
+    bands = shown.group_by(x).agg(middle=pl.median(name), low=pl.min(name), high=pl.max(name)).sort(x)
     axes.fill_between(bands[x], bands["low"], bands["high"], color=style["color"], alpha=0.15, linewidth=0)
     axes.plot(bands[x], bands["middle"], linewidth=1.5, **style)
 

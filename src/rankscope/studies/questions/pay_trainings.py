@@ -1,8 +1,9 @@
 """Networks and trainings of the question `does-it-pay`, and what is measured of them: rows of its tables.
 
-`operations_row` counts what a step costs, `fresh_rows` measures networks before training, `times` takes seconds of
-steps, and `trained_rows` trains the networks of one cell, to choose a rate or at the chosen one. `does_it_pay.py`, which
-calls them, says what they are for; `pay_results.py` reads their rows.
+`operations_row` counts what a step costs, `times` takes its seconds, `fresh_rows` measures networks before training,
+and `trained_rows` trains the networks of one cell, to choose a rate or at the chosen one. `does_it_pay.py`, which calls
+them, says what they are for; `pay_results.py` reads their rows. Operations are the same on every machine, where seconds
+of small networks are mostly those of starting kernels.
 """
 
 import math
