@@ -96,6 +96,7 @@ def half_terms(
 def _terms(
     arch: Architecture, index: int, layer: Layer, half: HalfRecord, pattern: DeviationPattern, norms: LayerNorms
 ) -> HalfTerms:
+    """The terms of one half block, from its record."""
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     before, added = log_of(R.value.norm(), R.log[0]), log_of(F.value.norm(), F.log[0])
     square = float(R.value.square().sum())
@@ -193,6 +194,7 @@ def network_rows(
 
 
 def _summed(layers: Sequence[Sequence[HalfTerms]], value: Any) -> float:
+    """The product of a factor over all half blocks, as logs."""
     return times(*(value(half) for halves in layers for half in halves))
 
 

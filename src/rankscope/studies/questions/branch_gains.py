@@ -67,6 +67,7 @@ def branch_numbers(net: Transformer, X: Tensor, padding: Tensor | None = None) -
 
 
 def _numbers(net: Transformer, records: Iterable[BlockRecord]) -> Iterator[BranchNumber]:
+    """The numbers of every branch, read off the records of all blocks."""
     for index, record in enumerate(records):
         layer = net.weights.layers[index]
         bound = _log10(MLPNorms.of(net.arch, layer).spectral)
@@ -175,7 +176,7 @@ def sensitivities(net: Transformer, X: Tensor, draws: int, padding: Tensor | Non
 
 
 def accuracies_under_noise(
-    model: Model, task: Task, batch: Batch, noise: Sequence[float], draws: int, place: str = "embedding"
+    model: Model, task: Task, batch: Batch, noise: Sequence[float], draws: int, added_to: str = "embedding"
 ) -> list[float]:
     """The accuracy of a network when noise is added to what it reads, for each size of the noise.
 
@@ -186,19 +187,19 @@ def accuracies_under_noise(
         noise: Root mean squares of the noise. At the embedding, in units of the root mean square by which entries of
             embedded tokens differ from their sample's mean; of inputs, in units of the inputs' standard deviation.
         draws: How often noise is drawn.
-        place: "embedding"; "gradient" for a step at the embedding that is not drawn, along the gradient of the loss; or
-            "inputs" for inputs that are numbers (the pixels of digits).
+        added_to: "embedding"; "gradient" for a step at the embedding, along the gradient of the loss, that is not drawn;
+            or "inputs" for inputs that are numbers (the pixels of digits).
     """
     model.eval()
     with torch.no_grad():
-        X = batch.inputs.float() if place == "inputs" else model.tokens(batch.inputs)
-    unit = X.std() if place == "inputs" else (X - X.mean(1, keepdim=True)).square().mean().sqrt()
+        X = batch.inputs.float() if added_to == "inputs" else model.tokens(batch.inputs)
+    unit = X.std() if added_to == "inputs" else (X - X.mean(1, keepdim=True)).square().mean().sqrt()
 
     def logits(changed: Tensor) -> Tensor:
-        tokens = model.tokens(changed) if place == "inputs" else changed
+        tokens = model.tokens(changed) if added_to == "inputs" else changed
         return model.logits(model.net(tokens, batch.padding), batch.padding)
 
-    if place == "gradient":
+    if added_to == "gradient":
         X = X.requires_grad_()
         (gradient,) = torch.autograd.grad(task.loss(logits(X), batch), X)
         sizes = gradient.square().mean((1, 2), keepdim=True).sqrt()

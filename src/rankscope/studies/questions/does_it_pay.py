@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rankscope.errors import StudyError
+from rankscope.figures.matplotlib import Axes, Figure, palette, panels
 from rankscope.lab.trial import NONE
 from rankscope.studies.questions.pay_results import CHANCE, LEARNS, MATTERS, RELATED, PayResults
 from rankscope.studies.questions.pay_trainings import (
@@ -40,10 +40,6 @@ from rankscope.studies.questions.pay_trainings import (
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LABELS = {"pre": "pre-norm", "post": "post-norm", "no skips": "without skips"}
 HARMED = ("post", "no skips")  # Settings in which the table of remedies has a baseline of 24 layers that learns nothing
@@ -336,10 +332,8 @@ def _rates(results: PayResults) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: PaySizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: PaySizes) -> dict[str, Figure]:
     """Loss against residual in each setting, and what each remedy gains over the tuned baseline."""
-    from rankscope.figures.matplotlib import palette, panels
-
     results = PayResults(tables, sizes)
     figure, axes = panels(2, width=5.2, height=3.4, rows=2)
     colours = {name: palette()[k % len(palette())] for k, name in enumerate(sizes.remedies)} | {NONE: "black"}
@@ -362,7 +356,7 @@ def draw(tables: Tables, sizes: PaySizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _gain_panel(axes: "Axes", results: PayResults) -> None:
+def _gain_panel(axes: Axes, results: PayResults) -> None:
     """Median and range of gains over the tuned baseline, by remedy: settings apart by colour and height."""
     colours = dict(zip(SETTINGS, ("#4c72b0", "#dd8452", "#55a868"), strict=True))
     names, arms = results.sizes.remedies, {REPORTED: 0.0, LONGER: 0.11}

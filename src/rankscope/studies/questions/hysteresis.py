@@ -4,16 +4,15 @@ Hofmann & Mäder (2026) ramp the weight of skips down during training. Tokens co
 the weight is ramped up again, the network recovers only at twelve times that, or not at all. They have no public code,
 and draw numbers below 1e-13 as zero.
 
-Here the same: a decoder with norms before its branches learns the next character at a constant rate. Its skips have
-weight 1, then fall geometrically to `LOWEST`, stay there, and rise again. Every few steps are read, in deviation
-arithmetic, so that no number is too small: the relative residual of tokens after the last layer, and the gradients of
-queries and keys, their median over layers. A network counts as **collapsed** where that median is below their 1e-6.
+Here the same, every few steps of the training read in deviation arithmetic, so that no number is too small. A network
+counts as **collapsed** where the gradient of queries and keys, its median over layers, is below 1e-6.
 """
 
 import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -135,12 +134,12 @@ def turning_points(table: pl.DataFrame) -> tuple[float, float]:
 
 def gather(setup: Setup, sizes: Sizes) -> dict[str, pl.DataFrame]:
     """Train every network along the schedule: one cached piece each."""
-    parts = {}
-    for layers in sizes.depths:
-        for seed in range(sizes.seeds):
-            parts[f"{layers} layers, seed {seed}"] = lambda layers=layers, seed=seed: pl.DataFrame(
-                list(trajectory(layers, seed, sizes, setup.device))
-            )
+    parts = {
+        f"{layers} layers, seed {seed}": lambda layers=layers, seed=seed: pl.DataFrame(
+            list(trajectory(layers, seed, sizes, setup.device))
+        )
+        for layers, seed in product(sizes.depths, range(sizes.seeds))
+    }
     return {"trajectories": setup.cached_parts(parts, sizes=repr(sizes))}
 
 

@@ -27,10 +27,11 @@ import math
 import statistics
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
+from rankscope.figures.matplotlib import Axes, Figure, palette, panels
 from rankscope.figures.text import power
 from rankscope.studies.questions.norm_experiments import (
     CASE,
@@ -55,10 +56,6 @@ from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 from rankscope.studies.wu2024.networks import DROPOUT, MASKS
 from rankscope.studies.wu2024.thm3 import random_starts, shares
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SLOW = ("causal", "window ±1")  # Masks whose rate settles within so many layers: P0 of the uni-directional is defective
 FASTER = 1.5  # By which the log of the residual grows in a layer, at least, where collapse is faster than exponential
@@ -114,7 +111,7 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
         for family, mask in product(FAMILIES, ("complete", *SLOW))
         for a in (sizes.mlps if family == CHAOTIC else sizes.values)
     }
-    built = {f"built {n}": partial(_built, n, sizes.constructed_starts) for n in sizes.constructed}
+    built = {f"built {n}": lambda n=n: shares(random_starts(n, sizes.constructed_starts)) for n in sizes.constructed}
     trained = {
         f"trained {task} {layers} {dropout:g} {skip:g}": partial(
             trained_rows, task, layers, dropout, skip, sizes, device
@@ -131,10 +128,6 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
         "trained": setup.cached_parts(trained, width=sizes.train_width, context=sizes.context, batch=sizes.batch,
                                       heads=sizes.heads, steps=sizes.steps, lr=sizes.lr, seeds=sizes.train_seeds),
     }  # fmt: skip
-
-
-def _built(tokens: int, starts: int) -> pl.DataFrame:
-    return shares(random_starts(tokens, starts))
 
 
 # ---- The answer, from tables alone
@@ -189,22 +182,22 @@ def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
 def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes: NormSizes) -> str:
     off = statistics.median(_last(near, sizes, mask="complete", norm="post", dropout=False))
     rows, (judged, _) = far.filter(what="life", mask="complete"), _judged(stable, sizes)
-    left = int((rows["layer"] > sizes.far_depth).sum())
+    apart = int((rows["layer"] > sizes.far_depth).sum())
     small = f"is {power(off)}"
     if off < FLOAT:
         small = f"falls below anything a float can hold (10^({off:.0e}))".replace("e+", "e")
     right = f"right for {_right(judged):.0%}" if len(judged) else "not tried by any"
     return (
         f"Because it only rescales averaged tokens: without skips, under a complete mask, relative mu {small} at layer "
-        f"{sizes.depth}; {left or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
+        f"{sizes.depth}; {apart or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
         "growth rate of small differences, predicts whether tokens stay apart with skips or MLPs: "
         f"{right} of the {len(judged)} decisive draws of {len(stable.filter(~BARRED))}."
     )
 
 
-def _last(near: pl.DataFrame, sizes: NormSizes, **which: Any) -> list[float]:
+def _last(near: pl.DataFrame, sizes: NormSizes, **labels: Any) -> list[float]:
     """log10 of relative mu after the last layer, of networks with these labels."""
-    return near.filter(layer=sizes.depth, **which)["log10"].to_list()
+    return near.filter(layer=sizes.depth, **labels)["log10"].to_list()
 
 
 def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
@@ -213,6 +206,7 @@ def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
 
 
 def _near_verdict(near: pl.DataFrame) -> HypothesisVerdict:
+    """Whether collapse is faster than exponential under a complete mask, and has the predicted rate under others."""
     draws = _per_draw(near).with_columns(apart=pl.col("rate") - pl.col("predicted"))
     orders = draws.filter(mask="complete")["order"].to_list()
     parts = {(mask, norm): draws.filter(mask=mask, norm=norm) for mask, norm in product(SLOW, NORMS)}
@@ -247,10 +241,10 @@ def _no_basin_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     rows = far.filter(what="life", mask="complete")
     if not len(rows):
         return NOT_MEASURED
-    left = int((rows["layer"] > sizes.far_depth).sum())
-    ours = f"{left} of {len(rows)} draws are apart at layer {sizes.far_depth}"
+    apart = int((rows["layer"] > sizes.far_depth).sum())
+    ours = f"{apart} of {len(rows)} draws are apart at layer {sizes.far_depth}"
     ended = rows.filter(pl.col("layer") <= sizes.far_depth)["layer"].to_list()
-    return HypothesisVerdict(f"{ours}; of the others the longest lasted {max(ended)}" if ended else ours, left == 0)
+    return HypothesisVerdict(f"{ours}; of the others the longest lasted {max(ended)}" if ended else ours, apart == 0)
 
 
 def _lifetime_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
@@ -282,6 +276,7 @@ def _right(judged: pl.DataFrame) -> float:
 
 
 def _stable_verdict(stable: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    """Whether the sign of Lambda tells who stays apart, and nobody does who cannot."""
     judged, barred = _judged(stable, sizes)
     sides = [judged.filter(foretold=side) for side in (True, False)]
     if not all(map(len, sides)):
@@ -392,10 +387,8 @@ def _trained_table(trained: pl.DataFrame) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: NormSizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: NormSizes) -> dict[str, Figure]:
     """Near collapse by depth; lifetimes by the spread of scores; the criterion; trained networks before and after."""
-    from rankscope.figures.matplotlib import panels
-
     figure, axes = panels(2, width=5.4, height=3.9, rows=2)
     _draw_near(axes[0], tables["near"])
     _draw_far(axes[1], lives(tables["far"]), sizes)
@@ -404,9 +397,7 @@ def draw(tables: Tables, sizes: NormSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _draw_near(axes: "Axes", near: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_near(axes: Axes, near: pl.DataFrame) -> None:
     for k, mask in enumerate(MASKS):
         for norm, dropout, style in (("post", False, "-"), ("none", False, ":"), ("post", True, "--")):
             rows = near.filter(mask=mask, norm=norm, dropout=dropout)
@@ -419,9 +410,7 @@ def _draw_near(axes: "Axes", near: pl.DataFrame) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_far(axes: Axes, table: pl.DataFrame, sizes: NormSizes) -> None:
     base = sizes.cases[1]
     shown = [case for case in sizes.cases if case[1:] == base[1:] or case[4] != base[4]]
     for k, case in enumerate(shown):
@@ -440,14 +429,12 @@ def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _draw_stable(axes: "Axes", stable: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_stable(axes: Axes, stable: pl.DataFrame) -> None:
     for k, family in enumerate(FAMILIES):
         rows = stable.filter(family=family)
         x, y = rows["predicted"].clip(lower_bound=-2.0), rows["log10"].clip(lower_bound=LOWEST_DRAWN)
-        look: dict[str, Any] = {"linestyle": "none", "marker": "osD^v"[k], "markersize": 4, "alpha": 0.6}
-        axes.plot(x, y, color=palette()[k], label=family, **look)
+        marks: dict[str, Any] = {"linestyle": "none", "marker": "osD^v"[k], "markersize": 4, "alpha": 0.6}
+        axes.plot(x, y, color=palette()[k], label=family, **marks)
     axes.axvline(0.0, color="grey", linewidth=0.9)
     axes.axhline(HELD, color="grey", linewidth=0.9, linestyle=":")
     axes.set(xlabel="predicted exponent Λ a layer (−2: −2 and below)", ylabel="log10 of relative mu, last layer",
@@ -455,9 +442,7 @@ def _draw_stable(axes: "Axes", stable: pl.DataFrame) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _draw_trained(axes: "Axes", trained: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_trained(axes: Axes, trained: pl.DataFrame) -> None:
     for k, (task, skip) in enumerate(product(TASKS, (0.0, 1.0))):
         rows = trained.filter(task=task, skip=skip).with_columns(learnt=pl.col("loss") < pl.col("equal") - LEARNT)
         axes.plot([], [], linestyle="none", marker="os"[int(skip)], color=palette()[k],

@@ -71,8 +71,8 @@ def r_squared(columns: Sequence[Any], y: Any) -> float:
     X = np.column_stack([np.ones_like(y), *columns])
     size = np.abs(X).max(0)
     X[:, 1:] -= X[:, 1:].mean(0)
-    left_over = np.abs(X).max(0)
-    X /= np.where(left_over > 1e-12 * size, left_over, np.inf)  # of one size; what does not vary is left out
-    left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
+    varying = np.abs(X).max(0)
+    X /= np.where(varying > 1e-12 * size, varying, np.inf)  # of one size; what does not vary is left out
+    errors = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
     total = float(((y - y.mean()) ** 2).sum())
-    return 1 - float((left**2).sum()) / total if total > 0 else 0.0
+    return 1 - float((errors**2).sum()) / total if total > 0 else 0.0

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from rankscope.errors import SourceError
+from rankscope.figures.matplotlib import Axes, Figure, Line2D, palette, panels
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.skip_networks import (
     GRADIENT,
@@ -36,10 +37,6 @@ from rankscope.studies.questions.skip_networks import (
 )
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MODELS = ("minilm", "rxnfp", "rxnmapper", "antiberty")
 TASKS = {"digits": "digits", "text": "next characters"}
@@ -119,7 +116,7 @@ class PriceResults:
         """By seed, a number of one kind over that of another; of logs, less that of another."""
         pairs = zip(self.of(task, kind, quantity), self.of(task, rival, quantity), strict=True)
         ratios = quantity.startswith(("tolerance", "accuracy"))
-        return [number / base if ratios else number - base for number, base in pairs]
+        return [value / base if ratios else value - base for value, base in pairs]
 
     def learnt(self, task: str, *chosen: NetworkKind) -> bool:
         """True if every network of these kinds is more accurate than guessing."""
@@ -205,6 +202,7 @@ def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
 
 
 def _bound_verdict(results: PriceResults) -> HypothesisVerdict:
+    """Whether bounds of MLPs by their weights are loose in every trained model."""
     loose = {name: results.looseness(name) for name in results.models}
     ours = "; ".join(f"{name}: {10**log:.0f} times" for name, log in loose.items())
     holds = all(log >= math.log10(LOOSE) for log in loose.values()) if loose else None
@@ -221,15 +219,8 @@ def _by_size(results: PriceResults, skip: float, quantity: str) -> Iterator[tupl
 
 
 def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) -> HypothesisVerdict:
-    """Whether the largest MLP keeps more of differences than the smallest, or tolerates less: with every seed, at equal
-    width and at equal parameters, on every task that both have learnt; None where a number could not be measured.
-
-    Args:
-        results: The tables.
-        skip: The weight of skips.
-        quantity: `residual`, or which noise is tolerated.
-        lead: What the quantity is called on the page.
-    """
+    """Whether the largest MLP keeps more of the residual than the smallest, or tolerates less noise: with every seed,
+    at equal width and at equal parameters, on every task that both have learnt; None where a number was not measured."""
     texts, judged = [], list[bool | None]()
     residual = quantity == "residual"
     shown = spread_of_logs if residual else partial(spread, form=".2f")
@@ -253,14 +244,15 @@ def _skip_numbers(results: PriceResults) -> tuple[list[float], list[float], list
     """(noise tolerated with skips over that without, log10 of the growth of tokens with skips, of tasks that both have
     learnt; what both are for each task)."""
     ratios, growths, texts = list[float](), list[float](), []
+    with_skips, without = results.kind(1.0), results.kind(0.0)
     for task in results.sizes.tasks:
-        kinds_by_name = {"with": results.kind(1.0), "without": results.kind(0.0)}
-        failed = [name for name, kind in kinds_by_name.items() if not results.learnt(task, kind)]
+        pair = {"with": with_skips, "without": without}.items()
+        failed = [name for name, kind in pair if not results.learnt(task, kind)]
         if failed:
             texts.append(f"{TASKS[task]}: not learnt {' nor '.join(failed)} skips")
             continue
-        noise = results.against(task, *kinds_by_name.values(), "tolerance embedding")
-        growth = results.of(task, kinds_by_name["with"], "growth")
+        noise = results.against(task, with_skips, without, "tolerance embedding")
+        growth = results.of(task, with_skips, "growth")
         ratios += noise
         growths += growth
         times = spread([10**log for log in growth], ".1f")
@@ -272,8 +264,8 @@ def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
     """Whether networks with skips tolerate less noise than those without, and their tokens grow."""
     ratios, growths, texts = _skip_numbers(results)
     holds = all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
-    told = ratios and not any(map(math.isnan, ratios))
-    return HypothesisVerdict("; ".join(texts), holds if told else None)
+    measured = ratios and not any(map(math.isnan, ratios))
+    return HypothesisVerdict("; ".join(texts), holds if measured else None)
 
 
 def _training_verdict(results: PriceResults) -> HypothesisVerdict:
@@ -368,10 +360,8 @@ def _training_table(results: PriceResults) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: PriceSizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: PriceSizes) -> dict[str, Figure]:
     """Both sides of the tug of war by layer in trained models, and over training; residuals and noise by MLP size."""
-    from rankscope.figures.matplotlib import palette, panels
-
     results, colours = PriceResults(tables, sizes), palette()
     figure, axes = panels(2, width=5.2, height=3.7, rows=2)
     _draw_models(axes[0], results, colours)
@@ -381,23 +371,21 @@ def draw(tables: Tables, sizes: PriceSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _legend(axes: "Axes", colours: Mapping[str, str], styles: Mapping[str, dict[str, Any]]) -> None:
+def _legend(axes: Axes, colours: Mapping[str, str], styles: Mapping[str, dict[str, Any]]) -> None:
     """What colours and line styles stand for, beside the panel."""
-    from matplotlib.lines import Line2D
-
     handles = [Line2D([], [], color=colour, linewidth=3, label=label) for label, colour in colours.items()]
     handles += [Line2D([], [], color="grey", markersize=5, label=label, **style) for label, style in styles.items()]
     axes.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
 
-def _banded(axes: "Axes", x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
+def _banded(axes: Axes, x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
     """Medians as a line, ranges as a band, of numbers given as log10."""
     values = [[10**log for log in row] for row in logs]
     axes.plot(x, [10 ** statistics.median(row) for row in logs], color=colour, markersize=4, linewidth=1.3, **style)
     axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
 
 
-def _draw_models(axes: "Axes", results: PriceResults, colours: Sequence[str]) -> None:
+def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
     styles: dict[str, Any] = {"attention": {"linestyle": "-", "marker": "o"}, "MLP": {"linestyle": "--", "marker": "s"}}
     named = dict(zip(results.models, colours, strict=False))
     for name, colour in named.items():
@@ -408,7 +396,7 @@ def _draw_models(axes: "Axes", results: PriceResults, colours: Sequence[str]) ->
     _legend(axes, named, styles)
 
 
-def _draw_training(axes: "Axes", results: PriceResults, colours: Sequence[str]) -> None:
+def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
     sizes, task = results.sizes, results.sizes.tasks[0]
     shown = {
         "attention: differences": ("attention", "differences"), "MLP: differences": ("mlp", "differences"),
@@ -429,7 +417,7 @@ def _draw_training(axes: "Axes", results: PriceResults, colours: Sequence[str]) 
     _legend(axes, dict(zip(shown, colours, strict=False)), styles)
 
 
-def _draw_sizes(axes: "Axes", results: PriceResults, quantity: str, colours: Sequence[str]) -> None:
+def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Sequence[str]) -> None:
     sizes, residual = results.sizes, quantity == "residual"
     named = dict(zip((1.0, 0.5, 0.0), colours, strict=False))
     lines = {"linestyle": "-", "marker": "o"}, {"linestyle": "--", "marker": "s"}
@@ -457,7 +445,7 @@ def _draw_sizes(axes: "Axes", results: PriceResults, quantity: str, colours: Seq
         axes.set_ylim(bottom=0.0)
 
 
-def _title(axes: "Axes", title: str, x: str, y: str) -> None:
+def _title(axes: Axes, title: str, x: str, y: str) -> None:
     """Labels, and a logarithmic axis with plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
