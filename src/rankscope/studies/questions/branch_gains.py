@@ -187,8 +187,8 @@ def accuracies_under_noise(
         noise: Root mean squares of the noise. At the embedding, in units of the root mean square by which entries of
             embedded tokens differ from their sample's mean; of inputs, in units of the inputs' standard deviation.
         draws: How often noise is drawn.
-        added_to: "embedding"; "gradient" for a step at the embedding, along the gradient of the loss, that is not drawn;
-            or "inputs" for inputs that are numbers (the pixels of digits).
+        added_to: "embedding"; "gradient" for a step at the embedding, not drawn but along the gradient of the loss; or
+            "inputs" for inputs that are numbers (the pixels of digits).
     """
     model.eval()
     with torch.no_grad():

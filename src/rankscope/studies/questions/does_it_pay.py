@@ -151,20 +151,20 @@ def _sentence(results: PayResults) -> str:
         where = LABELS[setting]
         if not any(baseline.learns(results.blind) for baseline in baselines):
             at_end = any(results.sizes.at_end(baseline.rate) for baseline in baselines)
-            where += f", where the baseline learns nothing{' at an end of the grid' * at_end},"
+            where += f" (baseline learns nothing{'; rate at grid end' * at_end})"
         if not results.any_learns([setting]):
-            parts.append(f"{LABELS[setting]} nothing learns")
+            parts.append(f"{LABELS[setting]}: nothing learns")
         elif name not in winners:
             not_tunings_best |= bool(winners)
             but = f", only {_listed(winners)}" if winners else ""
-            parts.append(f"{where} tuning's best remedy, {name}, does not beat the baseline ({gain}){but}")
+            parts.append(f"{where}: {name}, tuning's best, does not beat the baseline ({gain}){but}")
         else:
             less = results.less_collapsed(setting, name)
             more = name in results.winners_everywhere(setting, REPORTED, MORE)
             paying.append(setting)
             preventing += [setting] if less and more else []
             but = "" if less and more else f", not over {EXTRA:g}× compute" if less else ", no larger residual measured"
-            parts.append(f"{where} {name} gains {gain} nats{but}")
+            parts.append(f"{where}: {name} gains {gain} nats{but}")
     start = "Yes" if preventing == known else "It depends on the network" if preventing else "No"
     if not preventing and (paying or not_tunings_best):
         start = "A remedy pays, not by preventing collapse" if paying else "Not told"
@@ -410,13 +410,13 @@ QUESTION = Question(
         "that stay apart. The first layer's gradient before training is the control: where it orders networks as well "
         "as the residual, the two explanations are not told apart.\n\nEqual compute: steps are divided by a remedy's "
         "operations over the baseline's, matrix products forward and backward as torch counts them. That was fixed "
-        "beforehand, because seconds of networks this small are those of starting kernels and differ between machines. "
-        "A second baseline trains for 1.5 times the steps: beating it cannot be explained by costs FLOPs do not count, "
-        "unless a step takes more than 1.5 times as long. Every network is tuned on "
-        "the same grid of rates and the same tuning seeds, and reported on others; the remedy that the answer names is "
-        "the best on tuning seeds. The relative residual after the "
-        "last layer is measured in deviation arithmetic. Rank correlations are of medians over seeds, across the "
-        "baseline and all remedies of a setting, with p by enumeration of all orders and an interval by drawing seeds."
+        "beforehand: seconds of networks this small are those of starting kernels and differ between machines. "
+        "Beating the second baseline, of 1.5 times the steps, cannot be explained by costs FLOPs do not count, unless "
+        "a step takes more than 1.5 times as long. Every network is tuned on the same grid of rates and the same "
+        "tuning seeds, and reported on others; the remedy that the answer names is the best on tuning seeds. The "
+        "relative residual after the last layer is measured in deviation arithmetic. Rank correlations are of medians "
+        "over seeds, across the baseline and all remedies of a setting, with p by enumeration of all orders and an "
+        "interval by drawing seeds."
     ),
     refuted_by=(
         "Larger models, other data, or thousands of times the steps; a warm-up or initial weights tuned for the "

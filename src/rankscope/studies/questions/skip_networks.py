@@ -7,6 +7,7 @@ trained model. Both give tables of `branch_gains.py`'s numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import polars as pl
@@ -124,13 +125,13 @@ class Snapshot(NamedTuple):
 
 def trained_kind(name: str, kind: NetworkKind, sizes: PriceSizes, device: str = "cpu") -> pl.DataFrame:
     """Train networks of one kind with every seed, at the rate that `best_rate` finds, and measure them."""
-    due = {round(share * sizes.steps): share for share in sizes.shares}
+    due = {round(share * sizes.steps): share for share in sizes.shares} | {0: 0.0}
     rate = best_rate(name, kind, sizes, device)
     training = kind_training(name, kind, rate, sizes, range(sizes.seeds), device)
-    snapshots = [_snapshot(training, 0.0, sizes)]
-    for step in training:
-        if step in due:
-            snapshots.append(_snapshot(training, due[step], sizes))
+    snapshots = [
+        Snapshot(due[step], training.networks(), training.tokens(sizes.samples)[0])
+        for step in chain([0], training) if step in due
+    ]  # fmt: skip
     rows = [row for snapshot in snapshots for row in _snapshot_rows(training, snapshot)]
     rows += _robustness(training, snapshots[-1], sizes)
     del training
@@ -179,10 +180,6 @@ def kind_training(
 
 
 Row = tuple[int, float, str, str, float]  # Seed, share of steps, part, quantity, value
-
-
-def _snapshot(training: Training, share: float, sizes: PriceSizes) -> Snapshot:
-    return Snapshot(share, training.networks(), training.tokens(sizes.samples)[0])
 
 
 def _snapshot_rows(training: Training, snapshot: Snapshot) -> list[Row]:

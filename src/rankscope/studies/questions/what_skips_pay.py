@@ -167,10 +167,10 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
         skips = f"What skips pay cannot be told ({'; '.join(texts)})"
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
-        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "at times much"
+        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
         skips = (
-            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise that "
-            f"networks without tolerate, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
+            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise of "
+            f"those without, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
         )
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
@@ -220,7 +220,7 @@ def _by_size(results: PriceResults, skip: float, quantity: str) -> Iterator[tupl
 
 def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) -> HypothesisVerdict:
     """Whether the largest MLP keeps more of the residual than the smallest, or tolerates less noise: with every seed,
-    at equal width and at equal parameters, on every task that both have learnt; None where a number was not measured."""
+    at equal width and at equal parameters, on every task that both have learnt; None where a number is missing."""
     texts, judged = [], list[bool | None]()
     residual = quantity == "residual"
     shown = spread_of_logs if residual else partial(spread, form=".2f")
