@@ -14,23 +14,28 @@ from scipy.stats import spearmanr
 from rankscope.errors import StudyError
 from rankscope.lab.trial import NONE
 from rankscope.remedies import REMEDIES
-from rankscope.studies.questions import does_it_pay as study
-from rankscope.studies.questions.does_it_pay import (
+from rankscope.studies.questions import pay_results, pay_trainings
+from rankscope.studies.questions.does_it_pay import FULL, HARMED, QUESTION, QUICK
+from rankscope.studies.questions.pay_results import UNTOLD, CellResult, relation
+from rankscope.studies.questions.pay_trainings import (
     COSTS,
     FRESH_ROWS,
-    FULL,
-    HARMED,
     LONGER,
     MORE,
-    QUESTION,
-    QUICK,
     REPORTED,
     ROWS,
     SETTINGS,
     TIMES,
     TUNED,
-    CellResult,
+    PayCell,
     PaySizes,
+    best_tuned,
+    equal_steps,
+    fresh_rows,
+    last_residuals,
+    operations,
+    ratio,
+    trained_rows,
 )
 from rankscope.studies.study import Setup
 
@@ -47,8 +52,8 @@ def test_sizes_are_those_that_the_question_asks_for() -> None:
     ratios = np.diff(np.log(FULL.rates))
     assert ratios.max() < 1.5 * ratios.min()  # A log grid
     for sizes in (QUICK, FULL):
-        assert {*sizes.remedies} <= {*REMEDIES} and len(sizes.conditions("pre")) <= study.MOST_EXACT
-        tuning = range(study.TUNING, study.TUNING + sizes.tuning_seeds)
+        assert {*sizes.remedies} <= {*REMEDIES} and len(sizes.conditions("pre")) <= pay_results.MOST_EXACT
+        tuning = range(pay_trainings.TUNING, pay_trainings.TUNING + sizes.tuning_seeds)
         assert not {*sizes.fresh_seeds} & {*tuning, 0, 1, 2}  # Of those that chose rates, and remedies
     assert "sqrtl" in FULL.conditions("post") and "sqrtl" not in FULL.conditions("no skips")
     assert len(FULL.cells) == 2 * (7 + 7 + 6) == len({*FULL.cells})
@@ -58,9 +63,10 @@ def test_operations_are_those_of_matrix_products() -> None:
     """12 d^2 weights of a layer and a head of C classes, and scores and mixtures over n tokens; three times for both
     passes. Gates have one more matrix of d^2 in a layer; ContraNorm compares all tokens, and mixes them."""
     sizes, d, n, layers = TINY, 8, 6, 2
-    classes = sizes.trial("pre", d, NONE, 1e-3, 1, [0]).task.interface.classes
+    classes = sizes.trial(PayCell("pre", d, NONE), 1e-3, 1, [0]).task.interface.classes
     forward = layers * (2 * n * 12 * d**2 + 4 * n * n * d) + 2 * n * d * classes
-    found = {name: study.operations(sizes.trial("pre", d, name, 1e-3, 1, [0])) for name in sizes.conditions("pre")}
+    cells = {name: PayCell("pre", d, name) for name in sizes.conditions("pre")}
+    found = {name: operations(sizes.trial(cell, 1e-3, 1, [0])) for name, cell in cells.items()}
     assert found[NONE] == 3 * forward and found["neutreno"] == 3 * forward
     assert found["gate"] == 3 * (forward + layers * 2 * n * d**2)
     assert found["contranorm"] > found[NONE]
@@ -69,18 +75,19 @@ def test_operations_are_those_of_matrix_products() -> None:
 def test_steps_are_divided_by_operations() -> None:
     rows = [("pre", 8, NONE, 100.0, BLIND), ("pre", 8, "gate", 125.0, BLIND), ("pre", 8, "contranorm", 1e9, BLIND)]
     costs = pl.DataFrame(rows, schema=COSTS, orient="row")
-    assert [study.equal_steps(costs, "pre", 8, name, 300) for name in (NONE, "gate", "contranorm")] == [300, 240, 1]
+    assert [equal_steps(costs, PayCell("pre", 8, name), 300) for name in (NONE, "gate", "contranorm")] == [300, 240, 1]
 
 
 def test_a_rate_is_chosen_by_the_median_of_tuning_seeds() -> None:
     losses = {1e-3: (2.0, 2.2), 1e-2: (1.0, math.inf), 1e-1: (2.2, 2.0)}
     rows = [(TUNED, "pre", 8, NONE, rate, 8, 100 + k, loss, None)
             for rate, found in losses.items() for k, loss in enumerate(found)]  # fmt: skip
-    assert study.best_rate(pl.DataFrame(rows, schema=ROWS, orient="row"), "pre", 8, NONE) == 1e-3
+    tuning = pl.DataFrame(rows, schema=ROWS, orient="row")
+    assert best_tuned(tuning, PayCell("pre", 8, NONE)) == (1e-3, 2.1)
 
 
 def test_residuals_are_those_of_plain_float64() -> None:
-    trial = TINY.trial("post", 8, NONE, 1e-2, 3, [0, 1])
+    trial = TINY.trial(PayCell("post", 8, NONE), 1e-2, 3, [0, 1])
     training = trial.training().finish()
     X = training.tokens(2)[0][1].double()
     Y = training.networks()[1].to(torch.float64).run(X).states[-1]
@@ -89,12 +96,12 @@ def test_residuals_are_those_of_plain_float64() -> None:
         return math.sqrt(float(torch.linalg.norm(y, 1) * torch.linalg.norm(y, math.inf)))
 
     expected = sum(math.log10(mixed(y - y.mean(0)) / mixed(y)) for y in Y) / len(Y)
-    sick, well = study.residuals(training, 2, [False, True])
+    sick, well = last_residuals(training, 2, [False, True])
     assert sick is None and well == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_training_that_diverges_has_an_infinite_loss() -> None:
-    rows = study.trained(REPORTED, ("no skips", 8, NONE), 1e30, 8, replace(TINY, seeds=2))
+    rows = trained_rows(REPORTED, PayCell("no skips", 8, NONE), 1e30, 8, replace(TINY, seeds=2))
     assert rows["loss"].to_list() == [math.inf, math.inf] and rows["residual"].null_count() == 2
 
 
@@ -116,8 +123,8 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
         mine = runs.filter(setting=setting, width=width, remedy=remedy)
         lowest = rows.filter(pl.col("loss") == rows["loss"].min())["rate"][0]
         assert {*mine["rate"]} == {lowest}
-        ratio = study.ratio(first.tables["costs"], setting, width, remedy)
-        assert mine.filter(arm=REPORTED)["steps"][0] == round(SMALLEST.steps / ratio)
+        operations_ratio = ratio(first.tables["costs"], PayCell(setting, width, remedy))
+        assert mine.filter(arm=REPORTED)["steps"][0] == round(SMALLEST.steps / operations_ratio)
         assert len(mine.filter(arm=LONGER)) == (2 if width == 8 else 0)
         assert len(mine.filter(arm=MORE)) == (2 if remedy == NONE else 0)
 
@@ -131,42 +138,43 @@ def test_too_few_rates_or_seeds_are_refused(tmp_path: Path) -> None:
 def test_a_relation_is_that_of_scipy_with_an_exact_p() -> None:
     draw = np.random.default_rng(3)
     pairs = [[tuple(row) for row in draw.normal(size=(3, 2)).tolist()] for _ in range(6)]
-    found = study.relation(pairs)
+    found = relation(pairs)
     medians = np.median(np.array(pairs), axis=1)
-    medians[:, 1] = (medians[:, 1] / study.MATTERS).round()
-    assert found is not None and found.rank == pytest.approx(spearmanr(medians[:, 0], medians[:, 1])[0])
+    medians[:, 1] = (medians[:, 1] / pay_results.MATTERS).round()
+    assert found.rank == pytest.approx(spearmanr(medians[:, 0], medians[:, 1])[0])
     ranks = [spearmanr(medians[:, 0], order)[0] for order in permutations(medians[:, 1])]
     assert found.p == pytest.approx(np.mean([abs(rank) >= abs(found.rank) - 1e-9 for rank in ranks]))
     assert found.low <= found.high
-    assert study.relation([[(1.0, float(k))] for k in range(4)]) is None
+    assert relation([[(1.0, float(k))] for k in range(4)]) == UNTOLD
+    assert UNTOLD.pays is None and UNTOLD.text == "not told"
     with pytest.raises(StudyError, match="at most"):
-        study.relation([[(float(k), 1.0)] for k in range(9)])
+        relation([[(float(k), 1.0)] for k in range(9)])
 
 
 def test_one_seed_of_each_has_no_interval() -> None:
-    found = study.relation([[(float(k), -float(k))] * 2 for k in range(5)])
-    assert found is not None and (found.rank, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0))
+    found = relation([[(float(k), -float(k))] * 2 for k in range(5)])
+    assert (found.rank, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0))
     assert found.p == pytest.approx(2 / 120) and found.pays
 
 
 def test_losses_that_hardly_differ_count_as_equal() -> None:
     """Two networks learn, four do not: their order is not counted, whichever way it goes."""
     found = [
-        study.relation([[(float(k), loss)] for k, loss in enumerate((3.021, 3.021 + gap, 3.0205, 3.0214, 2.0, 1.0))])
+        relation([[(float(k), loss)] for k, loss in enumerate((3.021, 3.021 + gap, 3.0205, 3.0214, 2.0, 1.0))])
         for gap in (-0.0009, 0.0009)
     ]
     expected = spearmanr(range(6), [2, 2, 2, 2, 1, 0])[0]
-    assert all(one is not None and one.rank == pytest.approx(expected) for one in found)
-    assert found[0] is not None and found[0].p == pytest.approx(2 / 30)  # Of the places of the two, in their order
+    assert all(both.rank == pytest.approx(expected) for both in found)
+    assert found[0].p == pytest.approx(2 / 30)  # Of the places of the two, in their order
 
 
 def test_a_correlation_that_may_be_chance_is_not_judged() -> None:
-    one_learns = study.relation([[(float(k), 3.0 if k < 4 else 2.0)] for k in range(5)])
-    assert one_learns is not None and one_learns.rank < -study.RELATED and one_learns.pays is None
-    unrelated = study.relation([[(float(k), loss)] for k, loss in enumerate((2.0, 1.0, 3.0, 2.5, 1.5))])
-    equal = study.relation([[(float(k), 2.0 + 1e-4 * k)] for k in range(5)])
-    assert unrelated is not None and unrelated.pays is False
-    assert equal is not None and equal.pays is False and (equal.rank, equal.p) == (0.0, 1.0)
+    one_learns = relation([[(float(k), 3.0 if k < 4 else 2.0)] for k in range(5)])
+    assert one_learns.rank < -pay_results.RELATED and one_learns.pays is None
+    unrelated = relation([[(float(k), loss)] for k, loss in enumerate((2.0, 1.0, 3.0, 2.5, 1.5))])
+    equal = relation([[(float(k), 2.0 + 1e-4 * k)] for k in range(5)])
+    assert unrelated.pays is False
+    assert equal.pays is False and (equal.rank, equal.p) == (0.0, 1.0)
 
 
 def cell(*losses: float) -> CellResult:
@@ -193,8 +201,8 @@ def test_a_baseline_that_diverges_is_beaten_by_what_learns() -> None:
 
 
 def test_the_gradient_of_the_first_layer_is_that_of_autograd() -> None:
-    found = study.fresh_rows("no skips", 8, "gate", TINY)
-    training = TINY.trial("no skips", 8, "gate", 1e-3, 1, TINY.fresh_seeds).training()
+    found = fresh_rows(PayCell("no skips", 8, "gate"), TINY)
+    training = TINY.trial(PayCell("no skips", 8, "gate"), 1e-3, 1, TINY.fresh_seeds).training()
     batch, model = training.task.held_out(TINY.samples), training.models[1].double()
     loss = training.task.loss(model(batch.inputs), batch)
     grads = torch.autograd.grad(loss, [*model.net.layers[0].parameters()], allow_unused=True)
@@ -248,8 +256,8 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     found = QUESTION.answer(made, SIZES)
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
     assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
-    assert "pre-norm tuning's best remedy, valueresidual, does not beat the baseline" in found.sentence
-    assert "without skips, where the baseline learns nothing, neutreno gains +1.10" in found.sentence
+    assert "pre-norm: valueresidual, tuning's best, does not beat the baseline" in found.sentence
+    assert "without skips (baseline learns nothing): neutreno gains +1.10" in found.sentence
     assert "a larger residual goes with a lower loss post-norm and without skips" in found.sentence
     assert QUESTION.draw(made, SIZES)[QUESTION.name].axes
 

@@ -15,7 +15,15 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.studies.questions import bound_networks as networks
 from rankscope.studies.questions import bound_terms as terms
 from rankscope.studies.questions import lower_bounds as study
-from rankscope.studies.questions.bound_networks import CHANGES, HALF_DEPTH, NONE, ONE_LAYER, SCHEMA, SKIPLESS
+from rankscope.studies.questions.bound_networks import (
+    CHANGES,
+    HALF_DEPTH,
+    NONE,
+    ONE_LAYER,
+    SCHEMA,
+    SKIPLESS,
+    BoundTraining,
+)
 from rankscope.studies.questions.bound_terms import HalfTerms, half_terms, network_rows
 from rankscope.studies.questions.lower_bounds import FULL, QUESTION, QUICK
 from rankscope.studies.study import Setup
@@ -217,7 +225,7 @@ def test_padding_is_in_no_number() -> None:
 def test_a_change_is_what_it_is_called(change: str) -> None:
     sizes = replace(TINY, depths=(4,), width=16)
     plain, changed = (
-        networks.training_of("post", 4, name, 1e-3, sizes, [0], "cpu") for name in (NONE, change)
+        networks.training_of(BoundTraining("post", 4, name, 1e-3), sizes, [0], "cpu") for name in (NONE, change)
     )  # fmt: skip
     arch, recipe = changed.models[0].net.arch, changed.recipe
     assert arch.layers == {HALF_DEPTH: 2, ONE_LAYER: 1}.get(change, 4) and arch.norm_place == "post"
@@ -245,10 +253,10 @@ def test_models_are_at_hand_only_where_they_can_be_loaded(monkeypatch: pytest.Mo
 
 
 def test_a_network_that_diverged_has_a_row_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = networks.training_of("pre", 1, NONE, 1e-3, TINY, [0])
+    training = networks.training_of(BoundTraining("pre", 1, NONE, 1e-3), TINY, [0])
     with torch.no_grad():
         training.models[0].net.layers[0].mlp.down.weight.fill_(math.nan)  # type: ignore[union-attr,operator]
-    (row,) = networks._read(training, ("pre", 1, NONE, 1e-3), 2, 1)
+    (row,) = networks._read(training, BoundTraining("pre", 1, NONE, 1e-3), 2, 1)
     assert math.isnan(row["loss"]) and "measured" not in row and row["layer"] == row["depth"] == 1
 
 

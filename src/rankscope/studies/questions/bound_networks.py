@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
@@ -64,10 +64,18 @@ class BoundSizes:
     tokens: int  # Of a text
 
 
-def training_of(
-    kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, seeds: Sequence[int], device: str = "cpu"
-) -> Training:
-    """A training of networks of that kind and depth, changed, not begun yet."""
+class BoundTraining(NamedTuple):
+    """What tells one training from the others."""
+
+    kind: str  # A setting of `lab/trial.py`
+    depth: int  # Before the change, which may be of it
+    change: str  # A name in `CHANGES`
+    rate: float  # The learning rate
+
+
+def training_of(labels: BoundTraining, sizes: BoundSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
+    """The training of changed networks, one for each seed, not begun yet."""
+    kind, depth, change, rate = labels
     fields = dict(CHANGES[change])
     depth = {HALF_DEPTH: max(1, depth // 2), ONE_LAYER: 1}.get(change, depth)
     task = Digits() if kind == "images" else NextCharacter(sizes.context)
@@ -82,19 +90,16 @@ def training_of(
     return Training(task, arch, recipe, seeds=seeds, device=device, capture=True, initialisation=start)
 
 
-def trained_rows(
-    kind: str, depth: int, change: str, rate: float, sizes: BoundSizes, device: str = "cpu"
-) -> pl.DataFrame:
+def trained_rows(labels: BoundTraining, sizes: BoundSizes, device: str = "cpu") -> pl.DataFrame:
     """Train networks and read their bounds: unchanged ones at the first rate at every snapshot, others at the end."""
-    followed = change == NONE and rate == sizes.rates[0]
+    followed = labels.change == NONE and labels.rate == sizes.rates[0]
     seeds = range(sizes.seeds if followed else sizes.change_seeds)
-    training = training_of(kind, depth, change, rate, sizes, seeds, device)
+    training = training_of(labels, sizes, seeds, device)
     snapshots = {*(sizes.snapshots if followed else ()), sizes.steps}
-    which = kind, depth, change, rate
-    rows = _read(training, which, 0, sizes.samples) if 0 in snapshots else []
+    rows = _read(training, labels, 0, sizes.samples) if 0 in snapshots else []
     for step in training:
         if step in snapshots:
-            rows += _read(training, which, step, sizes.samples)
+            rows += _read(training, labels, step, sizes.samples)
     del training
     free_memory(device)
     return pl.DataFrame(rows, schema=SCHEMA)
@@ -108,19 +113,19 @@ SCHEMA: dict[str, Any] = {**LABELS, "layer": pl.Int64, **dict.fromkeys(NUMBERS, 
 """One row for each network, step and layer: `network_rows` says what the numbers are."""
 
 
-def _read(training: Training, which: tuple[str, int, str, float], step: int, samples: int) -> list[dict[str, Any]]:
+def _read(training: Training, labels: BoundTraining, step: int, samples: int) -> list[dict[str, Any]]:
     """Rows of all networks of a training at a step; one without numbers for a network that has diverged."""
     losses, blind = [evaluation.loss for evaluation in training.evaluate()], training.task.blind
-    kind, depth, change, rate = which
+    kind, depth, change, rate = labels
     last = step == training.recipe.steps
     rows = []
     for k, (net, X) in enumerate(zip(training.networks(), training.tokens(samples)[0], strict=True)):
-        labels = {"network": f"{kind}, {depth} layers", "kind": kind, "depth": net.arch.layers, "change": change,
+        columns = {"network": f"{kind}, {depth} layers", "kind": kind, "depth": net.arch.layers, "change": change,
                   "rate": rate, "seed": training.seeds[k], "step": step, "loss": losses[k], "blind": blind,
                   "stage": "fresh" if step == 0 else "trained" if last else "between"}  # fmt: skip
         finite = math.isfinite(losses[k])
         read = network_rows(net, X, terms=step == 0 or last) if finite else [{"layer": net.arch.layers}]
-        rows += [labels | row for row in read]
+        rows += [columns | row for row in read]
     return rows
 
 

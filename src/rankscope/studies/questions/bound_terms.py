@@ -96,29 +96,28 @@ def half_terms(
 def _terms(
     arch: Architecture, index: int, layer: Layer, half: HalfRecord, pattern: DeviationPattern, norms: LayerNorms
 ) -> HalfTerms:
+    """The terms of one half block, from its record."""
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     before, added = log_of(R.value.norm(), R.log[0]), log_of(F.value.norm(), F.log[0])
     square = float(R.value.square().sum())
     inner = float((R.value * F.value).sum()) / square if square else 0.0
     after = half.after is not half.summed
     reached, slack = -math.inf, 0.0
+    attention = layer.attention_norm, layer.attention_after
     for branch in half.branches:
-        own, second = (
-            (layer.attention_norm, layer.attention_after) if branch.kind == "attention"
-            else (layer.mlp_norm, layer.mlp_after)
-        )  # fmt: skip
+        norm_before, norm_after = attention if branch.kind == "attention" else (layer.mlp_norm, layer.mlp_after)
         factor = pattern_factor(arch, index, pattern, norms) if branch.kind == "attention" else log(norms[1].spectral)
         if branch.inside is not half.before:
-            stretch = norm_stretch(arch, own, half.before)
+            stretch = norm_stretch(arch, norm_before, half.before)
             factor, slack = times(factor, stretch), stretch - (log_mu(branch.inside) - before)
         if branch.out is not branch.raw:
-            factor = times(factor, norm_stretch(arch, second, branch.raw.tidy()))
+            factor = times(factor, norm_stretch(arch, norm_after, branch.raw.tidy()))
         reached = plus(reached, factor)
-    own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
+    of_sum = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
     return HalfTerms(
         half.branches[0].kind, half.weight, added - before, inner * math.exp(min(float(F.log[0] - R.log[0]), 600.0)),
         log_mu(half.after) - log_mu(half.summed) if after else 0.0, log_mu(half.after) - before, reached, slack,
-        norm_floor(arch, own, half.summed) if after else 0.0,
+        norm_floor(arch, of_sum, half.summed) if after else 0.0,
     )  # fmt: skip
 
 
@@ -176,8 +175,8 @@ def network_rows(
     sizes = table.filter(theorem="aligned-skip")
     rows = []
     for layer in range(1, net.arch.layers + 1):
-        here = sizes.filter(layer=layer).sort("sample")
-        measured = (here["log10_measured"] - here["log10_size"]).to_list()
+        aligned = sizes.filter(layer=layer).sort("sample")
+        measured = (aligned["log10_measured"] - aligned["log10_size"]).to_list()
         growth = [_summed(halves[:layer], lambda half: half.log_growth) for halves in per_sample]
         starts = [m * TEN - grown for m, grown in zip(measured, growth, strict=True)]  # less the size of the tokens
         row: dict[str, Any] = {"layer": layer, "measured": min(measured)}
@@ -185,7 +184,7 @@ def network_rows(
         row["weights"] = min(times(start, factor) for start, factor in zip(starts, by_weights, strict=True)) / TEN
         for column, theorem in THEOREMS.items():
             row[column] = _proved(table.filter(theorem=theorem, layer=layer).rows(named=True))
-        slacks = here["slack"].to_list()
+        slacks = aligned["slack"].to_list()
         row["loose"] = None if None in slacks or row["direction"] is None else max(slacks)
         row["carried"] = None if row["direction"] is None else carried([halves[:layer] for halves in per_sample])
         ranks = table.filter(theorem="norm-rank", layer=layer)["log10_bound"].to_list()
@@ -195,6 +194,7 @@ def network_rows(
 
 
 def _summed(layers: Sequence[Sequence[HalfTerms]], value: Any) -> float:
+    """The product of a factor over all half blocks, as logs."""
     return times(*(value(half) for halves in layers for half in halves))
 
 
@@ -210,12 +210,11 @@ def carried(samples: Sequence[Sequence[Sequence[HalfTerms]]]) -> float | None:
     half: the least over samples; below zero if the bound of the others is wrong of one. None for one sample alone."""
     if len(samples) < 2:
         return None
-    flat = [[half for layer in layers for half in layer] for layers in samples]
+    by_sample = [[half for layer in layers for half in layer] for layers in samples]
     margins = []
-    for k, halves in enumerate(flat):
-        others = [other for j, other in enumerate(flat) if j != k]
-        least = [min(other[place].factors["direction"] for other in others) for place in range(len(halves))]
-        bound = times(*least)
+    for k, halves in enumerate(by_sample):
+        rest = zip(*by_sample[:k], *by_sample[k + 1 :], strict=True)
+        bound = times(*(min(half.factors["direction"] for half in position) for position in rest))
         margins.append(math.inf if bound == -math.inf else times(*(half.log_growth for half in halves)) - bound)
     return min(margins) / TEN
 

@@ -60,13 +60,14 @@ def branch_numbers(net: Transformer, X: Tensor, padding: Tensor | None = None) -
     net, X = net.to(torch.float64, "cpu"), X.double().cpu()
     if padding is not None:  # records of padded samples are taken one at a time
         for sample, (tokens, empty) in enumerate(zip(X, padding.cpu(), strict=True)):
-            for number in _numbers(net, dissect(net, tokens[None], padding=empty[None])):
-                yield number._replace(sample=sample)
+            for reading in _numbers(net, dissect(net, tokens[None], padding=empty[None])):
+                yield reading._replace(sample=sample)
     else:
         yield from _numbers(net, dissect(net, X))
 
 
 def _numbers(net: Transformer, records: Iterable[BlockRecord]) -> Iterator[BranchNumber]:
+    """The numbers of every branch, read off the records of all blocks."""
     for index, record in enumerate(records):
         layer = net.weights.layers[index]
         bound = _log10(MLPNorms.of(net.arch, layer).spectral)
@@ -139,10 +140,10 @@ def mlp_steepness(arch: Architecture, w: MLPWeights, Z: Float[Tensor, "sample to
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(ACTIVATIONS[arch.activation](hidden).sum(), hidden)
     start = torch.randn(2, *rows.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = leading_vectors(
+    leading = leading_vectors(
         lambda v: ((v @ up) * slopes) @ down, lambda u: ((u @ down.mT) * slopes) @ up.mT, start, STEPS
     )
-    return found.norm.view(Z.shape[:-1]).amax(-1).tolist()
+    return leading.norm.view(Z.shape[:-1]).amax(-1).tolist()
 
 
 def sensitivities(net: Transformer, X: Tensor, draws: int, padding: Tensor | None = None) -> dict[str, float]:
@@ -175,7 +176,7 @@ def sensitivities(net: Transformer, X: Tensor, draws: int, padding: Tensor | Non
 
 
 def accuracies_under_noise(
-    model: Model, task: Task, batch: Batch, noise: Sequence[float], draws: int, place: str = "embedding"
+    model: Model, task: Task, batch: Batch, noise: Sequence[float], draws: int, added_to: str = "embedding"
 ) -> list[float]:
     """The accuracy of a network when noise is added to what it reads, for each size of the noise.
 
@@ -186,19 +187,19 @@ def accuracies_under_noise(
         noise: Root mean squares of the noise. At the embedding, in units of the root mean square by which entries of
             embedded tokens differ from their sample's mean; of inputs, in units of the inputs' standard deviation.
         draws: How often noise is drawn.
-        place: "embedding"; "gradient" for a step at the embedding that is not drawn, along the gradient of the loss; or
+        added_to: "embedding"; "gradient" for a step at the embedding, not drawn but along the gradient of the loss; or
             "inputs" for inputs that are numbers (the pixels of digits).
     """
     model.eval()
     with torch.no_grad():
-        X = batch.inputs.float() if place == "inputs" else model.tokens(batch.inputs)
-    unit = X.std() if place == "inputs" else (X - X.mean(1, keepdim=True)).square().mean().sqrt()
+        X = batch.inputs.float() if added_to == "inputs" else model.tokens(batch.inputs)
+    unit = X.std() if added_to == "inputs" else (X - X.mean(1, keepdim=True)).square().mean().sqrt()
 
     def logits(changed: Tensor) -> Tensor:
-        tokens = model.tokens(changed) if place == "inputs" else changed
+        tokens = model.tokens(changed) if added_to == "inputs" else changed
         return model.logits(model.net(tokens, batch.padding), batch.padding)
 
-    if place == "gradient":
+    if added_to == "gradient":
         X = X.requires_grad_()
         (gradient,) = torch.autograd.grad(task.loss(logits(X), batch), X)
         sizes = gradient.square().mean((1, 2), keepdim=True).sqrt()
@@ -207,8 +208,10 @@ def accuracies_under_noise(
         draw = torch.Generator().manual_seed(0)
         added = [torch.randn(X.shape, generator=draw).to(X) for _ in range(draws)]
     with torch.no_grad():
-        found = [[float(task.accuracy(logits(X + size * unit * one), batch)) for one in added] for size in noise]
-    return [sum(row) / len(row) for row in found]
+        accuracies = [
+            [float(task.accuracy(logits(X + size * unit * change), batch)) for change in added] for size in noise
+        ]
+    return [sum(by_draw) / len(by_draw) for by_draw in accuracies]
 
 
 def tolerance(noise: Sequence[float], accuracies: Sequence[float], chance: float) -> float:

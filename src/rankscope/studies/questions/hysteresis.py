@@ -4,16 +4,15 @@ Hofmann & Mäder (2026) ramp the weight of skips down during training. Tokens co
 the weight is ramped up again, the network recovers only at twelve times that, or not at all. They have no public code,
 and draw numbers below 1e-13 as zero.
 
-Here the same: a decoder with norms before its branches learns the next character at a constant rate. Its skips have
-weight 1, then fall geometrically to `LOWEST`, stay there, and rise again. Every few steps are read, in deviation
-arithmetic, so that no number is too small: the relative residual of tokens after the last layer, and the gradients of
-queries and keys, their median over layers. A network counts as **collapsed** where that median is below their 1e-6.
+Here the same, every few steps of the training read in deviation arithmetic, so that no number is too small. A network
+counts as **collapsed** where the gradient of queries and keys, its median over layers, is below 1e-6.
 """
 
 import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -135,26 +134,27 @@ def turning_points(table: pl.DataFrame) -> tuple[float, float]:
 
 def gather(setup: Setup, sizes: Sizes) -> dict[str, pl.DataFrame]:
     """Train every network along the schedule: one cached piece each."""
-    parts = {}
-    for layers in sizes.depths:
-        for seed in range(sizes.seeds):
-            parts[f"{layers} layers, seed {seed}"] = lambda layers=layers, seed=seed: pl.DataFrame(
-                list(trajectory(layers, seed, sizes, setup.device))
-            )
+    parts = {
+        f"{layers} layers, seed {seed}": lambda layers=layers, seed=seed: pl.DataFrame(
+            list(trajectory(layers, seed, sizes, setup.device))
+        )
+        for layers, seed in product(sizes.depths, range(sizes.seeds))
+    }
     return {"trajectories": setup.cached_parts(parts, sizes=repr(sizes))}
 
 
 def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
     """The answer that the trajectories give."""
     table = tables["trajectories"]
-    points = [
-        {"layers": layers, "seed": seed, **dict(zip(("collapse", "recovery"), turning_points(mine), strict=True))}
-        for (layers, seed), mine in table.group_by("layers", "seed", maintain_order=True)
+    weights = [
+        (layers, seed, *turning_points(part))
+        for (layers, seed), part in table.group_by("layers", "seed", maintain_order=True)
     ]
-    found = pl.DataFrame(points).with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
+    points = pl.DataFrame(weights, schema=["layers", "seed", "collapse", "recovery"], orient="row")
+    points = points.with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
     rows = [
         [str(layers), str(seed), f"{collapse:.3f}", f"{recovery:.3f}", f"{ratio:.1f}"]
-        for layers, seed, collapse, recovery, ratio in found.iter_rows()
+        for layers, seed, collapse, recovery, ratio in points.iter_rows()
     ]
     evidence = PageTable(
         "Weight of skips at which each network collapses and recovers (nan: it does not)",
@@ -164,7 +164,8 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         f"{sizes.seeds} seeds, width {sizes.width}, {sizes.steps} steps of AdamW at a constant 1e-3; skips fall from "
         f"1 to {LOWEST} in {sizes.ramp} steps and rise again."
     ]
-    return StudyAnswer(_summary(table, found), [_collapse_verdict(found), _ratio_verdict(found)], [evidence], notes)
+    verdicts = [_collapse_verdict(points), _ratio_verdict(points)]
+    return StudyAnswer(_summary(table, points), verdicts, [evidence], notes)
 
 
 def _collapse_verdict(points: pl.DataFrame) -> HypothesisVerdict:
@@ -198,11 +199,11 @@ def draw(tables: Tables, sizes: Sizes) -> dict[str, Figure]:
     """Loss, residual and gradient against the weight of skips, on the way down and up."""
     table = tables["trajectories"]
     figure, (loss, residual, gradient) = panels(3, width=4.4, height=3.8)
-    for k, ((layers,), mine) in enumerate(table.group_by("layers", maintain_order=True)):
-        for (seed,), one in mine.group_by("seed", maintain_order=True):
-            for phases, dash in ((("before", "down", "bottom"), "-"), (("bottom", "up", "after"), "--")):
-                part = one.filter(pl.col("phase").is_in(phases)).sort("step")
-                way = "down" if dash == "-" else "up"
+    ways = {"down": (("before", "down", "bottom"), "-"), "up": (("bottom", "up", "after"), "--")}
+    for k, ((layers,), of_depth) in enumerate(table.group_by("layers", maintain_order=True)):
+        for (seed,), of_seed in of_depth.group_by("seed", maintain_order=True):
+            for way, (phases, dash) in ways.items():
+                part = of_seed.filter(pl.col("phase").is_in(phases)).sort("step")
                 label = f"{layers} layers, {way}" if seed == 0 else None
                 for axes, name in ((loss, "loss"), (residual, "residual"), (gradient, "gradient")):
                     axes.plot(part["weight"], part[name], dash, color=palette()[k], label=label, linewidth=1.4)
@@ -212,7 +213,7 @@ def draw(tables: Tables, sizes: Sizes) -> dict[str, Figure]:
         axes.set_xscale("log")
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("weight of skips")
-    loss.legend(fontsize=8, frameon=False)
+    loss.legend(fontsize=8, frameon=False, loc="best")
     return {QUESTION.name: figure}
 
 

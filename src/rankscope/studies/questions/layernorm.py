@@ -27,10 +27,11 @@ import math
 import statistics
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
+from rankscope.figures.matplotlib import Axes, Figure, palette, panels
 from rankscope.figures.text import power
 from rankscope.studies.questions.norm_experiments import (
     CASE,
@@ -43,6 +44,7 @@ from rankscope.studies.questions.norm_experiments import (
     NOISE_SEED,
     NORMS,
     TASKS,
+    Case,
     NormSizes,
     far_rows,
     near_rows,
@@ -54,10 +56,6 @@ from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 from rankscope.studies.wu2024.networks import DROPOUT, MASKS
 from rankscope.studies.wu2024.thm3 import random_starts, shares
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SLOW = ("causal", "window ±1")  # Masks whose rate settles within so many layers: P0 of the uni-directional is defective
 FASTER = 1.5  # By which the log of the residual grows in a layer, at least, where collapse is faster than exponential
@@ -71,6 +69,7 @@ LEARNT = 0.3  # Nats below the best that equal tokens allow, from which on a net
 FEWEST = 5  # Networks that start collapsed, from which on trainings are judged
 FLOAT = -323.0  # log10 of what float64 can hold at least
 LOWEST_DRAWN = -16.0  # log10 at which smaller values are drawn
+NOT_MEASURED = HypothesisVerdict("not measured", None)
 
 QUICK = NormSizes(
     depth=32, width=32, tokens=8, heads=4, seeds=2, gains=(1.0, 4.0, 16.0, 64.0),
@@ -112,7 +111,7 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
         for family, mask in product(FAMILIES, ("complete", *SLOW))
         for a in (sizes.mlps if family == CHAOTIC else sizes.values)
     }
-    built = {f"built {n}": partial(_built, n, sizes.constructed_starts) for n in sizes.constructed}
+    built = {f"built {n}": lambda n=n: shares(random_starts(n, sizes.constructed_starts)) for n in sizes.constructed}
     trained = {
         f"trained {task} {layers} {dropout:g} {skip:g}": partial(
             trained_rows, task, layers, dropout, skip, sizes, device
@@ -131,10 +130,6 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
     }  # fmt: skip
 
 
-def _built(tokens: int, starts: int) -> pl.DataFrame:
-    return shares(random_starts(tokens, starts))
-
-
 # ---- The answer, from tables alone
 
 
@@ -142,10 +137,13 @@ def lives(far: pl.DataFrame) -> pl.DataFrame:
     """A row for each case and gain: median, least and largest lifetime over draws, and the predicted one."""
     keys = [*CASE, "gain"]
     measured = far.filter(what="life").group_by(keys, maintain_order=True)
-    table = measured.agg(
-        pl.median("layer").alias("life"), pl.min("layer").alias("least"), pl.max("layer").alias("most")
-    )
+    table = measured.agg(life=pl.median("layer"), least=pl.min("layer"), most=pl.max("layer"))
     return table.join(far.filter(what="predicted").select(*keys, predicted="layer"), on=keys, maintain_order="left")
+
+
+def _of_case(table: pl.DataFrame, case: Case) -> pl.DataFrame:
+    """The rows of `lives` that are of one case."""
+    return table.filter(**dict(zip(CASE, case, strict=True)))
 
 
 def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
@@ -184,22 +182,22 @@ def answer(tables: Tables, sizes: NormSizes) -> StudyAnswer:
 def _sentence(near: pl.DataFrame, far: pl.DataFrame, stable: pl.DataFrame, sizes: NormSizes) -> str:
     off = statistics.median(_last(near, sizes, mask="complete", norm="post", dropout=False))
     rows, (judged, _) = far.filter(what="life", mask="complete"), _judged(stable, sizes)
-    left = int((rows["layer"] > sizes.far_depth).sum())
+    apart = int((rows["layer"] > sizes.far_depth).sum())
     small = f"is {power(off)}"
     if off < FLOAT:
         small = f"falls below anything a float can hold (10^({off:.0e}))".replace("e+", "e")
     right = f"right for {_right(judged):.0%}" if len(judged) else "not tried by any"
     return (
         f"Because it only rescales averaged tokens: without skips, under a complete mask, relative mu {small} at layer "
-        f"{sizes.depth}; {left or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
+        f"{sizes.depth}; {apart or 'none'} of {len(rows)} draws lasts {sizes.far_depth} layers. The sign of Λ, the "
         "growth rate of small differences, predicts whether tokens stay apart with skips or MLPs: "
         f"{right} of the {len(judged)} decisive draws of {len(stable.filter(~BARRED))}."
     )
 
 
-def _last(near: pl.DataFrame, sizes: NormSizes, **which: object) -> list[float]:
-    rows = near.filter(pl.col("layer") == sizes.depth, *(pl.col(name) == value for name, value in which.items()))
-    return rows["log10"].to_list()
+def _last(near: pl.DataFrame, sizes: NormSizes, **labels: Any) -> list[float]:
+    """log10 of relative mu after the last layer, of networks with these labels."""
+    return near.filter(layer=sizes.depth, **labels)["log10"].to_list()
 
 
 def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
@@ -208,26 +206,27 @@ def _per_draw(near: pl.DataFrame) -> pl.DataFrame:
 
 
 def _near_verdict(near: pl.DataFrame) -> HypothesisVerdict:
+    """Whether collapse is faster than exponential under a complete mask, and has the predicted rate under others."""
     draws = _per_draw(near).with_columns(apart=pl.col("rate") - pl.col("predicted"))
     orders = draws.filter(mask="complete")["order"].to_list()
     parts = {(mask, norm): draws.filter(mask=mask, norm=norm) for mask, norm in product(SLOW, NORMS)}
     if not orders or not all(map(len, parts.values())):
-        return HypothesisVerdict("not measured", None)
-    texts, found = [], [min(orders) >= FASTER]
+        return NOT_MEASURED
+    texts, holds = [], [min(orders) >= FASTER]
     for (mask, norm), part in parts.items():
         values, near_enough = part["apart"].to_list(), min(SAME_RATE, abs(part["predicted"][0]) / 2)
         texts.append(f"{mask}, {norm}: {spread(values, '+.3f')} (±{near_enough:.3f})")
         sure = max(values) - min(values) <= near_enough
-        found.append(abs(statistics.median(values)) <= near_enough if sure else None)
+        holds.append(abs(statistics.median(values)) <= near_enough if sure else None)
     ours = f"complete: the log grows ×{spread(orders, '.2f')} a layer; measured rate less ln|ν|, by mask and norm: "
-    return HypothesisVerdict(ours + "; ".join(texts), False if False in found else None if None in found else True)
+    return HypothesisVerdict(ours + "; ".join(texts), False if False in holds else None if None in holds else True)
 
 
 def _dropout_verdict(near: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     """Whether differences that are seen with dropout are the tokens' own: common to passes with other masks."""
-    ends = near.filter(pl.col("dropout") & (pl.col("layer") == sizes.depth))
+    ends = near.filter(dropout=True, layer=sizes.depth)
     if not len(ends):
-        return HypothesisVerdict("not measured", None)
+        return NOT_MEASURED
     by_norm = {norm: ends.filter(norm=norm) for norm in NORMS}
     ours = "; ".join(
         f"{norm}: {spread(part['common'].to_list(), '.2f')} of relative mu {spread_of_logs(part['log10'].to_list())}"
@@ -241,11 +240,11 @@ def _no_basin_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     """Whether every draw under a complete mask has collapsed."""
     rows = far.filter(what="life", mask="complete")
     if not len(rows):
-        return HypothesisVerdict("not measured", None)
-    left = int((rows["layer"] > sizes.far_depth).sum())
-    ours = f"{left} of {len(rows)} draws are apart at layer {sizes.far_depth}"
+        return NOT_MEASURED
+    apart = int((rows["layer"] > sizes.far_depth).sum())
+    ours = f"{apart} of {len(rows)} draws are apart at layer {sizes.far_depth}"
     ended = rows.filter(pl.col("layer") <= sizes.far_depth)["layer"].to_list()
-    return HypothesisVerdict(f"{ours}; of the others the longest lasted {max(ended)}" if ended else ours, left == 0)
+    return HypothesisVerdict(f"{ours}; of the others the longest lasted {max(ended)}" if ended else ours, apart == 0)
 
 
 def _lifetime_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
@@ -277,6 +276,7 @@ def _right(judged: pl.DataFrame) -> float:
 
 
 def _stable_verdict(stable: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
+    """Whether the sign of Lambda tells who stays apart, and nobody does who cannot."""
     judged, barred = _judged(stable, sizes)
     sides = [judged.filter(foretold=side) for side in (True, False)]
     if not all(map(len, sides)):
@@ -308,7 +308,7 @@ def _near_table(near: pl.DataFrame, sizes: NormSizes) -> PageTable:
     for mask, norm in product(MASKS, NORMS):
         draws = _per_draw(near).filter(mask=mask, norm=norm)
         ends = [_last(near, sizes, mask=mask, norm=norm, dropout=dropout) for dropout in (False, True)]
-        common = near.filter(pl.col("layer") == sizes.depth, mask=mask, norm=norm, dropout=True)["common"].to_list()
+        common = near.filter(layer=sizes.depth, mask=mask, norm=norm, dropout=True)["common"].to_list()
         factors = [math.exp(rate) for rate in draws["rate"]]
         rows.append([
             mask, norm, *(f"{math.exp(value):.3f}" for value in draws["predicted"][:1]), spread(factors, ".3f"),
@@ -332,13 +332,10 @@ def _far_table(far: pl.DataFrame, sizes: NormSizes) -> PageTable:
     gains = [gain for gain in sizes.gains if gain in (0.5, 1.0, 4.0, 16.0, 64.0)]
     rows = []
     for case in sizes.cases:
-        mine = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True)))
         cells = [
             f"{life:g} ({least}–{most}) / {predicted}"
             for gain in gains
-            for life, least, most, predicted in mine.filter(gain=gain)
-            .select("life", "least", "most", "predicted")
-            .rows()
+            for *_, life, least, most, predicted in _of_case(table, case).filter(gain=gain).rows()
         ]
         rows.append([*(f"{value:g}" if isinstance(value, float) else str(value) for value in case), *cells])
     return PageTable(
@@ -390,10 +387,8 @@ def _trained_table(trained: pl.DataFrame) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: NormSizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: NormSizes) -> dict[str, Figure]:
     """Near collapse by depth; lifetimes by the spread of scores; the criterion; trained networks before and after."""
-    from rankscope.figures.matplotlib import panels
-
     figure, axes = panels(2, width=5.4, height=3.9, rows=2)
     _draw_near(axes[0], tables["near"])
     _draw_far(axes[1], lives(tables["far"]), sizes)
@@ -402,32 +397,24 @@ def draw(tables: Tables, sizes: NormSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _draw_near(axes: "Axes", near: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_near(axes: Axes, near: pl.DataFrame) -> None:
     for k, mask in enumerate(MASKS):
         for norm, dropout, style in (("post", False, "-"), ("none", False, ":"), ("post", True, "--")):
-            rows = (
-                near.filter(mask=mask, norm=norm, dropout=dropout)
-                .group_by("layer")
-                .agg(pl.median("log10"))
-                .sort("layer")
-            )
-            shown = rows["log10"].clip(lower_bound=2 * LOWEST_DRAWN)
+            rows = near.filter(mask=mask, norm=norm, dropout=dropout)
+            medians = rows.group_by("layer").agg(pl.median("log10")).sort("layer")
+            logs = medians["log10"].clip(lower_bound=2 * LOWEST_DRAWN)
             label = mask if style == "-" else None
-            axes.plot(rows["layer"], shown, color=palette()[k], linewidth=1.5, linestyle=style, label=label)
+            axes.plot(medians["layer"], logs, color=palette()[k], linewidth=1.5, linestyle=style, label=label)
     axes.set_ylim(LOWEST_DRAWN, 0.5)
     axes.set(xlabel="layer", ylabel="log10 of relative mu", title="Solid: LayerNorm; dotted: no norm; dashed: dropout")
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_far(axes: Axes, table: pl.DataFrame, sizes: NormSizes) -> None:
     base = sizes.cases[1]
     shown = [case for case in sizes.cases if case[1:] == base[1:] or case[4] != base[4]]
     for k, case in enumerate(shown):
-        rows = table.filter(*(pl.col(name) == value for name, value in zip(CASE, case, strict=True))).sort("gain")
+        rows = _of_case(table, case).sort("gain")
         colour = palette()[k % len(palette())]
         axes.fill_between(rows["gain"], rows["least"], rows["most"], color=colour, alpha=0.15, linewidth=0)
         axes.plot(rows["gain"], rows["life"], color=colour, linewidth=1.4, marker="o", markersize=3,
@@ -442,14 +429,12 @@ def _draw_far(axes: "Axes", table: pl.DataFrame, sizes: NormSizes) -> None:
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _draw_stable(axes: "Axes", stable: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_stable(axes: Axes, stable: pl.DataFrame) -> None:
     for k, family in enumerate(FAMILIES):
         rows = stable.filter(family=family)
         x, y = rows["predicted"].clip(lower_bound=-2.0), rows["log10"].clip(lower_bound=LOWEST_DRAWN)
-        look: dict[str, Any] = {"linestyle": "none", "marker": "osD^v"[k], "markersize": 4, "alpha": 0.6}
-        axes.plot(x, y, color=palette()[k], label=family, **look)
+        marks: dict[str, Any] = {"linestyle": "none", "marker": "osD^v"[k], "markersize": 4, "alpha": 0.6}
+        axes.plot(x, y, color=palette()[k], label=family, **marks)
     axes.axvline(0.0, color="grey", linewidth=0.9)
     axes.axhline(HELD, color="grey", linewidth=0.9, linestyle=":")
     axes.set(xlabel="predicted exponent Λ a layer (−2: −2 and below)", ylabel="log10 of relative mu, last layer",
@@ -457,9 +442,7 @@ def _draw_stable(axes: "Axes", stable: pl.DataFrame) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _draw_trained(axes: "Axes", trained: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_trained(axes: Axes, trained: pl.DataFrame) -> None:
     for k, (task, skip) in enumerate(product(TASKS, (0.0, 1.0))):
         rows = trained.filter(task=task, skip=skip).with_columns(learnt=pl.col("loss") < pl.col("equal") - LEARNT)
         axes.plot([], [], linestyle="none", marker="os"[int(skip)], color=palette()[k],

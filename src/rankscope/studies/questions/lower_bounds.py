@@ -12,10 +12,11 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
+from rankscope.figures.matplotlib import Axes, Figure, MaxNLocator, palette, panels
 from rankscope.lab.trial import SETTINGS
 from rankscope.studies.questions.bound_networks import (
     CHANGES,
@@ -25,6 +26,7 @@ from rankscope.studies.questions.bound_networks import (
     SHALLOW,
     SKIPLESS,
     BoundSizes,
+    BoundTraining,
     model_rows,
     models_at_hand,
     trained_rows,
@@ -35,15 +37,12 @@ from rankscope.studies.questions.question import HypothesisVerdict, Question, St
 from rankscope.studies.questions.summaries import spread
 from rankscope.studies.study import PageTable, Setup
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 LOOSEST = 0.25  # Decades a layer by which the bound that knows directions may be below the measurement
 MOST, FEWEST = 0.9, 0.1  # Shares of networks that count as nearly all, and as next to none
 LEARNT = 0.3  # Nats below a guess by frequencies, from which on a network has learnt
 COST = 0.1  # Nats that a change may cost
 FLOOR_DRAWN = -6.0  # log10 at which smaller bounds, and those that say nothing, are drawn
+WITH_SKIPS = pl.col("kind") != SKIPLESS
 
 
 QUICK = BoundSizes(
@@ -63,16 +62,16 @@ def gather(setup: Setup, sizes: BoundSizes) -> dict[str, pl.DataFrame]:
     """Train and read networks, one cached piece for each training; read the trained models that are at hand.
 
     Bounds are read on the CPU wherever networks are trained."""
-    followed = [(kind, depth, NONE, sizes.rates[0]) for kind, depth in product(SETTINGS, sizes.depths)]
-    changed = [
-        (kind, sizes.depths[0], change, rate)
+    trainings = [BoundTraining(kind, depth, NONE, sizes.rates[0]) for kind, depth in product(SETTINGS, sizes.depths)]
+    trainings += [
+        BoundTraining(kind, sizes.depths[0], change, rate)
         for kind, change, rate in product(sizes.changed, sizes.changes, sizes.rates)
-        if (kind, sizes.depths[0], change, rate) not in followed
     ]
     parts = {
-        f"{kind} {depth} {change} {rate:g}": partial(trained_rows, kind, depth, change, rate, sizes, setup.device)
-        for kind, depth, change, rate in (*followed, *changed)
-    }
+        f"{labels.kind} {labels.depth} {labels.change} {labels.rate:g}":
+            partial(trained_rows, labels, sizes, setup.device)
+        for labels in trainings
+    }  # fmt: skip
     trained = setup.cached_parts(
         parts, width=sizes.width, heads=sizes.heads, context=sizes.context, batch=sizes.batch, steps=sizes.steps,
         snapshots=sizes.snapshots, first_rate=sizes.rates[0], seeds=sizes.seeds, change_seeds=sizes.change_seeds,
@@ -109,6 +108,7 @@ def proved(rung: str) -> pl.Expr:
 
 
 def _count(rows: pl.DataFrame, rung: str) -> int:
+    """How many rows a bound proves."""
     return int(rows.select(proved(rung)).to_series().sum())
 
 
@@ -117,13 +117,13 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
     table = tables["layers"]
     plain = followed(table, sizes)
     ends = last_layers(plain)
-    fresh = ends.filter((pl.col("stage") == "fresh") & (pl.col("kind") != SKIPLESS))
-    trained = learnt(ends.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS)))
-    skipless = learnt(ends.filter((pl.col("stage") == "trained") & (pl.col("kind") == SKIPLESS)))
+    fresh = ends.filter(WITH_SKIPS, stage="fresh")
+    trained = learnt(ends.filter(WITH_SKIPS, stage="trained"))
+    skipless = learnt(ends.filter(kind=SKIPLESS, stage="trained"))
     tried = changes(table, sizes)
     verdicts = [
         _weights_verdict(trained), _sizes_verdict(fresh, trained, lost_from(ends)), _direction_verdict(trained),
-        _parts_verdict(learnt(plain.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS)))),
+        _parts_verdict(learnt(plain.filter(WITH_SKIPS, stage="trained"))),
         _skipless_verdict(skipless), _change_verdict(tried),
     ]  # fmt: skip
     absent = [name for name in MODELS if name not in plain["network"].to_list()]
@@ -141,7 +141,7 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
         f"residual of a sample in {right} of {len(margins)} trained networks with skips. That is no proof.",
         *([f"Not at hand where this was run: {', '.join(absent)}."] if absent else []),
     ]
-    evidence = [_ladder_table(ends), _steps_table(plain, sizes), _terms_table(plain), _change_table(tried)]
+    evidence = [_ladder_table(ends), _steps_table(plain), _terms_table(plain), _change_table(tried)]
     return StudyAnswer(_sentence(fresh, trained, tried), verdicts, evidence, notes)
 
 
@@ -167,25 +167,27 @@ def _cost(row: dict[str, Any]) -> str:
 
 
 def _weights_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
+    """Whether norms of weights prove no trained network apart."""
     count = _count(trained, "weights")
     ours = f"{count} of {len(trained)} trained networks with skips are proved apart by norms of weights"
     return HypothesisVerdict(ours, count == 0 if len(trained) else None)
 
 
 def lost_from(ends: pl.DataFrame) -> list[int | None]:
-    """Of every network of our own that sizes prove apart before training: the step from which on they no longer do;
-    None if they do at the end."""
+    """The step from which on sizes no longer prove a network apart, of every network of our own that they prove apart
+    before training; None if they do at the end."""
     steps: list[int | None] = []
-    own = ends.filter((pl.col("kind") != SKIPLESS) & pl.col("step").is_not_null()).sort("step")
-    for _, one in own.group_by("network", "seed", maintain_order=True):
-        held = one.select(proved("sizes")).to_series().to_list()
+    trained_here = ends.filter(WITH_SKIPS, pl.col("step").is_not_null()).sort("step")
+    for _, rows in trained_here.group_by("network", "seed", maintain_order=True):
+        held = rows.select(proved("sizes")).to_series().to_list()
         if held[0]:
-            last = max(k for k, yes in enumerate(held) if yes)
-            steps.append(None if last == len(held) - 1 else int(one["step"][last + 1]))
+            last = max(k for k, holds in enumerate(held) if holds)
+            steps.append(None if last == len(held) - 1 else int(rows["step"][last + 1]))
     return steps
 
 
 def _sizes_verdict(fresh: pl.DataFrame, trained: pl.DataFrame, lost: Sequence[int | None]) -> HypothesisVerdict:
+    """Whether sizes prove nearly all fresh networks apart, and next to none after training."""
     before, after = _count(fresh, "sizes"), _count(trained, "sizes")
     ours = f"proved by sizes of branches: {before} of {len(fresh)} fresh, {after} of {len(trained)} trained"
     steps = [float(step) for step in lost if step is not None]
@@ -197,6 +199,7 @@ def _sizes_verdict(fresh: pl.DataFrame, trained: pl.DataFrame, lost: Sequence[in
 
 
 def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
+    """Whether directions prove every trained network apart, and are tight for nearly all."""
     count = _count(trained, "direction")
     a_layer = (trained["loose"] / trained["depth"]).drop_nulls().to_list()
     ours = f"{count} of {len(trained)} proved; {spread(a_layer, '.3f')} decades a layer below the measurement"
@@ -209,7 +212,7 @@ def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
 def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
     """Whether MLPs lose most of the decades, network by network."""
     parts = layers.group_by("network", "seed", maintain_order=True).agg(
-        pl.sum("attention_lost").alias("attention"), pl.sum("mlp_lost").alias("mlp")
+        attention=pl.sum("attention_lost"), mlp=pl.sum("mlp_lost")
     )
     shares = (parts["mlp"] / (parts["attention"] + parts["mlp"])).drop_nans().to_list()
     ours = f"share of the decades that is lost in MLPs: {spread(shares, '.0%')}"
@@ -219,19 +222,20 @@ def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
 
 
 def _skipless_verdict(rows: pl.DataFrame) -> HypothesisVerdict:
+    """Whether no bound says anything of networks without skips."""
     apart = int((rows["measured"] >= HELD).sum())
-    said = int(rows.select(pl.any_horizontal(pl.col(*RUNGS, "untouched", "lambda") > -math.inf)).to_series().sum())
-    ours = f"of {len(rows)} that learnt {apart} are measured apart; bounds say something of {said}"
-    return HypothesisVerdict(ours, said == 0 if apart else None)
+    bounded = int(rows.select(pl.any_horizontal(pl.col(*RUNGS, "untouched", "lambda") > -math.inf)).to_series().sum())
+    ours = f"of {len(rows)} that learnt {apart} are measured apart; bounds say something of {bounded}"
+    return HypothesisVerdict(ours, bounded == 0 if apart else None)
 
 
 def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
     """A row for each kind and change at its best rate: the mean loss and its range, what that costs in the mean and
     seed by seed, the least that sizes and directions prove of any seed, and of how many seeds sizes prove it."""
-    first = pl.format("{}, {} layers", "kind", pl.lit(sizes.depths[0]))
+    changed = pl.format("{}, {} layers", "kind", pl.lit(sizes.depths[0]))  # changes are made to the first depth
     ends = table.filter(
-        (pl.col("stage") == "trained") & (pl.col("layer") == pl.col("depth")) & (pl.col("network") == first)
-        & pl.col("kind").is_in(sizes.changed) & (pl.col("seed") < sizes.change_seeds)
+        pl.col("layer") == pl.col("depth"), pl.col("network") == changed, pl.col("kind").is_in(sizes.changed),
+        pl.col("seed") < sizes.change_seeds, stage="trained",
     ).with_columns(  # a network that diverged has no loss that a mean could leave out
         loss=pl.when(pl.col("loss").is_finite()).then(pl.col("loss").cast(pl.Float64)).otherwise(math.inf)
     )  # fmt: skip
@@ -256,12 +260,13 @@ def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
     learning = tried.filter(pl.col("mean") < pl.col("blind") - LEARNT)
     all_seeds = pl.col("proved") == pl.col("seeds")
     broken = learning.filter((pl.col("change") == NONE) & ~all_seeds)["kind"].to_list()
-    others = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
-    good = learning.filter(others & all_seeds).sort("cost")
-    return good.row(0, named=True) if len(good) else None
+    candidates = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
+    proving = learning.filter(candidates & all_seeds).sort("cost")
+    return proving.row(0, named=True) if len(proving) else None
 
 
 def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
+    """Whether some change makes sizes prove every seed apart, cheaply, and cheaper than a shallower network."""
     base = tried.filter(change=NONE)
     if not len(base.filter((pl.col("proved") < pl.col("seeds")) & (pl.col("mean") < pl.col("blind") - LEARNT))):
         return HypothesisVerdict("no unchanged network that learnt was in want of it", None)
@@ -280,23 +285,21 @@ def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
 
 def _logs(values: Sequence[float | None]) -> str:
     """Median and range of log10 shares that are proved; how many of all say nothing."""
-    said = [value for value in values if value is not None and value > -math.inf]
-    silent = len(values) - len(said)
-    if not said:
-        return "nothing"
-    return spread(said, ".2f") + (f"; nothing of {silent}" if silent else "")
+    known = [value for value in values if value is not None and value > -math.inf]
+    silent = len(values) - len(known)
+    return spread(known, ".2f") + (f"; nothing of {silent}" if silent else "") if known else "nothing"
 
 
 def _ladder_table(ends: pl.DataFrame) -> PageTable:
     rows = []
-    for (network, stage), part in ends.filter(pl.col("stage") != "between").group_by(
-        "network", "stage", maintain_order=True
-    ):
-        cells = [_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))]
-        carried = part["carried"].drop_nulls().to_list()
-        ranks = part["rank"].drop_nulls().to_list()
-        others = [_logs(part[name].to_list()) for name in ("untouched", "lambda")]
-        rows.append([str(network), str(stage), *cells, spread(carried, ".2f"), *others, spread(ranks, ".0f")])
+    shown = ends.filter(pl.col("stage") != "between")
+    for (network, stage), part in shown.group_by("network", "stage", maintain_order=True):
+        rows.append([
+            str(network), str(stage), *(_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))),
+            spread(part["carried"].drop_nulls().to_list(), ".2f"),
+            *(_logs(part[name].to_list()) for name in ("untouched", "lambda")),
+            spread(part["rank"].drop_nulls().to_list(), ".0f"),
+        ])  # fmt: skip
     return PageTable(
         "After the last layer: log10 of relative mu, and of what is proved of it; median (range) over networks",
         ["network", "", "measured", *(f"by {RUNGS[rung]}" for rung in reversed(RUNGS)), "margin of other samples",
@@ -307,18 +310,18 @@ def _ladder_table(ends: pl.DataFrame) -> PageTable:
 
 
 def _leading(part: pl.DataFrame, rung: str) -> list[int]:
-    """Of each network, how many layers from the first on are proved apart."""
+    """How many layers of each network, from the first on, are proved apart."""
     counts = []
-    for _, one in part.sort("layer").group_by("network", "seed", maintain_order=True):
-        held = one.select(proved(rung)).to_series().to_list()
-        counts.append(next((k for k, yes in enumerate(held) if not yes), len(held)))
+    for _, rows in part.sort("layer").group_by("network", "seed", maintain_order=True):
+        held = rows.select(proved(rung)).to_series().to_list()
+        counts.append([*held, False].index(False))
     return counts
 
 
-def _steps_table(plain: pl.DataFrame, sizes: BoundSizes) -> PageTable:
+def _steps_table(plain: pl.DataFrame) -> PageTable:
     rows = []
-    own = plain.filter(pl.col("step").is_not_null() & pl.col("measured").is_not_null() & (pl.col("kind") != SKIPLESS))
-    for (network, step), part in own.sort("depth", "network", "step").group_by("network", "step", maintain_order=True):
+    read = plain.filter(WITH_SKIPS, pl.col("step").is_not_null(), pl.col("measured").is_not_null())
+    for (network, step), part in read.sort("depth", "network", "step").group_by("network", "step", maintain_order=True):
         losses = last_layers(part)["loss"].to_list()
         loose = last_layers(part)["loose"].drop_nulls().to_list()
         cells = [spread([float(count) for count in _leading(part, rung)], ".0f") for rung in RUNGS]
@@ -332,7 +335,7 @@ def _steps_table(plain: pl.DataFrame, sizes: BoundSizes) -> PageTable:
 
 def _terms_table(plain: pl.DataFrame) -> PageTable:
     rows = []
-    ends = plain.filter((pl.col("stage") == "trained") & pl.col("measured").is_not_null())
+    ends = plain.filter(pl.col("measured").is_not_null(), stage="trained")
     for (network,), part in ends.group_by("network", maintain_order=True):
         for name, words in PARTS.items():
             columns = [part[f"{name}_{term}"].drop_nulls().to_list() for term in TERMS]
@@ -366,10 +369,8 @@ def _change_table(tried: pl.DataFrame) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: BoundSizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: BoundSizes) -> dict[str, Figure]:
     """The ladder by layer; over training; which part loses; what a proof costs."""
-    from rankscope.figures.matplotlib import panels
-
     plain = followed(tables["layers"], sizes)
     figure, axes = panels(2, width=5.6, height=4.0, rows=2)
     _draw_ladder(axes[0], plain, sizes)
@@ -379,38 +380,36 @@ def draw(tables: Tables, sizes: BoundSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _band(axes: "Axes", rows: pl.DataFrame, x: str, name: str, lift: float = 0.0, **style: Any) -> None:
+def _band(axes: Axes, rows: pl.DataFrame, x: str, name: str, lift: float = 0.0, **style: Any) -> None:
     """Median and range of log10 numbers; those below the floor are drawn at it, `lift` higher."""
     shown = rows.with_columns(pl.col(name).fill_null(-math.inf).clip(lower_bound=FLOOR_DRAWN + lift))
-    bands = shown.group_by(x).agg(
-        pl.median(name).alias("middle"), pl.min(name).alias("low"), pl.max(name).alias("high")
-    )
-    bands = bands.sort(x)
+    bands = shown.group_by(x).agg(middle=pl.median(name), low=pl.min(name), high=pl.max(name)).sort(x)
     axes.fill_between(bands[x], bands["low"], bands["high"], color=style["color"], alpha=0.15, linewidth=0)
     axes.plot(bands[x], bands["middle"], linewidth=1.5, **style)
 
 
-def _draw_ladder(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
-    from rankscope.figures.matplotlib import MaxNLocator, palette
+def _label_bounds(axes: Axes, title: str, x: str) -> None:
+    """Labels, and the line above which tokens are proved apart, of a panel of bounds."""
+    axes.axhline(HELD, color="grey", linewidth=0.8)
+    axes.set(xlabel=x, ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
+    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
 
+
+def _draw_ladder(axes: Axes, plain: pl.DataFrame, sizes: BoundSizes) -> None:
     network = f"pre, {sizes.depths[-1]} layers"
-    rows = plain.filter((pl.col("network") == network) & pl.col("measured").is_not_null())
+    rows = plain.filter(pl.col("measured").is_not_null(), network=network)
     for k, (name, words) in enumerate({"measured": "measured", **dict(reversed(RUNGS.items()))}.items()):
         for stage, line in (("trained", "-"), ("fresh", ":")):
             label = words if stage == "trained" else None
             _band(axes, rows.filter(stage=stage), "layer", name, (3 - k) * 0.12, color=palette()[k], linestyle=line,
                   label=label)  # fmt: skip
-    axes.axhline(HELD, color="grey", linewidth=0.8)
-    axes.set(xlabel="layer", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
-    axes.set_title(f"{network}. Solid: trained; dotted: fresh", fontsize=9, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
-    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
+    _label_bounds(axes, f"{network}. Solid: trained; dotted: fresh", "layer")
 
 
-def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_steps(axes: Axes, plain: pl.DataFrame, sizes: BoundSizes) -> None:
     ends = last_layers(plain.filter(pl.col("step").is_not_null())).with_columns(pl.col("step") + 1)
     for k, kind in enumerate(SETTINGS):
         rows = ends.filter(network=f"{kind}, {sizes.depths[-1]} layers")
@@ -419,18 +418,12 @@ def _draw_steps(axes: "Axes", plain: pl.DataFrame, sizes: BoundSizes) -> None:
             _band(axes, rows, "step", "sizes", k * 0.12, color=palette()[k], linestyle="--")
         label = f"{kind}: nothing proved" if kind == SKIPLESS else None
         _band(axes, rows, "step", "measured", color=palette()[k], linestyle=":", label=label)
-    axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_yticks(range(int(FLOOR_DRAWN), 1))
-    axes.set(xlabel="steps of training + 1", ylabel="log10 of relative mu", ylim=(FLOOR_DRAWN - 1.7, 0.4))
-    axes.set_title("Last layer. Dotted: measured; solid: direction; dashed: sizes", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower center", ncol=2)
+    _label_bounds(axes, "Last layer. Dotted: measured; solid: direction; dashed: sizes", "steps of training + 1")
 
 
-def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
-    rows = plain.filter((pl.col("stage") == "trained") & (pl.col("kind") != SKIPLESS) & pl.col("loose").is_not_null())
+def _draw_parts(axes: Axes, plain: pl.DataFrame) -> None:
+    rows = plain.filter(WITH_SKIPS, pl.col("loose").is_not_null(), stage="trained")
     sums = rows.group_by("network", "seed", maintain_order=True).agg(pl.sum("attention_lost"), pl.sum("mlp_lost"))
     names = sums["network"].unique(maintain_order=True).to_list()
     left = [0.0] * len(names)
@@ -446,9 +439,7 @@ def _draw_parts(axes: "Axes", plain: pl.DataFrame) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _draw_changes(axes: "Axes", tried: pl.DataFrame) -> None:
-    from rankscope.figures.matplotlib import palette
-
+def _draw_changes(axes: Axes, tried: pl.DataFrame) -> None:
     marks = dict(zip(tried["kind"].unique(maintain_order=True).to_list(), "os", strict=False))
     shown = tried.filter(pl.col("cost").is_finite())
     names = shown["change"].unique(maintain_order=True).to_list()

@@ -88,9 +88,9 @@ def bare(layers: int, width: int, heads: int, **fields: Any) -> Architecture:
 def random_tokens(tokens: int, width: int, seed: int, start: float = 1.0) -> Float[Tensor, "1 token width"]:
     """Tokens of entries of size one whose directions have the cosine `1 - start` with one another, on average."""
     generator = torch.Generator().manual_seed(10_000 + seed)
-    own = torch.randn(1, tokens, width, generator=generator, dtype=torch.float64)
+    apart = torch.randn(1, tokens, width, generator=generator, dtype=torch.float64)
     common = torch.randn(1, 1, width, generator=generator, dtype=torch.float64)
-    return math.sqrt(start) * own + math.sqrt(1 - start) * common
+    return math.sqrt(start) * apart + math.sqrt(1 - start) * common
 
 
 def near_rows(mask: str, norm: str, sizes: NormSizes) -> pl.DataFrame:
@@ -189,13 +189,11 @@ def stable_rows(family: str, mask: str, a: float, sizes: NormSizes) -> pl.DataFr
     """Lambda about the mean of random tokens, and log10 of relative mu that these tokens end with, of every seed."""
     rows = []
     for seed in range(sizes.stable_seeds):
-        net, X = (
-            family_network(family, mask, a, seed, sizes),
-            random_tokens(sizes.stable_tokens, sizes.stable_width, seed),
-        )
-        found = transverse_exponent(net, X[0].mean(0), sizes.stable_tokens, relative=True)
+        net = family_network(family, mask, a, seed, sizes)
+        X = random_tokens(sizes.stable_tokens, sizes.stable_width, seed)
+        exponent = transverse_exponent(net, X[0].mean(0), sizes.stable_tokens, relative=True)
         value = max(float(relative_mu(net.run(X).output)), 1e-17)  # the floor of float64
-        rows.append({"family": family, "mask": mask, "a": a, "seed": seed, "predicted": found.rate,
+        rows.append({"family": family, "mask": mask, "a": a, "seed": seed, "predicted": exponent.rate,
                      "log10": math.log10(value)})  # fmt: skip
     return pl.DataFrame(rows)
 
@@ -222,14 +220,22 @@ def equal_tokens_loss(task: Task) -> float:
 def trained_rows(
     task: str, layers: int, dropout: float, skip: float, sizes: NormSizes, device: str = "cpu"
 ) -> pl.DataFrame:
-    """Train networks with norms, with skips of that weight: loss, and before and after training log10 of relative mu
-    after the last layer (dropout off and on) and the spread of scores in units of sqrt(2 ln n), in the layer where
-    it is largest."""
-    made = TASKS[task](sizes)
-    arch = made.architecture(layers, sizes.train_width, sizes.heads, attention_skip=skip, mlp_skip=skip)
+    """Train networks with norms: loss, and before and after training log10 of relative mu after the last layer (dropout
+    off and on) and the spread of scores in units of sqrt(2 ln n), in the layer where it is largest.
+
+    Args:
+        task: A name in `TASKS`.
+        layers: The depth of the networks.
+        dropout: The rate of dropout in training.
+        skip: The weight of both skips; 0: there are none.
+        sizes: The sizes of the experiment.
+        device: Where networks are trained.
+    """
+    problem = TASKS[task](sizes)
+    arch = problem.architecture(layers, sizes.train_width, sizes.heads, attention_skip=skip, mlp_skip=skip)
     recipe = Recipe(steps=sizes.steps, batch=sizes.batch, lr=sizes.lr, warmup=0.1)
     training = Training(
-        made, arch, recipe, seeds=range(sizes.train_seeds), device=device, capture=True,
+        problem, arch, recipe, seeds=range(sizes.train_seeds), device=device, capture=True,
         initialisation=Initialisation("xavier", embedding_std=1.0, dropout=dropout),
     )  # fmt: skip
     before = [*map(fate, training.networks(), training.tokens(1)[0])]
@@ -239,7 +245,7 @@ def trained_rows(
     rows = []
     for seed in training.seeds:
         row = {"task": task, "layers": layers, "dropout": dropout, "skip": skip, "seed": seed,
-               "loss": losses[seed] if alive[seed] else math.nan, "equal": equal_tokens_loss(made)}  # fmt: skip
+               "loss": losses[seed] if alive[seed] else math.nan, "equal": equal_tokens_loss(problem)}  # fmt: skip
         row |= {f"{name}_start": value for name, value in before[seed].items()}
         rows.append(row | {f"{name}_end": value for name, value in after[seed].items()})
     del training

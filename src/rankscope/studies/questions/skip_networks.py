@@ -7,6 +7,7 @@ trained model. Both give tables of `branch_gains.py`'s numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import polars as pl
@@ -76,12 +77,12 @@ LAYERS = {
 
 def kinds(sizes: PriceSizes) -> list[NetworkKind]:
     """Every kind of network that is trained."""
-    found = [NetworkKind("size", skip, m, 1.0, sizes.width) for skip in (0.0, 1.0) for m in sizes.multiples]
-    found += [NetworkKind("size", 0.5, m, 1.0, sizes.width) for m in sizes.half_skips]
+    trained = [NetworkKind("size", skip, m, 1.0, sizes.width) for skip in (0.0, 1.0) for m in sizes.multiples]
+    trained += [NetworkKind("size", 0.5, m, 1.0, sizes.width) for m in sizes.half_skips]
     for skip in (0.0, 1.0):
-        found += [NetworkKind("parameters", skip, m, 1.0, equal_width(m, sizes)) for m in ends(sizes)]
-        found += [NetworkKind("gain", skip, USUAL, gain, sizes.width) for gain in sizes.gains]
-    return found
+        trained += [NetworkKind("parameters", skip, m, 1.0, equal_width(m, sizes)) for m in ends(sizes)]
+        trained += [NetworkKind("gain", skip, USUAL, gain, sizes.width) for gain in sizes.gains]
+    return trained
 
 
 def ends(sizes: PriceSizes) -> tuple[int, int]:
@@ -107,10 +108,10 @@ def model_layers(name: str, sizes: PriceSizes) -> pl.DataFrame:
         raise SourceError(f"the package {name} must be installed with its weights: make weights", subject=name)
     X, padding = subject.X[: sizes.texts, : sizes.tokens], subject.padding[: sizes.texts, : sizes.tokens]
     reads = f"{len(X)} samples of {subject.reads.lstrip('0123456789 ')}"
-    rows = [(name, reads, *number) for number in branch_numbers(subject.net, X, padding)]
+    rows = [(name, reads, *reading) for reading in branch_numbers(subject.net, X, padding)]
     for k in range(len(X)):
-        found = sensitivities(subject.net, X[k : k + 1], sizes.draws, padding[k : k + 1])
-        rows += [(name, reads, k, 0, "network", quantity, value) for quantity, value in found.items()]
+        jacobians = sensitivities(subject.net, X[k : k + 1], sizes.draws, padding[k : k + 1])
+        rows += [(name, reads, k, 0, "network", quantity, value) for quantity, value in jacobians.items()]
     return pl.DataFrame(rows, schema=LAYERS, orient="row")
 
 
@@ -124,13 +125,13 @@ class Snapshot(NamedTuple):
 
 def trained_kind(name: str, kind: NetworkKind, sizes: PriceSizes, device: str = "cpu") -> pl.DataFrame:
     """Train networks of one kind with every seed, at the rate that `best_rate` finds, and measure them."""
-    due = {round(share * sizes.steps): share for share in sizes.shares}
+    due = {round(share * sizes.steps): share for share in sizes.shares} | {0: 0.0}
     rate = best_rate(name, kind, sizes, device)
     training = kind_training(name, kind, rate, sizes, range(sizes.seeds), device)
-    snapshots = [_snapshot(training, 0.0, sizes)]
-    for step in training:
-        if step in due:
-            snapshots.append(_snapshot(training, due[step], sizes))
+    snapshots = [
+        Snapshot(due[step], training.networks(), training.tokens(sizes.samples)[0])
+        for step in chain([0], training) if step in due
+    ]  # fmt: skip
     rows = [row for snapshot in snapshots for row in _snapshot_rows(training, snapshot)]
     rows += _robustness(training, snapshots[-1], sizes)
     del training
@@ -145,7 +146,7 @@ def best_rate(name: str, kind: NetworkKind, sizes: PriceSizes, device: str = "cp
     last, losses = max(1, sizes.steps // 10), dict[float, float]()
     for rate in sizes.rates:
         training = kind_training(name, kind, rate, sizes, TUNING_SEEDS, device).finish()
-        loss = float(sum(found.mean() for found in training.losses[-last:])) / last
+        loss = float(sum(by_seed.mean() for by_seed in training.losses[-last:])) / last
         losses[rate] = loss if math.isfinite(loss) else math.inf
         del training
         free_memory(device)
@@ -155,7 +156,16 @@ def best_rate(name: str, kind: NetworkKind, sizes: PriceSizes, device: str = "cp
 def kind_training(
     name: str, kind: NetworkKind, rate: float, sizes: PriceSizes, seeds: Sequence[int], device: str = "cpu"
 ) -> Training:
-    """The training of networks of one kind, not begun."""
+    """The training of networks of one kind, not begun.
+
+    Args:
+        name: The task: `digits` or `text`.
+        kind: Which networks.
+        rate: The learning rate.
+        sizes: Layers, heads, steps and batch.
+        seeds: What weights and samples are drawn from; one network for each.
+        device: Where networks are trained.
+    """
     task: Task = Digits() if name == "digits" else NextCharacter(sizes.context)
     arch = task.architecture(
         sizes.layers, kind.width, sizes.heads, attention_skip=kind.skip, mlp_skip=kind.skip,
@@ -172,25 +182,21 @@ def kind_training(
 Row = tuple[int, float, str, str, float]  # Seed, share of steps, part, quantity, value
 
 
-def _snapshot(training: Training, share: float, sizes: PriceSizes) -> Snapshot:
-    return Snapshot(share, training.networks(), training.tokens(sizes.samples)[0])
-
-
 def _snapshot_rows(training: Training, snapshot: Snapshot) -> list[Row]:
     """What branches do, as means over layers and samples (of logs: geometric means); log10 of the relative residual
     after the last layer, and how much longer tokens have become: for each seed."""
     rows: list[Row] = []
     for seed, net, X in zip(training.seeds, snapshot.nets, snapshot.tokens, strict=True):
-        here = net.to(torch.float64, "cpu"), X.double().cpu()
-        table = pl.DataFrame([*branch_numbers(*here)], orient="row")
+        net, X = net.to(torch.float64, "cpu"), X.double().cpu()
+        table = pl.DataFrame([*branch_numbers(net, X)], orient="row")
         means = table.group_by("part", "quantity", maintain_order=True).agg(pl.col("value").mean())
-        profile = measure(*here, metrics="relative_residual")
+        profile = measure(net, X, metrics="relative_residual")
         logs, marks = (profile.curve("relative_residual", column)[:, -1] for column in ("log10", "below_floor"))
         residual = math.nan if bool((marks == 1).any()) else logs.mean()  # rounding decided what is marked
-        states = here[0].run(here[1]).states
+        states = net.run(X).states
         growth = (states[-1].norm() / states[0].norm()).log10()
-        whole = [("network", "residual", float(residual)), ("network", "growth", float(growth))]
-        rows += [(seed, snapshot.share, *row) for row in (*means.iter_rows(), *whole)]
+        of_network = [("network", "residual", float(residual)), ("network", "growth", float(growth))]
+        rows += [(seed, snapshot.share, *row) for row in (*means.iter_rows(), *of_network)]
     return rows
 
 
@@ -200,10 +206,10 @@ def _robustness(training: Training, snapshot: Snapshot, sizes: PriceSizes) -> li
     batch = task.held_out(sizes.evaluated).to(training.device)
     for seed, model, net, X in zip(training.seeds, training.models, *snapshot[1:], strict=True):
         numbers = {"chance": task.chance, "parameters": float(sum(weight.numel() for weight in model.parameters()))}
-        for place in PLACES if task.interface.patch else PLACES[:2]:
-            noise = GRADIENT if place == "gradient" else NOISE
-            found = accuracies_under_noise(model, task, batch, noise, sizes.draws, place)
-            numbers |= {"accuracy": found[0], f"tolerance {place}": tolerance(noise, found, task.chance)}
+        for added_to in PLACES if task.interface.patch else PLACES[:2]:
+            noise = GRADIENT if added_to == "gradient" else NOISE
+            accuracies = accuracies_under_noise(model, task, batch, noise, sizes.draws, added_to)
+            numbers |= {"accuracy": accuracies[0], f"tolerance {added_to}": tolerance(noise, accuracies, task.chance)}
         numbers |= sensitivities(net, X, sizes.draws)
         rows += [(seed, 1.0, "network", quantity, value) for quantity, value in numbers.items()]
     return rows

@@ -25,7 +25,7 @@ def grid_shares(sets: pl.DataFrame, reader: str) -> dict[str, float]:
     """Shares of the sum of squares of logit accuracy over a grid of numbers and lengths: number, length, interaction,
     and draws (which paths they were). Empty where the grid is not whole, or nothing varies."""
     numbers, lengths = sorted({*sets["number"]}), sorted({*sets["length"]})
-    cells = [[logits(sets.filter(number=number, length=length)[reader]) for length in lengths] for number in numbers]
+    cells = [[logits(sets.filter(number=count, length=length)[reader]) for length in lengths] for count in numbers]
     draws = {len(cell) for row in cells for cell in row}
     if len(draws) != 1 or min(len(numbers), len(lengths)) < 2:
         return {}
@@ -52,12 +52,13 @@ def regression(columns: Mapping[str, Any], y: Any) -> dict[str, dict[str, float]
         columns: A factor's values, or its columns `[case, column]` where one line does not code it.
         y: What is to be explained.
     """
-    whole = r_squared([*columns.values()], y)
+    together = r_squared([*columns.values()], y)
     alone = {name: r_squared([column], y) for name, column in columns.items()}
     beyond = {
-        name: whole - r_squared([column for other, column in columns.items() if other != name], y) for name in columns
+        name: together - r_squared([column for factor, column in columns.items() if factor != name], y)
+        for name in columns
     }
-    return {"alone": alone, "beyond": beyond, "together": {"all": whole}}
+    return {"alone": alone, "beyond": beyond, "together": {"all": together}}
 
 
 def one_hot(values: Any) -> Any:
@@ -70,8 +71,8 @@ def r_squared(columns: Sequence[Any], y: Any) -> float:
     X = np.column_stack([np.ones_like(y), *columns])
     size = np.abs(X).max(0)
     X[:, 1:] -= X[:, 1:].mean(0)
-    left_over = np.abs(X).max(0)
-    X /= np.where(left_over > 1e-12 * size, left_over, np.inf)  # of one size; what does not vary is left out
-    left = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
+    varying = np.abs(X).max(0)
+    X /= np.where(varying > 1e-12 * size, varying, np.inf)  # of one size; what does not vary is left out
+    errors = y - X @ np.linalg.lstsq(X, y, rcond=None)[0]
     total = float(((y - y.mean()) ** 2).sum())
-    return 1 - float((left**2).sum()) / total if total > 0 else 0.0
+    return 1 - float((errors**2).sum()) / total if total > 0 else 0.0

@@ -12,11 +12,13 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 import polars as pl
 
 from rankscope.errors import SourceError
+from rankscope.figures.matplotlib import Axes, Figure, Line2D, palette, panels
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.skip_networks import (
     GRADIENT,
@@ -35,10 +37,6 @@ from rankscope.studies.questions.skip_networks import (
 )
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MODELS = ("minilm", "rxnfp", "rxnmapper", "antiberty")
 TASKS = {"digits": "digits", "text": "next characters"}
@@ -98,27 +96,27 @@ def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is read off the tables: by seed of networks of our own, by layer of trained models."""
+class PriceResults:
+    """The tables of a run: numbers of networks of our own by seed, of trained models by layer."""
 
     tables: Tables
     sizes: PriceSizes
 
-    def kind(self, skip: float, multiple: int = USUAL, series: str = "size", gain: float = 1.0) -> NetworkKind:
+    def kind(self, skip: float, multiple: int = USUAL, series: str = "size") -> NetworkKind:
         """A kind of network by what tells it from the usual one."""
         width = equal_width(multiple, self.sizes) if series == "parameters" else self.sizes.width
-        return NetworkKind(series, skip, multiple, gain, width)
+        return NetworkKind(series, skip, multiple, 1.0, width)
 
     def of(self, task: str, kind: NetworkKind, quantity: str, part: str = "network", share: float = 1.0) -> list[float]:
         """A number of networks of one kind, by seed."""
         rows = self.tables["networks"].filter(task=task, part=part, quantity=quantity, share=share, **kind._asdict())
         return rows.sort("seed")["value"].to_list()
 
-    def against(self, task: str, kind: NetworkKind, other: NetworkKind, quantity: str) -> list[float]:
-        """By seed, a number of one kind less that of another, of logs; else its ratio to that of another."""
-        pairs = zip(self.of(task, kind, quantity), self.of(task, other, quantity), strict=True)
-        logs = not quantity.startswith(("tolerance", "accuracy"))
-        return [mine - theirs if logs else mine / theirs for mine, theirs in pairs]
+    def against(self, task: str, kind: NetworkKind, rival: NetworkKind, quantity: str) -> list[float]:
+        """By seed, a number of one kind over that of another; of logs, less that of another."""
+        pairs = zip(self.of(task, kind, quantity), self.of(task, rival, quantity), strict=True)
+        ratios = quantity.startswith(("tolerance", "accuracy"))
+        return [value / base if ratios else value - base for value, base in pairs]
 
     def learnt(self, task: str, *chosen: NetworkKind) -> bool:
         """True if every network of these kinds is more accurate than guessing."""
@@ -146,105 +144,95 @@ class Evidence:
 
 def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
     """The answer that the tables give."""
-    evidence = Evidence(tables, sizes)
-    over = "by the largest over the smallest"
-    mitigation = _size_verdict(
-        evidence, 0.0, "residual", lambda log: log >= math.log10(KEEPS), f"residual kept {over}"
-    )  # fmt: skip
-    price = _size_verdict(
-        evidence, 1.0, "tolerance embedding", lambda ratio: ratio <= 1 / PRICE, f"noise tolerated {over}"
-    )  # fmt: skip
-    worst = _size_verdict(
-        evidence, 1.0, "tolerance gradient", lambda ratio: ratio <= 1 / PRICE, f"steps tolerated {over}"
-    )  # fmt: skip
+    results = PriceResults(tables, sizes)
+    mitigation = _size_verdict(results, 0.0, "residual", "residual kept")
+    price = _size_verdict(results, 1.0, "tolerance embedding", "noise tolerated")
+    worst = _size_verdict(results, 1.0, "tolerance gradient", "steps tolerated")
     verdicts = [
-        _tug_verdict(evidence), _bound_verdict(evidence), mitigation, price, _skip_verdict(evidence),
-        _training_verdict(evidence), worst,
+        _tug_verdict(results), _bound_verdict(results), mitigation, price, _skip_verdict(results),
+        _training_verdict(results), worst,
     ]  # fmt: skip
-    absent = [name for name in MODELS if name not in evidence.models]
+    absent = [name for name in MODELS if name not in results.models]
     notes = [SEEN]
     notes += [f"Trained models that were not at hand where this ran: {', '.join(absent)}."] if absent else []
-    shown = [_models_table(evidence)] if evidence.models else []
-    shown += [_networks_table(evidence, task) for task in sizes.tasks] + [_training_table(evidence)]
-    return StudyAnswer(_sentence(evidence, mitigation), verdicts, shown, notes)
+    evidence = [_models_table(results)] if results.models else []
+    evidence += [_networks_table(results, task) for task in sizes.tasks] + [_training_table(results)]
+    return StudyAnswer(_sentence(results, mitigation), verdicts, evidence, notes)
 
 
-def _sentence(evidence: Evidence, mitigation: HypothesisVerdict) -> str:
-    ratios, growths, texts = _skip_numbers(evidence)
+def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
+    """What skips pay, what larger MLPs pay, and how hard both sides pull in trained models."""
+    ratios, growths, texts = _skip_numbers(results)
     if not ratios or any(map(math.isnan, ratios)):
-        first = f"What skips pay cannot be told ({'; '.join(texts)})"
+        skips = f"What skips pay cannot be told ({'; '.join(texts)})"
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
-        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "at times much"
-        first = (
-            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise that "
-            f"networks without tolerate, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
+        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
+        skips = (
+            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise of "
+            f"those without, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
         )
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
-    small, large = ends(evidence.sizes)
-    found = _by_size(evidence, 1.0, "tolerance embedding")
-    price = _known([ratio for _, _, by_seed, learnt in found if learnt for ratio in by_seed])
-    second = (
+    small, large = ends(results.sizes)
+    tolerances = _by_size(results, 1.0, "tolerance embedding")
+    price = _known([ratio for _, _, by_seed, learnt in tolerances if learnt for ratio in by_seed])
+    mlps = (
         f"without skips an MLP {large // small} times as large {helps[mitigation.holds]}; with skips it tolerates "
         f"{spread(price, '.2f')} times the noise"
     )
-    third = ""
-    if evidence.models:
-        pulls = [[10 ** statistics.median(evidence.by_layer(name, part, "stream")) for name in evidence.models]
-                 for part in ("attention", "mlp")]  # fmt: skip
-        third = (
-            f"; in trained models attention multiplies differences over the common part by {spread(pulls[0], '.2f')}"
-            f", MLPs by {spread(pulls[1], '.2f')}"
+    tug = ""
+    if results.models:
+        attention, mlp = (
+            spread([10 ** statistics.median(results.by_layer(name, part, "stream")) for name in results.models], ".2f")
+            for part in ("attention", "mlp")
         )
-    return f"{first}; {second}{third}."
+        tug = f"; in trained models attention multiplies differences over the common part by {attention}, MLPs by {mlp}"
+    return f"{skips}; {mlps}{tug}."
 
 
-def _tug_verdict(evidence: Evidence) -> HypothesisVerdict:
-    shares = {
-        name: [
-            _share(evidence.by_layer(name, "attention", "stream"), -1),
-            _share(evidence.by_layer(name, "mlp", "stream"), 1),
-        ]
-        for name in evidence.models
-    }
+def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
+    """Whether attention weakens differences in most layers of every trained model, and MLPs strengthen them."""
+    shares = {}
+    for name in results.models:
+        attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
+        shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
     ours = "; ".join(f"{name}: {down:.0%} and {up:.0%} of layers" for name, (down, up) in shares.items())
     holds = all(min(pair) >= MOST_LAYERS for pair in shares.values()) if shares else None
     return HypothesisVerdict(ours or "no trained model was at hand", holds)
 
 
-def _share(logs: Sequence[float], sign: int) -> float:
-    return sum(sign * log > 0 for log in logs) / len(logs)
-
-
-def _bound_verdict(evidence: Evidence) -> HypothesisVerdict:
-    loose = {name: evidence.looseness(name) for name in evidence.models}
+def _bound_verdict(results: PriceResults) -> HypothesisVerdict:
+    """Whether bounds of MLPs by their weights are loose in every trained model."""
+    loose = {name: results.looseness(name) for name in results.models}
     ours = "; ".join(f"{name}: {10**log:.0f} times" for name, log in loose.items())
     holds = all(log >= math.log10(LOOSE) for log in loose.values()) if loose else None
     return HypothesisVerdict(ours or "no trained model was at hand", holds)
 
 
-def _by_size(evidence: Evidence, skip: float, quantity: str) -> Iterator[tuple[str, str, list[float], bool]]:
+def _by_size(results: PriceResults, skip: float, quantity: str) -> Iterator[tuple[str, str, list[float], bool]]:
     """For each task, at equal width and at equal parameters, the largest MLP against the smallest: (task, series, by
     seed what it has of a quantity, whether both have learnt)."""
-    for task in evidence.sizes.tasks:
+    for task in results.sizes.tasks:
         for series in ("size", "parameters"):
-            small, large = (evidence.kind(skip, multiple, series) for multiple in ends(evidence.sizes))
-            yield task, series, evidence.against(task, large, small, quantity), evidence.learnt(task, small, large)
+            small, large = (results.kind(skip, multiple, series) for multiple in ends(results.sizes))
+            yield task, series, results.against(task, large, small, quantity), results.learnt(task, small, large)
 
 
-def _size_verdict(
-    evidence: Evidence, skip: float, quantity: str, passes: Callable[[float], bool], lead: str
-) -> HypothesisVerdict:
-    """Whether the largest MLP against the smallest passes with every seed, at equal width and at equal parameters, on
-    every task that both have learnt; None where a number of these could not be measured."""
+def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) -> HypothesisVerdict:
+    """Whether the largest MLP keeps more of the residual than the smallest, or tolerates less noise: with every seed,
+    at equal width and at equal parameters, on every task that both have learnt; None where a number is missing."""
     texts, judged = [], list[bool | None]()
-    shown = spread_of_logs if quantity == "residual" else partial(spread, form=".2f")
-    for task, series, found, learnt in _by_size(evidence, skip, quantity):
+    residual = quantity == "residual"
+    shown = spread_of_logs if residual else partial(spread, form=".2f")
+    for task, series, by_seed, learnt in _by_size(results, skip, quantity):
         same = "equal width" if series == "size" else "equal parameters"
-        texts.append(f"{TASKS[task]}, {same}: {shown(_known(found))}{'' if learnt else ' (not learnt)'}")
-        judged += [None if math.isnan(value) else passes(value) for value in found] if learnt else []
-        texts[-1] += f" ({missing} not measured)" if (missing := len(found) - len(_known(found))) else ""
-    return HypothesisVerdict(f"{lead}: {'; '.join(texts)}", all(judged) if judged and None not in judged else None)
+        texts.append(f"{TASKS[task]}, {same}: {shown(_known(by_seed))}{'' if learnt else ' (not learnt)'}")
+        texts[-1] += f" ({missing} not measured)" if (missing := len(by_seed) - len(_known(by_seed))) else ""
+        if learnt:
+            passed = [value >= math.log10(KEEPS) if residual else value <= 1 / PRICE for value in by_seed]
+            judged += [None if math.isnan(value) else ok for value, ok in zip(by_seed, passed, strict=True)]
+    ours = f"{lead} by the largest over the smallest: {'; '.join(texts)}"
+    return HypothesisVerdict(ours, all(judged) if judged and None not in judged else None)
 
 
 def _known(values: Sequence[float]) -> list[float]:
@@ -252,65 +240,64 @@ def _known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _skip_numbers(evidence: Evidence) -> tuple[list[float], list[float], list[str]]:
+def _skip_numbers(results: PriceResults) -> tuple[list[float], list[float], list[str]]:
     """(noise tolerated with skips over that without, log10 of the growth of tokens with skips, of tasks that both have
     learnt; what both are for each task)."""
     ratios, growths, texts = list[float](), list[float](), []
-    for task in evidence.sizes.tasks:
-        two = {"with": evidence.kind(1.0), "without": evidence.kind(0.0)}
-        failed = [name for name, kind in two.items() if not evidence.learnt(task, kind)]
+    with_skips, without = results.kind(1.0), results.kind(0.0)
+    for task in results.sizes.tasks:
+        pair = {"with": with_skips, "without": without}.items()
+        failed = [name for name, kind in pair if not results.learnt(task, kind)]
         if failed:
             texts.append(f"{TASKS[task]}: not learnt {' nor '.join(failed)} skips")
             continue
-        mine = evidence.against(task, two["with"], two["without"], "tolerance embedding")
-        grown = evidence.of(task, two["with"], "growth")
-        ratios += mine
-        growths += grown
-        long = spread([10**log for log in grown], ".1f")
-        texts.append(f"{TASKS[task]}: noise {spread(_known(mine), '.2f')} times, tokens {long} times as long")
+        noise = results.against(task, with_skips, without, "tolerance embedding")
+        growth = results.of(task, with_skips, "growth")
+        ratios += noise
+        growths += growth
+        times = spread([10**log for log in growth], ".1f")
+        texts.append(f"{TASKS[task]}: noise {spread(_known(noise), '.2f')} times, tokens {times} times as long")
     return ratios, growths, texts
 
 
-def _skip_verdict(evidence: Evidence) -> HypothesisVerdict:
-    ratios, growths, texts = _skip_numbers(evidence)
+def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
+    """Whether networks with skips tolerate less noise than those without, and their tokens grow."""
+    ratios, growths, texts = _skip_numbers(results)
     holds = all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
-    told = ratios and not any(map(math.isnan, ratios))
-    return HypothesisVerdict("; ".join(texts), holds if told else None)
+    measured = ratios and not any(map(math.isnan, ratios))
+    return HypothesisVerdict("; ".join(texts), holds if measured else None)
 
 
-def _training_verdict(evidence: Evidence) -> HypothesisVerdict:
+def _training_verdict(results: PriceResults) -> HypothesisVerdict:
     """Whether constants of MLPs grow in training, and attention weakens differences more than at first."""
-    texts, holds, kind = [], list[bool](), evidence.kind(1.0)
-    for task in evidence.sizes.tasks:
-        bounds = [evidence.of(task, kind, "bound", "mlp", share) for share in (0.0, 1.0)]
+    texts, holds, kind = [], list[bool](), results.kind(1.0)
+    for task in results.sizes.tasks:
+        bounds = [results.of(task, kind, "bound", "mlp", share) for share in (0.0, 1.0)]
         grown = [end - start for start, end in zip(*bounds, strict=True)]
-        pulls = [evidence.of(task, kind, "stream", "attention", share) for share in (0.0, 1.0)]
+        pulls = [results.of(task, kind, "stream", "attention", share) for share in (0.0, 1.0)]
         texts.append(
             f"{TASKS[task]}: constants {spread([10**log for log in grown], '.2f')} times, attention from "
             f"{_power(pulls[0])} to {_power(pulls[1])}"
         )
         harder = all(end < start for start, end in zip(*pulls, strict=True))
-        holds += [harder and all(log >= math.log10(PULLS) for log in grown)] if evidence.learnt(task, kind) else []
+        holds += [harder and all(log >= math.log10(PULLS) for log in grown)] if results.learnt(task, kind) else []
     return HypothesisVerdict("; ".join(texts), all(holds) if holds else None)
 
 
 def _power(logs: Sequence[float]) -> str:
+    """Median and range of numbers given as log10; as powers of ten where one is below 0.01."""
     return spread([10**log for log in logs], ".2f") if min(logs, default=0) > -2 else spread_of_logs(logs)
 
 
-def _models_table(evidence: Evidence) -> PageTable:
+def _models_table(results: PriceResults) -> PageTable:
     rows = []
-    for name in evidence.models:
-        layers = {quantity: evidence.by_layer(name, "mlp", quantity) for quantity in ("bound", "steepest")}
-        own = evidence.by_layer(name, "mlp", "differences")
-        jacobians = [evidence.by_layer(name, "network", f"jacobian {part}") for part in ("differences", "common")]
-        rows.append([
-            name, evidence.tables["models"].filter(model=name)["reads"][0],
-            _power(evidence.by_layer(name, "attention", "differences")),
-            *(_power(evidence.by_layer(name, part, "stream")) for part in ("attention", "mlp")),
-            *(_power(logs) for logs in (own, layers["steepest"], layers["bound"])),
-            *(_power(logs) for logs in jacobians),
-        ])  # fmt: skip
+    for name in results.models:
+        columns = [
+            ("attention", "differences"), ("attention", "stream"), ("mlp", "stream"), ("mlp", "differences"),
+            ("mlp", "steepest"), ("mlp", "bound"), ("network", "jacobian differences"), ("network", "jacobian common"),
+        ]  # fmt: skip
+        reads = results.tables["models"].filter(model=name)["reads"][0]
+        rows.append([name, reads, *(_power(results.by_layer(name, *column)) for column in columns)])
     return PageTable(
         "Trained models: median (range) over layers",
         ["model", "reads", "attention: differences", "attention: stream", "MLP: stream", "MLP: differences",
@@ -324,20 +311,20 @@ def _models_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _networks_table(evidence: Evidence, task: str) -> PageTable:
+def _networks_table(results: PriceResults, task: str) -> PageTable:
     rows = []
-    for kind in kinds(evidence.sizes):
-        fresh, trained = (evidence.of(task, kind, "residual", share=share) for share in (0.0, 1.0))
-        count = evidence.of(task, kind, "parameters")
+    for kind in kinds(results.sizes):
+        fresh, trained = (results.of(task, kind, "residual", share=share) for share in (0.0, 1.0))
+        count = results.of(task, kind, "parameters")
         rows.append([
             f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
-            spread(evidence.of(task, kind, "accuracy"), ".2f"),
+            spread(results.of(task, kind, "accuracy"), ".2f"),
             *(spread_of_logs(_known(logs)) for logs in (fresh, trained)),
-            *(spread(_known(evidence.of(task, kind, f"tolerance {place}")), ".2g") for place in PLACES),
-            *(_power(evidence.of(task, kind, f"jacobian {part}")) for part in ("differences", "common")),
-            _power(evidence.of(task, kind, "growth")), _power(evidence.of(task, kind, "bound", "mlp")),
+            *(spread(_known(results.of(task, kind, f"tolerance {noise}")), ".2g") for noise in PLACES),
+            *(_power(results.of(task, kind, f"jacobian {part}")) for part in ("differences", "common")),
+            _power(results.of(task, kind, "growth")), _power(results.of(task, kind, "bound", "mlp")),
         ])  # fmt: skip
-    sizes = evidence.sizes
+    sizes = results.sizes
     return PageTable(
         f"Networks of {sizes.layers} layers on {TASKS[task]}, {sizes.steps} steps: median (range) of {sizes.seeds} "
         "seeds",
@@ -352,19 +339,16 @@ def _networks_table(evidence: Evidence, task: str) -> PageTable:
     )  # fmt: skip
 
 
-def _training_table(evidence: Evidence) -> PageTable:
-    rows = []
-    for task in evidence.sizes.tasks:
-        for skip in (0.0, 1.0):
-            kind = evidence.kind(skip)
-            for share in evidence.sizes.shares:
-                rows.append([
-                    TASKS[task], f"{skip:g}", f"{share:.0%}",
-                    *(_power(evidence.of(task, kind, "stream", part, share)) for part in ("attention", "mlp")),
-                    *(_power(evidence.of(task, kind, quantity, "mlp", share)) for quantity in
-                      ("differences", "steepest", "bound")),
-                    spread_of_logs(_known(evidence.of(task, kind, "residual", share=share))),
-                ])  # fmt: skip
+def _training_table(results: PriceResults) -> PageTable:
+    columns = [
+        ("stream", "attention"), ("stream", "mlp"), ("differences", "mlp"), ("steepest", "mlp"), ("bound", "mlp"),
+    ]  # fmt: skip
+    rows = [
+        [TASKS[task], f"{skip:g}", f"{share:.0%}",
+         *(_power(results.of(task, results.kind(skip), *column, share)) for column in columns),
+         spread_of_logs(_known(results.of(task, results.kind(skip), "residual", share=share)))]
+        for task, skip, share in product(results.sizes.tasks, (0.0, 1.0), results.sizes.shares)
+    ]  # fmt: skip
     return PageTable(
         f"Over training, MLPs of {USUAL} widths: geometric means over layers, median (range) over seeds",
         ["task", "skip", "of all steps", "attention: stream", "MLP: stream",
@@ -376,48 +360,44 @@ def _training_table(evidence: Evidence) -> PageTable:
 # ---- The figure
 
 
-def draw(tables: Tables, sizes: PriceSizes) -> "dict[str, Figure]":
+def draw(tables: Tables, sizes: PriceSizes) -> dict[str, Figure]:
     """Both sides of the tug of war by layer in trained models, and over training; residuals and noise by MLP size."""
-    from rankscope.figures.matplotlib import palette, panels
-
-    evidence, colours = Evidence(tables, sizes), palette()
+    results, colours = PriceResults(tables, sizes), palette()
     figure, axes = panels(2, width=5.2, height=3.7, rows=2)
-    _draw_models(axes[0], evidence, colours)
-    _draw_training(axes[1], evidence, colours)
-    _draw_sizes(axes[2], evidence, "residual", colours)
-    _draw_sizes(axes[3], evidence, "tolerance embedding", colours)
+    _draw_models(axes[0], results, colours)
+    _draw_training(axes[1], results, colours)
+    _draw_sizes(axes[2], results, "residual", colours)
+    _draw_sizes(axes[3], results, "tolerance embedding", colours)
     return {QUESTION.name: figure}
 
 
-def _legend(axes: "Axes", colours: Mapping[str, str], styles: Mapping[str, dict[str, Any]]) -> None:
+def _legend(axes: Axes, colours: Mapping[str, str], styles: Mapping[str, dict[str, Any]]) -> None:
     """What colours and line styles stand for, beside the panel."""
-    from matplotlib.lines import Line2D
-
     handles = [Line2D([], [], color=colour, linewidth=3, label=label) for label, colour in colours.items()]
     handles += [Line2D([], [], color="grey", markersize=5, label=label, **style) for label, style in styles.items()]
     axes.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
 
-def _banded(axes: "Axes", x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
+def _banded(axes: Axes, x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
     """Medians as a line, ranges as a band, of numbers given as log10."""
-    values = [[10**log for log in found] for found in logs]
-    axes.plot(x, [10 ** statistics.median(found) for found in logs], color=colour, markersize=4, linewidth=1.3, **style)
+    values = [[10**log for log in row] for row in logs]
+    axes.plot(x, [10 ** statistics.median(row) for row in logs], color=colour, markersize=4, linewidth=1.3, **style)
     axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
 
 
-def _draw_models(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> None:
+def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
     styles: dict[str, Any] = {"attention": {"linestyle": "-", "marker": "o"}, "MLP": {"linestyle": "--", "marker": "s"}}
-    named = dict(zip(evidence.models, colours, strict=False))
+    named = dict(zip(results.models, colours, strict=False))
     for name, colour in named.items():
         for part, style in styles.items():
-            logs = evidence.by_layer(name, part.lower(), "stream")
+            logs = results.by_layer(name, part.lower(), "stream")
             _banded(axes, [(k + 1) / len(logs) for k in range(len(logs))], [[log] for log in logs], colour, **style)
     _title(axes, "Trained models", "layer, as a share of all", "differences over common part, after / before")
     _legend(axes, named, styles)
 
 
-def _draw_training(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> None:
-    sizes, task = evidence.sizes, evidence.sizes.tasks[0]
+def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
+    sizes, task = results.sizes, results.sizes.tasks[0]
     shown = {
         "attention: differences": ("attention", "differences"), "MLP: differences": ("mlp", "differences"),
         "MLP: steepest at a token": ("mlp", "steepest"), "MLP: bound by weights": ("mlp", "bound"),
@@ -428,7 +408,7 @@ def _draw_training(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> 
     }
     for (part, quantity), colour in zip(shown.values(), colours, strict=False):
         for skip, style in zip((1.0, 0.0), styles.values(), strict=True):
-            logs = [evidence.of(task, evidence.kind(skip), quantity, part, share) for share in sizes.shares]
+            logs = [results.of(task, results.kind(skip), quantity, part, share) for share in sizes.shares]
             _banded(axes, sizes.shares, logs, colour, **style)
     axes.set_xscale("symlog", linthresh=min((share for share in sizes.shares if share), default=1.0))
     axes.set_xticks(sizes.shares, [f"{share:.0%}" for share in sizes.shares])
@@ -437,24 +417,22 @@ def _draw_training(axes: "Axes", evidence: Evidence, colours: Sequence[str]) -> 
     _legend(axes, dict(zip(shown, colours, strict=False)), styles)
 
 
-def _draw_sizes(axes: "Axes", evidence: Evidence, quantity: str, colours: Sequence[str]) -> None:
-    sizes, residual = evidence.sizes, quantity == "residual"
+def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Sequence[str]) -> None:
+    sizes, residual = results.sizes, quantity == "residual"
     named = dict(zip((1.0, 0.5, 0.0), colours, strict=False))
     lines = {"linestyle": "-", "marker": "o"}, {"linestyle": "--", "marker": "s"}
     styles: dict[str, Any] = {TASKS[task]: line for task, line in zip(sizes.tasks, lines, strict=False)}
     styles["equal parameters"] = {"linestyle": "none", "marker": "x"}
-    for task in sizes.tasks:
-        for skip, colour in named.items():
-            for series, style in (("size", styles[TASKS[task]]), ("parameters", styles["equal parameters"])):
-                chosen = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
-                found = [evidence.of(task, kind, quantity) for kind in chosen]
-                logs = [[v if residual else math.log10(v) for v in _known(row)] for row in found]
-                known = [(kind.multiple, row) for kind, row in zip(chosen, logs, strict=True) if row]
-                if known and series == "size":
-                    _banded(axes, [multiple for multiple, _ in known], [row for _, row in known], colour, **style)
-                elif known:
-                    middle = [10 ** statistics.median(row) for _, row in known]
-                    axes.plot([multiple for multiple, _ in known], middle, color=colour, markersize=6, **style)
+    for task, (skip, colour), series in product(sizes.tasks, named.items(), ("size", "parameters")):
+        logs: dict[int, list[float]] = {}
+        for kind in sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip)):
+            values = _known(results.of(task, kind, quantity))
+            logs |= {kind.multiple: [v if residual else math.log10(v) for v in values]} if values else {}
+        if logs and series == "size":
+            _banded(axes, [*logs], [*logs.values()], colour, **styles[TASKS[task]])
+        elif logs:
+            medians = [10 ** statistics.median(row) for row in logs.values()]
+            axes.plot([*logs], medians, color=colour, markersize=6, **styles["equal parameters"])
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes.multiples, [str(multiple) for multiple in sizes.multiples])
     y = "relative residual after the last layer" if residual else "noise that halves what was learnt"
@@ -467,7 +445,7 @@ def _draw_sizes(axes: "Axes", evidence: Evidence, quantity: str, colours: Sequen
         axes.set_ylim(bottom=0.0)
 
 
-def _title(axes: "Axes", title: str, x: str, y: str) -> None:
+def _title(axes: Axes, title: str, x: str, y: str) -> None:
     """Labels, and a logarithmic axis with plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
