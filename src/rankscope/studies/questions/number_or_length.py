@@ -25,7 +25,7 @@ from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
-from rankscope.studies.questions.path_networks import held_out_samples
+from rankscope.studies.questions.path_networks import PathSizes, held_out_samples
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
@@ -43,7 +43,6 @@ BESIDE = "beside"  # A readout fitted to the sum of all paths of a length beside
 TASKS = {"sort": "sorting", "hull": "convex hull", "text": "next characters"}
 EQUAL = 5  # The number at which lengths are compared, one of figure 4's two
 FACTORS = ("number", "length", "share", "norm", "alignment", "residual")
-LONG = 0.5  # Of the layers: paths that go through a head in as many of them count as long
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess; figure 4's own margin
 ABOVE = 2  # Lengths must be above a guess for their order to be judged: the order of guesses is noise
 RELATED = 0.7  # Rank correlation from which on one thing is said to order the other
@@ -61,13 +60,9 @@ CHANGED = (
 
 
 @dataclass(frozen=True)
-class SetSizes:
+class SetSizes(PathSizes):
     """How large the experiment is."""
 
-    tasks: tuple[str, ...]
-    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
-    seeds: int  # Networks of each task
-    layers: int
     sort_width: int
     sort_epochs: int
     hull_width: int
@@ -79,16 +74,6 @@ class SetSizes:
     repeats: int  # Sets of each length and number
     fit_tokens: int  # Tokens that readouts are fitted to, which the network has not learnt from
     test_tokens: int  # Other tokens, on which sets are evaluated
-
-    @property
-    def networks(self) -> range:
-        """The seeds."""
-        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
-
-    @property
-    def long(self) -> int:
-        """The length from which on paths count as long: 3 of 6, as in figure 4."""
-        return math.ceil(LONG * self.layers)
 
 
 QUICK = SetSizes(
@@ -104,7 +89,7 @@ FULL = SetSizes(
 SETS = {
     "task": pl.String, "seed": pl.Int64, "kind": pl.String, "length": pl.Int64, "number": pl.Int64,
     "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, HALF_FIT: pl.Float64,
-    BESIDE: pl.Float64,    "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
+    BESIDE: pl.Float64, "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
 }  # fmt: skip
 
 
@@ -121,19 +106,19 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
 
 def summarised(sets: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """The tables that the answer is computed from: networks, means over draws, and what explains them."""
-    whole = pl.col("kind") == "whole"
+    is_whole_network = pl.col("kind") == "whole"
     keys = ["task", "seed", "kind", "length", "number", "share"]
     values = [pl.col(name).mean() for name in [*SETS][7:]]
-    curves = sets.filter(~whole).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
+    curves = sets.filter(~is_whole_network).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
     return {"sets": sets, "networks": _networks(sets), "curves": curves, "explained": explained(sets)}
 
 
 def _networks(sets: pl.DataFrame) -> pl.DataFrame:
     """Each network as a whole, and what is said without context: the path of length 0 is a token alone, and the best
     constant guess stands for it where that is better."""
-    whole = sets.filter(kind="whole").select("task", "seed", "head", "refit", guess=pl.col("share"))
+    networks = sets.filter(kind="whole").select("task", "seed", "head", "refit", guess=pl.col("share"))
     alone = sets.filter(kind=SHARED, length=0).select("task", "seed", alone=pl.col("refit"))
-    joined = whole.join(alone, on=["task", "seed"], how="left", maintain_order="left")
+    joined = networks.join(alone, on=["task", "seed"], how="left", maintain_order="left")
     return joined.with_columns(alone=pl.max_horizontal("alone", "guess"))
 
 
@@ -193,10 +178,10 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
         columns = {name: np.asarray(values.to_numpy(), dtype=float) for name, values in factors.items()}
         columns["length"] = one_hot(network["length"].to_numpy())
         for reader in READERS:
-            found = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
+            measures = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
             rows += [
                 (task, seed, kind, reader, measure, factor, value)
-                for measure, values in found.items()
+                for measure, values in measures.items()
                 for factor, value in values.items()
             ]
     schema = ["task", "seed", "kind", "reader", "measure", "factor", "value"]
@@ -228,35 +213,35 @@ class Evidence:
         rows = self.tables["explained"].filter(task=task, kind=kind, measure=measure, factor=factor, reader=reader)
         return rows.sort("seed")["value"].to_list()
 
-    def by_length(self, task: str, seed: int, kind: str, number: str, reader: str = "head") -> dict[int, float]:
+    def by_length(self, task: str, seed: int, kind: str, choice: str, reader: str = "head") -> dict[int, float]:
         """Accuracy by length of sets of an equal number, 'number 10', of an equal share, 'share', or of 'all'."""
         rows = self.tables["curves"].filter(task=task, seed=seed, kind=kind).sort("length")
-        found = {}
-        for length, of in rows.group_by("length", maintain_order=True):
-            total = round(of["number"][0] / of["share"][0])
-            wanted = {"all": total, "share": share_number(SHARES[0], total)}.get(number)
-            wanted = int(number.removeprefix("number ")) if wanted is None else wanted
-            one = of.filter(pl.col("number") == wanted)
-            if len(one):
-                found[int(length[0])] = float(one[reader][0])
-        return found
+        accuracies = {}
+        for length, rows_of_length in rows.group_by("length", maintain_order=True):
+            total = round(rows_of_length["number"][0] / rows_of_length["share"][0])
+            count = {"all": total, "share": share_number(SHARES[0], total)}.get(choice)
+            count = int(choice.removeprefix("number ")) if count is None else count
+            rows_of_count = rows_of_length.filter(pl.col("number") == count)
+            if len(rows_of_count):
+                accuracies[int(length[0])] = float(rows_of_count[reader][0])
+        return accuracies
 
     def guess(self, task: str, seed: int) -> float:
         """The largest accuracy that is still called a guess."""
         return float(self.tables["networks"].filter(task=task, seed=seed)["guess"][0]) + NEAR_GUESS
 
-    def falls(self, task: str, kind: str, number: str, reader: str = "head") -> list[float]:
+    def falls(self, task: str, kind: str, choice: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of length, from 1 on, with accuracy at an equal number or share.
 
         Guesses count as ties; NaN where fewer than `ABOVE` lengths are above a guess.
         """
-        return [self._fall(task, seed, kind, number, reader) for seed in self.seeds(task)]
+        return [self._fall(task, seed, kind, choice, reader) for seed in self.seeds(task)]
 
-    def _fall(self, task: str, seed: int, kind: str, number: str, reader: str) -> float:
+    def _fall(self, task: str, seed: int, kind: str, choice: str, reader: str) -> float:
         least = self.guess(task, seed)
-        found = {k: max(p, least) for k, p in self.by_length(task, seed, kind, number, reader).items() if k}
-        above = sum(p > least for p in found.values())
-        return rank_correlation([*found], [*found.values()]) if above >= ABOVE else math.nan
+        accuracies = {k: max(p, least) for k, p in self.by_length(task, seed, kind, choice, reader).items() if k}
+        above = sum(p > least for p in accuracies.values())
+        return rank_correlation([*accuracies], [*accuracies.values()]) if above >= ABOVE else math.nan
 
     def rises(self, task: str, kind: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of number with accuracy at equal length; the median over lengths at
@@ -266,9 +251,9 @@ class Evidence:
             least = self.guess(task, seed)
             rows = self.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, seed=seed, kind=kind)
             ranks = [
-                rank_correlation(of["number"].to_list(), of[reader].to_list())
-                for _, of in rows.group_by("length")
-                if of[reader].max() > least  # type: ignore[operator]
+                rank_correlation(rows_of_length["number"].to_list(), rows_of_length[reader].to_list())
+                for _, rows_of_length in rows.group_by("length")
+                if rows_of_length[reader].max() > least  # type: ignore[operator]
             ]
             known = [rank for rank in ranks if not math.isnan(rank)]
             values.append(statistics.median(known) if known else math.nan)
@@ -278,21 +263,21 @@ class Evidence:
         """The numbers of paths on the grid: those below all paths of length 1 that sets are drawn of."""
         curves = self.tables["curves"].filter(kind=SHARED, length=1)
         drawn = curves.filter(pl.col("share") < 1)["number"].unique().to_list()
-        return sorted(number for number in self.sizes.numbers if number in drawn)
+        return sorted(count for count in self.sizes.numbers if count in drawn)
 
-    def accuracy(self, task: str, length: int, number: str, reader: str = "head") -> list[float]:
+    def accuracy(self, task: str, length: int, choice: str, reader: str = "head") -> list[float]:
         """The accuracy of sets with shared attention, for each network that has such sets."""
-        found = [self.by_length(task, seed, SHARED, number, reader) for seed in self.seeds(task)]
-        return [accuracies[length] for accuracies in found if length in accuracies]
+        curves = [self.by_length(task, seed, SHARED, choice, reader) for seed in self.seeds(task)]
+        return [curve[length] for curve in curves if length in curve]
 
     def recovered(self, task: str, kind: str, reader: str) -> list[float]:
         """For each network, of what context adds to accuracy, the share that all paths of one long length have: the
         mean over long lengths."""
         values = []
         for seed in self.seeds(task):
-            whole, alone = self.tables["networks"].filter(task=task, seed=seed).select("head", "alone").row(0)
+            full, alone = self.tables["networks"].filter(task=task, seed=seed).select("head", "alone").row(0)
             accuracies = self.by_length(task, seed, kind, "all", reader)
-            long = [(p - alone) / (whole - alone) for k, p in accuracies.items() if k >= self.sizes.long]
+            long = [(p - alone) / (full - alone) for k, p in accuracies.items() if k >= self.sizes.long]
             values.append(statistics.mean(long) if long else math.nan)
         return values
 
@@ -308,13 +293,13 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     missing = [TASKS[task] for task in sizes.tasks if task not in evidence.tasks]
 
     def judge(
-        values: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
+        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
     ) -> HypothesisVerdict:
-        found = {cell: values(*cell) for cell in cells}
-        verdicts = [None if any(map(math.isnan, numbers)) else _unanimous([*map(passes, numbers)])
-                    for numbers in found.values()]  # fmt: skip
-        texts = {cell: "cannot be told" if any(map(math.isnan, numbers)) else spread(numbers, form)
-                 for cell, numbers in found.items()}  # fmt: skip
+        values_by_cell = {cell: values_of(*cell) for cell in cells}
+        verdicts = [None if any(map(math.isnan, values)) else _unanimous([*map(passes, values)])
+                    for values in values_by_cell.values()]  # fmt: skip
+        texts = {cell: "cannot be told" if any(map(math.isnan, values)) else spread(values, form)
+                 for cell, values in values_by_cell.items()}  # fmt: skip
         ours = "; ".join(f"{TASKS[task]}, {kind}: {text}" for (task, kind), text in texts.items())
         holds = None if not verdicts or None in verdicts else all(verdicts)
         return HypothesisVerdict(ours or "no network learnt", False if False in verdicts else holds)
@@ -361,14 +346,14 @@ def _unanimous(passed: Sequence[bool]) -> bool | None:
 def _ratios(evidence: Evidence, task: str, kind: str) -> list[float]:
     """By how much length explains more than number on the grid, for each network."""
     pairs = zip(evidence.share(task, kind, "length"), evidence.share(task, kind, "number"), strict=True)
-    return [length / max(number, 1e-6) for length, number in pairs]
+    return [by_length / max(by_number, 1e-6) for by_length, by_number in pairs]
 
 
 def _leads(evidence: Evidence, task: str, kind: str) -> list[float]:
     """For each network, R² of alignment alone less the largest R² of another factor alone."""
-    found = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
-    others = zip(*(values for factor, values in found.items() if factor != "alignment"), strict=True)
-    return [mine - max(rest) for mine, rest in zip(found["alignment"], others, strict=True)]
+    shares = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
+    rivals = zip(*(values for factor, values in shares.items() if factor != "alignment"), strict=True)
+    return [share - max(rival_shares) for share, rival_shares in zip(shares["alignment"], rivals, strict=True)]
 
 
 def _information_verdict(evidence: Evidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
@@ -389,14 +374,14 @@ def _sentence(evidence: Evidence) -> str:
     if not tasks or not numbers:
         return "It cannot be told: no network learnt to use context."
     shares = {task: [evidence.share(task, SHARED, factor) for factor in ("length", "number")] for task in tasks}
-    leads = {_leader(*found) for found in shares.values()}
-    if not all(all(found) for found in shares.values()):
+    leads = {_leader(*pair) for pair in shares.values()}
+    if not all(all(pair) for pair in shares.values()):
         return "It cannot be told: there are too few sets of equal numbers of every length."
     start = {"length": "Length", "number": "Number"}.get(leads.pop(), "It depends") if len(leads) == 1 else "It depends"
 
-    def listed(length: int, number: str, reader: str = "head") -> str:
-        found = [evidence.accuracy(task, length, number, reader) for task in tasks]
-        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in found)
+    def listed(length: int, choice: str, reader: str = "head") -> str:
+        by_task = [evidence.accuracy(task, length, choice, reader) for task in tasks]
+        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in by_task)
 
     most = numbers[-1]
     return (
@@ -408,17 +393,17 @@ def _sentence(evidence: Evidence) -> str:
     )
 
 
-def _leader(length: Sequence[float], number: Sequence[float]) -> str:
+def _leader(length_shares: Sequence[float], number_shares: Sequence[float]) -> str:
     """The factor that explains more in every network, or 'neither'."""
-    ahead = {mine > other for mine, other in zip(length, number, strict=True)}
+    ahead = {length > count for length, count in zip(length_shares, number_shares, strict=True)}
     return "neither" if len(ahead) != 1 else "length" if ahead.pop() else "number"
 
 
 def _network_table(evidence: Evidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
-        mine = evidence.tables["networks"].filter(task=task)
-        cells = (spread(mine[name].to_list(), ".3f") for name in ("head", "refit", "alone", "guess"))
+        task_rows = evidence.tables["networks"].filter(task=task)
+        cells = (spread(task_rows[name].to_list(), ".3f") for name in ("head", "refit", "alone", "guess"))
         rows.append([TASKS[task], *cells, "yes" if task in evidence.tasks else "no"])
     return PageTable(
         "Networks: held-out accuracy, median (range) over seeds",
@@ -430,18 +415,18 @@ def _network_table(evidence: Evidence) -> PageTable:
 
 def _length_table(evidence: Evidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
-    columns = [(reader, number) for number in (f"number {EQUAL}", "share", "all") for reader in READERS]
+    columns = [(reader, choice) for choice in (f"number {EQUAL}", "share", "all") for reader in READERS]
     columns += [(HALF_FIT, "all"), (BESIDE, "all")]
     ends = {evidence.numbers()[0], evidence.numbers()[-1]} - {EQUAL} if evidence.numbers() else set()
-    columns = [*(("head", f"number {number}") for number in sorted(ends)), *columns]
+    columns = [*(("head", f"number {count}") for count in sorted(ends)), *columns]
     readers = READERS | {HALF_FIT: "refitted to half as many samples", BESIDE: "readout beside the token"}
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
-            for reader, number in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
-                found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
-                cells = [spread([one[k] for one in found if k in one], ".2f") for k in lengths]
-                rows.append([TASKS[task], kind, _chosen(number), readers[reader], *cells])
+            for reader, choice in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
+                curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
+                cells = [spread([curve[k] for curve in curves if k in curve], ".2f") for k in lengths]
+                rows.append([TASKS[task], kind, _chosen(choice), readers[reader], *cells])
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
@@ -449,9 +434,9 @@ def _length_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _chosen(number: str) -> str:
+def _chosen(choice: str) -> str:
     names = {"share": "a sixth of the length's", "all": "all of the length"}
-    return names.get(number, f"{number.removeprefix('number ')} paths")
+    return names.get(choice, f"{choice.removeprefix('number ')} paths")
 
 
 def _grid_table(evidence: Evidence) -> PageTable:
@@ -459,11 +444,11 @@ def _grid_table(evidence: Evidence) -> PageTable:
     for task in evidence.sizes.tasks:
         for kind in KINDS:
             for reader in READERS:
-                found = [
+                shares = (
                     evidence.share(task, kind, part, reader=reader)
                     for part in ("length", "number", "interaction", "draws")
-                ]
-                rows.append([TASKS[task], kind, READERS[reader], *(spread(values, ".2f") for values in found)])
+                )
+                rows.append([TASKS[task], kind, READERS[reader], *(spread(values, ".2f") for values in shares)])
     return PageTable(
         "Shares of the variance of logit accuracy over sets of equal numbers of every length from 1 on",
         ["task", "attention", "reader", "length", "number", "interaction", "which paths"], rows,
@@ -517,15 +502,15 @@ def _number_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
     lengths = sorted({*rows["length"].to_list()})
     colours = colormaps["viridis"](np.linspace(0, 0.9, len(lengths)))
     for colour, length in zip(colours, lengths, strict=True):
-        found = rows.filter(length=length).group_by("number").agg(
+        curve = rows.filter(length=length).group_by("number").agg(
             pl.col("head").median(), low=pl.col("head").min(), high=pl.col("head").max()
         ).sort("number")  # fmt: skip
-        axes.fill_between(found["number"], found["low"], found["high"], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(found["number"], found["head"], color=colour, marker="o", markersize=3, linewidth=1.3, label=length)
+        axes.fill_between(curve["number"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
+        axes.plot(curve["number"], curve["head"], color=colour, marker="o", markersize=3, linewidth=1.3, label=length)
     axes.set_xscale("log")
     axes.set(xlabel="paths in a set", ylabel="accuracy")
     axes.set_title(f"{TASKS[task].capitalize()}: own attention, by length", loc="left", fontsize=9)
-    axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
+    axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2, loc="best")
 
 
 LINES = (
@@ -540,10 +525,10 @@ def _length_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
     from rankscope.figures.matplotlib import palette
     from rankscope.figures.style import MARKERS
 
-    for index, (kind, number, reader, label, dash) in enumerate(LINES):
-        found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
-        lengths = sorted(set.intersection(*(set(one) for one in found))) if found else []
-        values = [[one[length] for one in found] for length in lengths]
+    for index, (kind, choice, reader, label, dash) in enumerate(LINES):
+        curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
+        lengths = sorted(set.intersection(*map(set, curves))) if curves else []
+        values = [[curve[length] for curve in curves] for length in lengths]
         colour = palette()[index]
         axes.fill_between(lengths, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
         axes.plot(lengths, [*map(statistics.median, values)], dash, color=colour, marker=MARKERS[index % len(MARKERS)],
@@ -570,7 +555,7 @@ def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
     axes.set_xticks(range(len(groups)), [f"{task}\n{kind}" for task, kind in groups], fontsize=7)
     axes.set(ylabel="share of variance", ylim=(0, 1))
     axes.set_title("Logit accuracy, trained head: what explains it", loc="left", fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 QUESTION = Question(

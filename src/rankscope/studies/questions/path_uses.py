@@ -195,10 +195,11 @@ def evaluation_rows(
     def accuracy_of(changed: Transformer, tokens: Tensor) -> float:
         return accuracy(precise.logits(changed.run(tokens).output, None))
 
-    terms, one = precise.terms(batch.inputs), torch.eye(net.arch.layers + 1, dtype=torch.float64, device=X.device)
-    whole = precise(batch.inputs)
-    yield "loss", None, float(task.loss(whole, batch))
-    yield "accuracy", None, accuracy(whole)
+    terms = precise.terms(batch.inputs)
+    selections = torch.eye(net.arch.layers + 1, dtype=torch.float64, device=X.device)
+    logits = precise(batch.inputs)
+    yield "loss", None, float(task.loss(logits, batch))
+    yield "accuracy", None, accuracy(logits)
     if not bool((precise.lengths == 1).all()):
         return  # what follows is of networks that read all lengths
     noise = np.random.default_rng(SEED).standard_normal(X.shape)
@@ -207,7 +208,7 @@ def evaluation_rows(
         yield "heads", draw, accuracy_of(net.without(heads=heads), X)
     for layer in range(1, net.arch.layers + 1):
         yield "layers", layer, accuracy_of(net.without(layers=[layer]), X)
-    for length, alone in enumerate(one):
+    for length, alone in enumerate(selections):
         yield "length out", length, accuracy(precise.read(terms, precise.lengths - alone))
         yield "one length", length, accuracy(precise.read(terms, alone))
     *_, last = net.steps(X)
@@ -223,7 +224,7 @@ def heads_out(layers: int, heads: int) -> list[dict[int, list[int]]]:
     removed: list[dict[int, list[int]]] = []
     for numbers in chosen:
         layer_heads: dict[int, list[int]] = {}
-        for number in sorted(int(number) for number in numbers):
-            layer_heads.setdefault(number // heads + 1, []).append(number % heads)
+        for head in sorted(int(head) for head in numbers):
+            layer_heads.setdefault(head // heads + 1, []).append(head % heads)
         removed.append(layer_heads)
     return removed

@@ -263,5 +263,5 @@ def averaging_ratio(network: MixingNetwork, X: Positions, draws: int = 4, seed: 
             mean = moved.mean(1, keepdim=True).expand(moved.shape)
             part = mean if kind == 0 else moved - mean
             gains[kind].append(float(part.square().mean() / direction.square().mean()))
-    shared, apart = (math.sqrt(sum(found) / len(found)) for found in gains)
+    shared, apart = (math.sqrt(sum(squares) / len(squares)) for squares in gains)
     return apart / shared if shared else math.inf

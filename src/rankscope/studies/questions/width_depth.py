@@ -91,14 +91,14 @@ def shapes(sizes: ShapeSizes) -> list[tuple[str, int, int]]:
     >>> [width for family, _, width in shapes(QUICK) if family == "parameters"]
     [64, 44, 32, 24]
     """
-    n, found = sizes.context, []
+    n, entries = sizes.context, []
     parameters = sizes.middle_depth * sizes.middle_width**2
     compute = sizes.middle_depth * (24 * sizes.middle_width**2 + 4 * n * sizes.middle_width)
     for layers in sizes.depths:
-        found.append(("parameters", layers, _whole_heads(math.sqrt(parameters / layers))))
+        entries.append(("parameters", layers, _whole_heads(math.sqrt(parameters / layers))))
         of_layer = compute / layers  # 24 d^2 + 4 n d, solved for d
-        found.append(("compute", layers, _whole_heads((math.sqrt(16 * n**2 + 96 * of_layer) - 4 * n) / 48)))
-    return found
+        entries.append(("compute", layers, _whole_heads((math.sqrt(16 * n**2 + 96 * of_layer) - 4 * n) / 48)))
+    return entries
 
 
 def _whole_heads(width: float) -> int:
@@ -130,9 +130,9 @@ def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
         f"after {layers}x{width} at {rate:g}": partial(after_rows, layers, width, rate, sizes, setup.device)
         for (layers, width), rate in chosen.items()
     }
-    found = pl.concat([setup.cached_parts(parts, **learning, seeds=sizes.seeds) for parts in (before, after)])
+    quantities = pl.concat([setup.cached_parts(parts, **learning, seeds=sizes.seeds) for parts in (before, after)])
     families = pl.DataFrame(shapes(sizes), schema=["family", "layers", "width"], orient="row")
-    tables["shapes"] = families.join(found, on=["layers", "width"], maintain_order="left_right").select([*ROWS])
+    tables["shapes"] = families.join(quantities, on=["layers", "width"], maintain_order="left_right").select([*ROWS])
     tables["pure"] = setup.cached_parts(
         constants, depth=sizes.pure_depth, tokens=sizes.pure_tokens, quantities=CONSTANTS
     )
@@ -151,7 +151,7 @@ def tuned(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str =
     seeds = range(TUNING, TUNING + sizes.tuning_seeds)
     training = _trial(layers, width, rate, seeds, sizes).training(device)
     alive = train_until(training)
-    losses = [found.loss for found in training.evaluate(TrialSizes().evaluation_samples)]
+    losses = [evaluation.loss for evaluation in training.evaluate(TrialSizes().evaluation_samples)]
     del training
     free_memory(device)
     rows = [
@@ -189,13 +189,13 @@ def before_rows(layers: int, width: int, sizes: ShapeSizes) -> pl.DataFrame:
 def after_rows(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str = "cpu") -> pl.DataFrame:
     """What became of a shape at its learning rate, with every reported seed: loss, residual, entropy, path lengths."""
     trial = _trial(layers, width, rate, range(sizes.seeds), sizes)
-    found = trial.table(device).filter(pl.col("value").is_not_null())
+    readings = trial.table(device).filter(pl.col("value").is_not_null())
     rows = [
         (seed, quantity, value)
-        for seed, quantity, value in found.select("seed", "quantity", "value").iter_rows()
+        for seed, quantity, value in readings.select("seed", "quantity", "value").iter_rows()
         if quantity in QUANTITIES
     ]
-    rows += [(seed, LENGTH, _mean_length(found.filter(seed=seed))) for seed in range(sizes.seeds)]
+    rows += [(seed, LENGTH, _mean_length(readings.filter(seed=seed))) for seed in range(sizes.seeds)]
     return _framed(layers, width, [*rows, (0, RATE, rate)])
 
 
@@ -242,7 +242,7 @@ def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
     relative_before, left = (float(log) for log in profile.curve(RESIDUAL, "log10")[0, -2:])
     facts = observe(net, X[0], padding=None if padding is None else padding[0])
     layer, ten = facts.layers[-1], math.log(10)
-    found = {
+    logs = {
         "left": left,
         "relative": left - 3 * relative_before,
         "c": after - 3 * before,
@@ -251,9 +251,9 @@ def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
         "bound_scores": float(layer.heads.scores.log().max()) / ten - math.log10(arch.divisor),
         "gamma": log_gamma(layer) / ten,
     }
-    found["values"] = found["c"] - found["scores"]
-    found["bound_values"] = found["bound"] - found["bound_scores"]
-    rows = [(width, seed, name, found[name] if known else math.nan) for name in CONSTANTS]
+    logs["values"] = logs["c"] - logs["scores"]
+    logs["bound_values"] = logs["bound"] - logs["bound_scores"]
+    rows = [(width, seed, name, logs[name] if known else math.nan) for name in CONSTANTS]
     return pl.DataFrame(rows, schema=PURE, orient="row")
 
 
@@ -263,10 +263,10 @@ def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
 def by_shape(table: pl.DataFrame, family: str, quantity: str) -> dict[int, list[float]]:
     """The values of a quantity by depth, one for each seed in their order; what is not a number is left out."""
     rows = table.filter(family=family, quantity=quantity).filter(pl.col("value").is_finite()).sort("layers", "seed")
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for layers, value in rows.select("layers", "value").iter_rows():
-        found.setdefault(layers, []).append(value)
-    return found
+        values.setdefault(layers, []).append(value)
+    return values
 
 
 def slopes(pure: pl.DataFrame, quantity: str) -> list[float]:
@@ -274,9 +274,9 @@ def slopes(pure: pl.DataFrame, quantity: str) -> list[float]:
     out."""
     rows = pure.filter(pl.col("log10").is_finite(), quantity=quantity).sort("seed")
     return [
-        float(np.polyfit(np.log10(one["width"].to_numpy()), one["log10"].to_numpy(), 1)[0])
-        for _, one in rows.group_by("seed", maintain_order=True)
-        if one["width"].n_unique() > 1
+        float(np.polyfit(np.log10(rows_of_seed["width"].to_numpy()), rows_of_seed["log10"].to_numpy(), 1)[0])
+        for _, rows_of_seed in rows.group_by("seed", maintain_order=True)
+        if rows_of_seed["width"].n_unique() > 1
     ]
 
 
@@ -313,7 +313,7 @@ def family_result(table: pl.DataFrame, family: str) -> FamilyResult:
     rows = table.filter(family=family).select("layers", "width").unique()
     widths = dict(rows.iter_rows())
     learnt = [
-        depth for depth, found in losses.items() if len(found) > 1 and blind - max(found) > max(found) - min(found)
+        depth for depth, values in losses.items() if len(values) > 1 and blind - max(values) > max(values) - min(values)
     ]
     if not learnt:
         return FamilyResult(losses, widths, blind, None, ())
@@ -352,12 +352,12 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
     return StudyAnswer(_sentence(families, pure), verdicts, evidence, notes)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _sentence(families: dict[str, FamilyResult], pure: pl.DataFrame) -> str:
-    told = "; ".join(f"at equal {family}, {found.text}" for family, found in families.items())
+    told = "; ".join(f"at equal {family}, {result.text}" for family, result in families.items())
     steep = slopes(pure, "c")
     width = _width_text(pure)
     if steep:
@@ -405,25 +405,25 @@ def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
     return HypothesisVerdict(f"slope of log c in log width {spread(steep, '.2f')}", holds)
 
 
-def _whole_bound_verdict(steep: list[float], whole: list[float]) -> HypothesisVerdict:
+def _whole_bound_verdict(steep: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
     """Whether the slope of the whole bound is that of c, seed by seed."""
-    if not steep or len(steep) != len(whole):
+    if not steep or len(steep) != len(bound_slopes):
         return HypothesisVerdict("not measured", None)
-    near = [abs(mine - bound) <= NEAR for mine, bound in zip(steep, whole, strict=True)]
-    ours = f"slope of the whole bound {spread(whole, '.2f')}, of c {spread(steep, '.2f')}"
+    near = [abs(slope - bound) <= NEAR for slope, bound in zip(steep, bound_slopes, strict=True)]
+    ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(steep, '.2f')}"
     return HypothesisVerdict(ours, True if all(near) else None if any(near) else False)
 
 
-def _inner_verdict(found: FamilyResult) -> HypothesisVerdict:
+def _inner_verdict(family: FamilyResult) -> HypothesisVerdict:
     """Whether the best loss is at neither end of a family, by more than seeds differ."""
-    if found.best is None or len(found.losses) < 3:
-        return HypothesisVerdict(found.text if found.best is None else "fewer than three shapes", None)
-    ends = {min(found.losses), max(found.losses)}
-    ours = f"{found.text}; ends: " + ", ".join(
-        f"{_count(depth, 'layer')} {spread(found.losses[depth], '.3f')}" for depth in sorted(ends)
+    if family.best is None or len(family.losses) < 3:
+        return HypothesisVerdict(family.text if family.best is None else "fewer than three shapes", None)
+    ends = {min(family.losses), max(family.losses)}
+    ours = f"{family.text}; ends: " + ", ".join(
+        f"{_count(depth, 'layer')} {spread(family.losses[depth], '.3f')}" for depth in sorted(ends)
     )
-    at_end = ends & {*found.tied}
-    return HypothesisVerdict(ours, True if not at_end else False if {*found.tied} <= ends else None)
+    at_end = ends & {*family.tied}
+    return HypothesisVerdict(ours, True if not at_end else False if {*family.tied} <= ends else None)
 
 
 def _forecast_verdict(
@@ -433,13 +433,13 @@ def _forecast_verdict(
     counts once. Beside it the same for losses at the rate that the forecast is made for, where that was trained."""
     places: dict[tuple[int, int], float] = {}
     losses: dict[tuple[int, int], float] = {}
-    for family, found in families.items():
-        for depth, values in found.losses.items():
+    for family, result in families.items():
+        for depth, values in result.losses.items():
             if depth in by_shape(table, family, PLACE):
-                places[depth, found.widths[depth]] = by_shape(table, family, PLACE)[depth][0]
-                losses[depth, found.widths[depth]] = statistics.median(values)
+                places[depth, result.widths[depth]] = by_shape(table, family, PLACE)[depth][0]
+                losses[depth, result.widths[depth]] = statistics.median(values)
     rank = rank_correlation([*places.values()], [*losses.values()]) if places else math.nan
-    if math.isnan(rank) or all(found.best is None for found in families.values()):
+    if math.isnan(rank) or all(result.best is None for result in families.values()):
         return HypothesisVerdict("not measured, or nothing was learnt", None)
     ours = f"rank correlation {rank:.2f} over {len(places)} shapes"
     usual = tuning.filter(rate=TrialSizes().lr).group_by("layers", "width").agg(pl.col("loss").median())
@@ -452,7 +452,7 @@ def _forecast_verdict(
 
 def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether the mean length of paths grows with depth, at a smaller power than one."""
-    lengths = {depth: statistics.median(found) for depth, found in by_shape(table, "parameters", LENGTH).items()}
+    lengths = {depth: statistics.median(values) for depth, values in by_shape(table, "parameters", LENGTH).items()}
     lengths = {depth: length for depth, length in lengths.items() if length > 0}
     if len(lengths) < 3:
         return HypothesisVerdict("fewer than three shapes", None)
@@ -464,13 +464,13 @@ def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
 def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
     rows = []
     for layers in table.filter(family=family)["layers"].unique().sort():
-        mine = table.filter(family=family, layers=layers)
+        shape_rows = table.filter(family=family, layers=layers)
 
-        def of(quantity: str, mine: pl.DataFrame = mine) -> list[float]:
-            return mine.filter(quantity=quantity)["value"].drop_nans().to_list()
+        def of(quantity: str, shape_rows: pl.DataFrame = shape_rows) -> list[float]:
+            return shape_rows.filter(quantity=quantity)["value"].drop_nans().to_list()
 
         rows.append([
-            f"{layers} × {mine['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", spread(of(RATE)),
+            f"{layers} × {shape_rows['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", spread(of(RATE)),
             spread(of("loss"), ".3f"), spread_of_logs(of(FRESH)), spread_of_logs(of(RESIDUAL)),
             spread(of("entropy"), ".2f"), spread(of(LENGTH), ".2f"), spread(of(PLACE), ".2f"),
             spread(of(CHANCE), ".2f"),
@@ -532,8 +532,8 @@ def draw(tables: Tables, sizes: ShapeSizes) -> "dict[str, Figure]":
         LENGTH: ("Trained: mean length of paths", "heads"),
     }
     for panel, (quantity, (title, unit)) in zip(axes, shown.items(), strict=False):
-        for number, family in enumerate(FAMILIES):
-            _by_depth(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[number])
+        for index, family in enumerate(FAMILIES):
+            _by_depth(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[index])
         _doubling(panel, sizes.depths)
         panel.set_title(title, loc="left", fontsize=9)
         panel.set_xlabel("layers")
@@ -558,7 +558,7 @@ def _constants(axes: "Axes", pure: pl.DataFrame) -> None:
     from rankscope.figures.matplotlib import palette
 
     widths = sorted({*pure["width"].to_list()})
-    for number, (quantity, label) in enumerate(
+    for index, (quantity, label) in enumerate(
         (("c", "c, measured"), ("bound", "whole bound"), ("relative", "c of relative residuals"))
     ):
         rows = pure.filter(pl.col("log10").is_finite(), quantity=quantity).sort("width", "seed")
@@ -566,9 +566,9 @@ def _constants(axes: "Axes", pure: pl.DataFrame) -> None:
         for width, log in rows.select("width", "log10").iter_rows():
             values.setdefault(width, []).append(log)
         if values:
-            first = statistics.median(values[min(values)])
-            shifted = {width: [log - first for log in logs] for width, logs in values.items()}
-            _by_depth(axes, shifted, label, palette()[number + 2])
+            at_narrowest = statistics.median(values[min(values)])
+            shifted = {width: [log - at_narrowest for log in logs] for width, logs in values.items()}
+            _by_depth(axes, shifted, label, palette()[index + 2])
     line = [BOUND * math.log10(width / widths[0]) for width in widths]
     axes.plot(widths, line, color="grey", linewidth=0.9, linestyle="--", label="width^(−1/2)")
     _doubling(axes, widths)
