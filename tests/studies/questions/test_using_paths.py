@@ -24,6 +24,7 @@ from rankscope.nets.dropout import Dropout
 from rankscope.paths import decompose
 from rankscope.studies.questions import path_uses
 from rankscope.studies.questions import using_paths as study
+from rankscope.studies.questions.path_networks import CHANCE
 from rankscope.studies.questions.path_uses import (
     ALONE,
     DIVERSE,
@@ -378,4 +379,4 @@ def test_gains_by_chance_are_counted_as_drawn() -> None:
     drawn = np.random.default_rng(0).random((20_000, 2, 5))
     gains = (drawn.argmax(2) == 0).all(1).mean()
     assert study.by_chance(few) == pytest.approx(48 * gains, rel=0.1)
-    assert study.by_chance(QUICK) < study.CHANCE and study.by_chance(FULL) < study.CHANCE
+    assert study.by_chance(QUICK) < CHANCE and study.by_chance(FULL) < CHANCE

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rankscope.paths import path_counts
+from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.length_trainings import MARKS, Arm, LengthSizes, arms, trained
 from rankscope.studies.questions.path_networks import (
     CHANCE,
@@ -37,7 +38,6 @@ from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NEAR_GUESS = 0.05  # How far above a network that reads each token alone still is a guess; figure 4's own margin
@@ -326,9 +326,8 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
         for index, (label, accuracies_of) in enumerate(curves.items()):
             points = {k: accuracies_of(task, k) for k in lengths}
             dash = "-" if index == 0 or index > 2 else "--"
-            _band(panel, points, label, palette()[index], dash)
-        panel.set_title(TITLES[task], loc="left", fontsize=9)
-        panel.set_xlabel("length k")
+            seed_band(panel, points, label, palette()[index], markersize=3.5, linestyle=dash)
+        title_panel(panel, TITLES[task], "length k")
         panel.set_xticks(list(lengths))
     for panel in axes[:: math.ceil((len(sizes.tasks) + 1) / rows)]:
         panel.set_ylabel("held-out accuracy")
@@ -338,11 +337,10 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
     marks = range(len(MARKS))
     for k in lengths:
         points = {mark: seen(table, sizes.tasks[0], Arm(), f"share {MARKS[mark]:g}", k) for mark in marks}
-        _band(last, points, f"length {k}", palette()[k % len(palette())], "-")
+        seed_band(last, points, f"length {k}", palette()[k % len(palette())], markersize=3.5)
     last.set_xticks(list(marks), [f"{mark:.0%}" for mark in MARKS])
-    last.set_xlabel("steps of the training")
-    last.set_ylabel("share of the output")
-    last.set_title(f"Trained whole on {sizes.tasks[0]}: shares by length", loc="left", fontsize=9)
+    title = f"Trained whole on {sizes.tasks[0]}: shares by length"
+    title_panel(last, title, "steps of the training", "share of the output")
     last.legend(fontsize=7, frameon=False, ncols=2, loc="best")
     for panel in axes[len(sizes.tasks) + 1 :]:
         panel.set_visible(False)
@@ -356,13 +354,6 @@ def _ended(arm: Arm, sizes: LengthSizes) -> Arm:
     if arm.length == sizes.layers:
         return Arm() if arm.kind == "most" else Arm("exact", arm.length)
     return arm
-
-
-def _band(axes: "Axes", points: dict[int, list[float]], label: str, colour: str, dash: str) -> None:
-    known = sorted(x for x, values in points.items() if values)
-    low, middle, high = ([pick(points[x]) for x in known] for pick in (min, statistics.median, max))
-    axes.fill_between(known, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(known, middle, color=colour, marker="o", markersize=3.5, linewidth=1.4, linestyle=dash, label=label)
 
 
 QUESTION = Question(

@@ -25,6 +25,7 @@ from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
+from rankscope.studies.questions.drawing import title_panel
 from rankscope.studies.questions.path_networks import PathSizes, held_out_samples
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
@@ -192,7 +193,7 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SetEvidence:
     """The tables of networks that have learnt, and what is read off them for each network."""
 
     tables: Tables
@@ -288,7 +289,7 @@ def _least(values: pl.Series) -> float:
 
 def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     """The answer that the tables give."""
-    evidence = Evidence(tables, sizes)
+    evidence = SetEvidence(tables, sizes)
     cells = [(task, kind) for task in evidence.tasks for kind in KINDS]
     missing = [TASKS[task] for task in sizes.tasks if task not in evidence.tasks]
 
@@ -343,20 +344,20 @@ def _unanimous(passed: Sequence[bool]) -> bool | None:
     return passed[0] if len({*passed}) == 1 else None
 
 
-def _ratios(evidence: Evidence, task: str, kind: str) -> list[float]:
+def _ratios(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """By how much length explains more than number on the grid, for each network."""
     pairs = zip(evidence.share(task, kind, "length"), evidence.share(task, kind, "number"), strict=True)
     return [by_length / max(by_number, 1e-6) for by_length, by_number in pairs]
 
 
-def _leads(evidence: Evidence, task: str, kind: str) -> list[float]:
+def _leads(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """For each network, R² of alignment alone less the largest R² of another factor alone."""
     shares = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
     rivals = zip(*(values for factor, values in shares.items() if factor != "alignment"), strict=True)
     return [share - max(rival_shares) for share, rival_shares in zip(shares["alignment"], rivals, strict=True)]
 
 
-def _information_verdict(evidence: Evidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
+def _information_verdict(evidence: SetEvidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
     """Whether readouts recover half of what context adds from long paths where the trained head does not."""
     verdicts, texts = [], []
     for task, kind in cells:
@@ -368,7 +369,7 @@ def _information_verdict(evidence: Evidence, cells: Sequence[tuple[str, str]]) -
     return HypothesisVerdict("; ".join(texts) or "no network learnt", False if False in verdicts else holds)
 
 
-def _sentence(evidence: Evidence) -> str:
+def _sentence(evidence: SetEvidence) -> str:
     """The answer in a sentence: which of number and length explains more, and accuracies with shared attention."""
     tasks, numbers, last = evidence.tasks, evidence.numbers(), evidence.sizes.layers
     if not tasks or not numbers:
@@ -399,7 +400,7 @@ def _leader(length_shares: Sequence[float], number_shares: Sequence[float]) -> s
     return "neither" if len(ahead) != 1 else "length" if ahead.pop() else "number"
 
 
-def _network_table(evidence: Evidence) -> PageTable:
+def _network_table(evidence: SetEvidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
         task_rows = evidence.tables["networks"].filter(task=task)
@@ -413,7 +414,7 @@ def _network_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _length_table(evidence: Evidence) -> PageTable:
+def _length_table(evidence: SetEvidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
     columns = [(reader, choice) for choice in (f"number {EQUAL}", "share", "all") for reader in READERS]
     columns += [(HALF_FIT, "all"), (BESIDE, "all")]
@@ -439,7 +440,7 @@ def _chosen(choice: str) -> str:
     return names.get(choice, f"{choice.removeprefix('number ')} paths")
 
 
-def _grid_table(evidence: Evidence) -> PageTable:
+def _grid_table(evidence: SetEvidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
@@ -459,7 +460,7 @@ def _grid_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _factor_table(evidence: Evidence) -> PageTable:
+def _factor_table(evidence: SetEvidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
         for kind in KINDS:
@@ -484,7 +485,7 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
     """Accuracy by number for each length, accuracy by length at equal number, share and all, and what explains it."""
     from rankscope.figures.matplotlib import panels
 
-    evidence = Evidence(tables, sizes)
+    evidence = SetEvidence(tables, sizes)
     figure, axes = panels(2, width=5.2, height=3.6, rows=2)
     _number_panel(axes[0], evidence, sizes.tasks[0])
     for panel, task in zip(axes[1:3], [*sizes.tasks, sizes.tasks[0]], strict=False):
@@ -495,7 +496,7 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _number_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
+def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     from rankscope.figures.matplotlib import colormaps
 
     rows = evidence.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, kind=OWN)
@@ -508,8 +509,7 @@ def _number_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
         axes.fill_between(curve["number"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
         axes.plot(curve["number"], curve["head"], color=colour, marker="o", markersize=3, linewidth=1.3, label=length)
     axes.set_xscale("log")
-    axes.set(xlabel="paths in a set", ylabel="accuracy")
-    axes.set_title(f"{TASKS[task].capitalize()}: own attention, by length", loc="left", fontsize=9)
+    title_panel(axes, f"{TASKS[task].capitalize()}: own attention, by length", "paths in a set", "accuracy")
     axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2, loc="best")
 
 
@@ -521,7 +521,7 @@ LINES = (
 )  # fmt: skip
 
 
-def _length_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
+def _length_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     from rankscope.figures.matplotlib import palette
     from rankscope.figures.style import MARKERS
 
@@ -536,11 +536,11 @@ def _length_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
     networks = evidence.tables["networks"].filter(task=task)
     for name, label, dash in (("head", "whole network", "-"), ("alone", "a token alone", "--")):
         axes.axhline(float(networks[name].median()), color="grey", linewidth=0.9, linestyle=dash, label=label)  # type: ignore[arg-type]
-    axes.set(xlabel="length of paths", ylabel="accuracy", xticks=range(evidence.sizes.layers + 1))
-    axes.set_title(f"{TASKS[task].capitalize()}: equal number, equal share, all", loc="left", fontsize=9)
+    axes.set_xticks(range(evidence.sizes.layers + 1))
+    title_panel(axes, f"{TASKS[task].capitalize()}: equal number, equal share, all", "length of paths", "accuracy")
 
 
-def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
+def _grid_panel(axes: "Axes", evidence: SetEvidence) -> None:
     from rankscope.figures.matplotlib import palette
 
     groups = [(task, kind) for task in evidence.sizes.tasks for kind in (OWN, SHARED)]
@@ -553,8 +553,8 @@ def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
                 axes.bar(at, statistics.median(values), 0.32, color=colour, alpha=0.75, label=label)
                 axes.plot([at] * len(values), values, linestyle="none", marker="o", markersize=3, color="black")
     axes.set_xticks(range(len(groups)), [f"{task}\n{kind}" for task, kind in groups], fontsize=7)
-    axes.set(ylabel="share of variance", ylim=(0, 1))
-    axes.set_title("Logit accuracy, trained head: what explains it", loc="left", fontsize=9)
+    axes.set_ylim(0, 1)
+    title_panel(axes, "Logit accuracy, trained head: what explains it", "", "share of variance")
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 

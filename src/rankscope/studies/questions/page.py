@@ -24,7 +24,7 @@ from rankscope.files import atomic, write_text
 from rankscope.runs import tables as parquet
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
-from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question
 from rankscope.studies.questions.summary import NAME as SUMMARY
 from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
 from rankscope.studies.study import PageTable, Setup, StudyResult
@@ -85,7 +85,7 @@ def refuse_smaller(folder: Path, question: Question, full: bool) -> None:
 
 
 def command_of(question: Question, setup: Setup) -> str:
-    """The command that makes the run again."""
+    """The command line that makes the run again."""
     size, device = " --full" if setup.full else "", "" if setup.device == "cpu" else f" --device {setup.device}"
     return f"rankscope study {question.name}{size}{device}"
 
@@ -165,8 +165,10 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         lines += [f"![{question.title}](images/{_stem(question, name)}.png)", ""]
     ran = f"`{kept['command']}`, {_size(question, sizes, kept)}, on {kept['device']}."
     lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
+    later = any(hypothesis.startswith(LATER) for hypothesis in question.hypotheses)
+    header = f"expected, before the run unless it begins with '{LATER}'" if later else "expected before the run"
     expected = PageTable(
-        "", ["expected before the run", "what came", ""],
+        "", [header, "what came", ""],
         [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
     )  # fmt: skip
     lines += ["## What we expected, and what came", "", *expected.markdown, "", "## Evidence", ""]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question
 from rankscope.studies.study import PageTable, StudyResult
 
 NAME = "summary"
@@ -26,9 +26,9 @@ METHOD = (
 REVIEW = (  # (question, reply)
     (
         "Were hypotheses written before the data were seen?",
-        "Yes, with their thresholds, in the study's file. Where a rule changed afterwards, the notes of the page "
-        "say which, when and why; the answer rests on what was fixed before, and a hypothesis made on a quick run "
-        "is judged by the full one.",
+        "{before} of {written}, with their thresholds, in the study's file; the others begin with 'Written after', and "
+        "are judged by another run than the one they were made on. Where a rule changed afterwards, the notes of the "
+        "page say which, when and why; the answer rests on what was fixed before.",
     ),
     ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
     (
@@ -72,20 +72,22 @@ class AnsweredQuestion:
 
 
 def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
-    """The page, in Markdown.
+    """The page of all answered questions, in Markdown.
 
     Args:
         answered: Every question that has been run, in the order of the overview.
     """
     verdicts = [comparison.agrees for entry in answered for comparison in entry.result.comparisons]
     judged = [agrees for agrees in verdicts if agrees is not None]
-    counts = {"failed": str(judged.count(False)), "judged": str(len(judged))}
+    later = sum(comparison.what.startswith(LATER) for entry in answered for comparison in entry.result.comparisons)
+    counts = {"failed": judged.count(False), "judged": len(judged), "written": len(verdicts)}
+    counts["before"] = len(verdicts) - later
     quick = sum(not entry.kept["full"] for entry in answered)
     lines = [
         f"# {TITLE}", "",
-        f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. Before the "
-        f"runs, {len(verdicts)} hypotheses were written down: {judged.count(True)} hold, {judged.count(False)} do not, "
-        f"{len(verdicts) - len(judged)} cannot be told."
+        f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. "
+        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before any run: "
+        f"{judged.count(True)} hold, {judged.count(False)} do not, {len(verdicts) - len(judged)} cannot be told."
         + (f" {quick} of the questions were run at quick size only." if quick else ""),
         "", "## Answers", "", *_answers(answered).markdown, "",
         "## Method", "", METHOD, "", "## Results", "",

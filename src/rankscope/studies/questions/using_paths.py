@@ -26,6 +26,7 @@ import polars as pl
 
 from rankscope.lab import Initialisation, Training
 from rankscope.lab.trial import free_memory
+from rankscope.studies.questions.drawing import title_panel
 from rankscope.studies.questions.path_networks import (
     CHANCE,
     SCHEMES,
@@ -442,8 +443,7 @@ def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
             panel.axvline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
         panel.set_xticks(range(len(MEASURES)), [*MEASURES.values()], fontsize=8)
         panel.set_xlim(-0.5, len(MEASURES) - 0.5)
-        panel.set_ylabel("accuracy less plain")
-        panel.set_title(TITLES[task], loc="left", fontsize=9)
+        title_panel(panel, TITLES[task], "", "accuracy less plain")
     handles = [Line2D([], [], color=palette()[n], marker="o", linewidth=1.2, label=k) for n, k in enumerate(kinds)]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return {QUESTION.name: figure}

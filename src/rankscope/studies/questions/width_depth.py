@@ -3,14 +3,13 @@
 The bound of Dong et al. (2021) for pure attention, `||res X_{l+1}|| <= (4 gamma beta H / sqrt(d_qk)) ||res X_l||^3`,
 has the width of heads in it: wider networks should collapse slower. Whole networks are chosen by their loss. Both are
 asked of the same shapes: what is left of differences between tokens, which paths carry the output, what attention looks
-like, what the network learns at a learning rate of its own, and what `forecast` said before.
+like, what the network learns at a learning rate of its own, and what `forecast` said before. `shape_trainings.py` has
+the shapes (layers, width) of equal parameters and of equal compute, and how each is trained and measured.
 
-Two families of shapes (layers, width), as `shapes` makes them: of equal parameters, `L d^2` is the same; of equal
-compute, `L (24 d^2 + 4 n d)` is, the operations of one token among n in all blocks.
-
-The bound is held against fresh networks of heads alone, where nothing is trained. Its norms of weights change with the
-width as well, so that the whole bound has another slope than its `1 / sqrt(d_qk)`: both are computed, in two factors
-(what scores are at a given difference between tokens, and what values make of them), beside the measured ones.
+The bound is held against fresh networks of heads alone, where nothing is trained. Besides `1 / sqrt(d_qk)` the
+bound has norms of weights, which change with the width too, so that the whole bound need not fall as `1 / sqrt(d_qk)`
+does. The study therefore measures the slope in the width of the constant c, and of its two factors (how large scores
+are for a given difference between tokens, and what values make of scores), and computes the same slopes of the bound.
 """
 
 import math
@@ -22,87 +21,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-import torch
 
-from rankscope.forecasts.forecast import forecast
-from rankscope.lab import Initialisation
-from rankscope.lab.trial import NONE, Trial, TrialSizes, free_memory, train_until
-from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure
-from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
+from rankscope.lab.trial import TrialSizes
+from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.shape_trainings import (
+    BLIND,
+    CHANCE,
+    CONSTANTS,
+    FAMILIES,
+    FRESH,
+    HEADS,
+    LENGTH,
+    PLACE,
+    RATE,
+    RESIDUAL,
+    ROWS,
+    ShapeSizes,
+    after_rows,
+    before_rows,
+    best_rate,
+    pure_constants,
+    shapes,
+    tuned,
+)  # fmt: skip
 from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
-from rankscope.theory.dong2021 import log_base, log_gamma
-from rankscope.theory.observation import observe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAMILIES = ("parameters", "compute")
-HEADS = 4
-TUNING = 100  # The first of the seeds that learning rates are chosen on; reported networks have other seeds
-RESIDUAL = "relative_residual"
-FRESH, PLACE, CHANCE, LENGTH = "fresh_residual", "forecast_place", "forecast_probability", "path_length"
-BLIND, RATE = "blind", "rate"  # The loss of a guess by frequency; the learning rate that was chosen
 RELATED = 0.7  # Rank correlation from which on one thing is said to order another
 BOUND = -0.5  # The slope that the bound's 1 / sqrt(d_qk) stands for, in the log of the width
 NEAR = 0.25  # A measured slope so near to that is taken for the same
-QUANTITIES = ("loss", "accuracy", RESIDUAL, "entropy", "parameters", LENGTH, FRESH, PLACE, CHANCE, BLIND, RATE)
-CONSTANTS = ("left", "relative", "c", "scores", "values", "bound", "bound_scores", "bound_values", "gamma")
-ROWS = {
-    "family": pl.String, "layers": pl.Int64, "width": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
-    "value": pl.Float64,
-}  # fmt: skip
-TUNED = {"layers": pl.Int64, "width": pl.Int64, "rate": pl.Float64, "seed": pl.Int64, "loss": pl.Float64}
-PURE = {"width": pl.Int64, "seed": pl.Int64, "quantity": pl.String, "log10": pl.Float64}
-
-
-@dataclass(frozen=True)
-class ShapeSizes:
-    """How large the experiment is."""
-
-    depths: tuple[int, ...]
-    middle_depth: int  # The shape that both families share
-    middle_width: int
-    context: int
-    batch: int
-    steps: int
-    rates: tuple[float, ...]  # Learning rates of which each shape gets its best
-    tuning_seeds: int
-    seeds: int
-    widths: tuple[int, ...]  # Of pure attention, at one depth
-    pure_depth: int
-    pure_tokens: int
-    pure_seeds: int
-
-
 QUICK = ShapeSizes((1, 2, 4, 8), 4, 32, context=32, batch=8, steps=120, rates=(1e-2, 3e-2, 1e-1), tuning_seeds=1,
                    seeds=2, widths=(16, 32, 64, 128), pure_depth=6, pure_tokens=16, pure_seeds=3)  # fmt: skip
 FULL = ShapeSizes((1, 2, 3, 6, 12, 24, 36), 6, 128, context=64, batch=32, steps=600, rates=(1e-3, 3e-3, 1e-2, 3e-2),
                   tuning_seeds=2, seeds=4, widths=(16, 32, 64, 128, 256, 512), pure_depth=8, pure_tokens=32,
                   pure_seeds=5)  # fmt: skip
-
-
-def shapes(sizes: ShapeSizes) -> list[tuple[str, int, int]]:
-    """(family, layers, width) of every shape; widths are multiples of the number of heads.
-
-    >>> [width for family, _, width in shapes(QUICK) if family == "parameters"]
-    [64, 44, 32, 24]
-    """
-    n, entries = sizes.context, []
-    parameters = sizes.middle_depth * sizes.middle_width**2
-    compute = sizes.middle_depth * (24 * sizes.middle_width**2 + 4 * n * sizes.middle_width)
-    for layers in sizes.depths:
-        entries.append(("parameters", layers, _whole_heads(math.sqrt(parameters / layers))))
-        of_layer = compute / layers  # 24 d^2 + 4 n d, solved for d
-        entries.append(("compute", layers, _whole_heads((math.sqrt(16 * n**2 + 96 * of_layer) - 4 * n) / 48)))
-    return entries
-
-
-def _whole_heads(width: float) -> int:
-    return max(2 * HEADS, HEADS * round(width / HEADS))
 
 
 def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
@@ -137,124 +94,6 @@ def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
         constants, depth=sizes.pure_depth, tokens=sizes.pure_tokens, quantities=CONSTANTS
     )
     return tables
-
-
-def _trial(layers: int, width: int, rate: float, seeds: Sequence[int], sizes: ShapeSizes) -> Trial:
-    chosen = TrialSizes(
-        width=width, heads=HEADS, context=sizes.context, batch=sizes.batch, steps=sizes.steps, lr=rate
-    )  # fmt: skip
-    return Trial(NONE, "pre", layers, tuple(seeds), chosen)
-
-
-def tuned(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str = "cpu") -> pl.DataFrame:
-    """Held-out losses of a shape at one learning rate, on the tuning seeds; infinite where a training diverged."""
-    seeds = range(TUNING, TUNING + sizes.tuning_seeds)
-    training = _trial(layers, width, rate, seeds, sizes).training(device)
-    alive = train_until(training)
-    losses = [evaluation.loss for evaluation in training.evaluate(TrialSizes().evaluation_samples)]
-    del training
-    free_memory(device)
-    rows = [
-        (layers, width, rate, seed, loss if well and math.isfinite(loss) else math.inf)
-        for seed, loss, well in zip(seeds, losses, alive, strict=True)
-    ]
-    return pl.DataFrame(rows, schema=TUNED, orient="row")
-
-
-def best_rate(tuning: pl.DataFrame, layers: int, width: int) -> float:
-    """The learning rate of the lowest median loss of a shape over tuning seeds; the smaller one where two are equal."""
-    rows = tuning.filter(layers=layers, width=width).group_by("rate").agg(pl.col("loss").median()).sort("loss", "rate")
-    return float(rows["rate"][0])
-
-
-def before_rows(layers: int, width: int, sizes: ShapeSizes) -> pl.DataFrame:
-    """What is known of a shape before it is trained: its forecast with the first seed, at the lab's usual rate, and
-    log10 of the relative residual after the last layer with every seed."""
-    usual = TrialSizes()
-    trial = _trial(layers, width, usual.lr, range(sizes.seeds), sizes)
-    training = trial.training()
-    start = Initialisation(usual.scheme, usual.embedding_std)
-    expected = forecast(training.models[0].net.arch, task=trial.task, init=start, steps=sizes.steps, lr=usual.lr,
-                        batch=sizes.batch)  # fmt: skip
-    rows: list[tuple[int, str, float]] = [
-        (0, PLACE, expected.place), (0, CHANCE, expected.probability), (0, BLIND, trial.task.blind),
-    ]  # fmt: skip
-    for seed, net, X in zip(training.seeds, training.networks(), training.tokens()[0], strict=True):
-        profile = measure(net.to(torch.float64), X.double(), metrics=RESIDUAL)
-        logs, marks = (profile.curve(RESIDUAL, column)[:, -1] for column in ("log10", "below_floor"))
-        rows.append((seed, FRESH, float(logs.mean()) if not bool((marks == 1).any()) else math.nan))
-    return _framed(layers, width, rows)
-
-
-def after_rows(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str = "cpu") -> pl.DataFrame:
-    """What became of a shape at its learning rate, with every reported seed: loss, residual, entropy, path lengths."""
-    trial = _trial(layers, width, rate, range(sizes.seeds), sizes)
-    readings = trial.table(device).filter(pl.col("value").is_not_null())
-    rows = [
-        (seed, quantity, value)
-        for seed, quantity, value in readings.select("seed", "quantity", "value").iter_rows()
-        if quantity in QUANTITIES
-    ]
-    rows += [(seed, LENGTH, _mean_length(readings.filter(seed=seed))) for seed in range(sizes.seeds)]
-    return _framed(layers, width, [*rows, (0, RATE, rate)])
-
-
-def _framed(layers: int, width: int, rows: Sequence[tuple[int, str, float]]) -> pl.DataFrame:
-    kinds = {name: kind for name, kind in ROWS.items() if name != "family"}
-    return pl.DataFrame([(layers, width, *row) for row in rows], schema=kinds, orient="row")
-
-
-def _mean_length(rows: pl.DataFrame) -> float:
-    """How many heads the paths that carry the output go through, on average; a negative share counts by its size."""
-    shares = {
-        int(quantity.removeprefix("path_share_")): abs(value)
-        for quantity, value in rows.select("quantity", "value").iter_rows()
-        if quantity.startswith("path_share_")
-    }
-    total = sum(shares.values())
-    return sum(length * share for length, share in shares.items()) / total if total else math.nan
-
-
-def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
-    """log10 of c in `||R_L|| = c ||R_{L-1}||^3`, of a fresh network of heads alone, and of what the bound has for it.
-
-    R is the residual about the mean, in the measure of the bound, `||R|| = sqrt(||R||_1 ||R||_inf)`. Once tokens are
-    nearly the same, a layer of pure attention cubes what they differ by. Quantities, all of the last layer:
-
-    | quantity       | what it is                                                                        |
-    |----------------|-----------------------------------------------------------------------------------|
-    | `left`         | the relative residual after the last layer, in deviation arithmetic               |
-    | `relative`     | the same constant as c, of relative residuals: without a unit                     |
-    | `c`            | measured in deviation arithmetic; NaN where rounding decided                      |
-    | `scores`       | `o / ||R||^2`, o the largest difference between two scores of a row, over heads   |
-    | `values`       | `c / scores`: what values and the average over keys make of scores                |
-    | `bound`        | `4 kappa gamma beta H / sqrt(d_qk)`, which c cannot exceed                        |
-    | `bound_scores` | `max_h ||W_QK,h||_1 / sqrt(d_qk)`, the bound's part for scores                    |
-    | `bound_values` | `bound / bound_scores`                                                            |
-    | `gamma`        | that of the bound                                                                 |
-    """
-    arch = Architecture(layers=sizes.pure_depth, width=width, heads=HEADS)
-    net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
-    X, padding = word_tokens(bundled_excerpts(sizes.pure_tokens)[:1], width, sizes.pure_tokens)
-    profile = measure(net, X, padding, ["residual", RESIDUAL])
-    known = not bool((profile.curve("residual", "below_floor")[0, -2:] == 1).any())
-    before, after = (float(log) for log in profile.curve("residual", "log10")[0, -2:])
-    relative_before, left = (float(log) for log in profile.curve(RESIDUAL, "log10")[0, -2:])
-    facts = observe(net, X[0], padding=None if padding is None else padding[0])
-    layer, ten = facts.layers[-1], math.log(10)
-    logs = {
-        "left": left,
-        "relative": left - 3 * relative_before,
-        "c": after - 3 * before,
-        "scores": layer.log_oscillation / ten - 2 * before,
-        "bound": log_base(facts, layer, log_gamma(layer)) / ten,
-        "bound_scores": float(layer.heads.scores.log().max()) / ten - math.log10(arch.divisor),
-        "gamma": log_gamma(layer) / ten,
-    }
-    logs["values"] = logs["c"] - logs["scores"]
-    logs["bound_values"] = logs["bound"] - logs["bound_scores"]
-    rows = [(width, seed, name, logs[name] if known else math.nan) for name in CONSTANTS]
-    return pl.DataFrame(rows, schema=PURE, orient="row")
 
 
 # ---- The answer, from tables alone
@@ -398,20 +237,25 @@ def _depth_ranks(residuals: dict[int, list[float]]) -> list[float]:
 
 
 def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
+    """Whether c falls with the width as the bound's `1 / sqrt(d_qk)` says, with every seed."""
     if not steep:
         return HypothesisVerdict("not measured", None)
-    near = [abs(slope - BOUND) <= NEAR for slope in steep]
-    holds = True if all(near) else None if any(near) else False
-    return HypothesisVerdict(f"slope of log c in log width {spread(steep, '.2f')}", holds)
+    ours = f"slope of log c in log width {spread(steep, '.2f')}"
+    return HypothesisVerdict(ours, _all_near(steep, [BOUND] * len(steep)))
+
+
+def _all_near(measured: Sequence[float], expected: Sequence[float]) -> bool | None:
+    """True if all slopes are near to what is expected, False if none is, else None."""
+    near = {abs(slope - bound) <= NEAR for slope, bound in zip(measured, expected, strict=True)}
+    return near.pop() if len(near) == 1 else None
 
 
 def _whole_bound_verdict(steep: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
     """Whether the slope of the whole bound is that of c, seed by seed."""
     if not steep or len(steep) != len(bound_slopes):
         return HypothesisVerdict("not measured", None)
-    near = [abs(slope - bound) <= NEAR for slope, bound in zip(steep, bound_slopes, strict=True)]
     ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(steep, '.2f')}"
-    return HypothesisVerdict(ours, True if all(near) else None if any(near) else False)
+    return HypothesisVerdict(ours, _all_near(steep, bound_slopes))
 
 
 def _inner_verdict(family: FamilyResult) -> HypothesisVerdict:
@@ -533,15 +377,13 @@ def draw(tables: Tables, sizes: ShapeSizes) -> "dict[str, Figure]":
     }
     for panel, (quantity, (title, unit)) in zip(axes, shown.items(), strict=False):
         for index, family in enumerate(FAMILIES):
-            _by_depth(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[index])
+            seed_band(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[index])
         _doubling(panel, sizes.depths)
-        panel.set_title(title, loc="left", fontsize=9)
-        panel.set_xlabel("layers")
-        panel.set_ylabel(unit)
+        title_panel(panel, title, "layers", unit)
     guess = tables["shapes"].filter(quantity=BLIND)["value"].drop_nans()
     if len(guess):
         axes[0].axhline(float(guess[0]), color="grey", linewidth=0.9, linestyle="--", label="guess by frequency")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, frameon=False, loc="best")
     _constants(axes[3], tables["pure"])
     return {QUESTION.name: figure}
 
@@ -568,22 +410,12 @@ def _constants(axes: "Axes", pure: pl.DataFrame) -> None:
         if values:
             at_narrowest = statistics.median(values[min(values)])
             shifted = {width: [log - at_narrowest for log in logs] for width, logs in values.items()}
-            _by_depth(axes, shifted, label, palette()[index + 2])
+            seed_band(axes, shifted, label, palette()[index + 2])
     line = [BOUND * math.log10(width / widths[0]) for width in widths]
     axes.plot(widths, line, color="grey", linewidth=0.9, linestyle="--", label="width^(−1/2)")
     _doubling(axes, widths)
-    axes.set_title("Pure attention: ‖R_L‖ = c ‖R_(L−1)‖³", loc="left", fontsize=9)
-    axes.set_xlabel("width")
-    axes.set_ylabel("log10, relative to the narrowest")
-    axes.legend(fontsize=8, frameon=False)
-
-
-def _by_depth(axes: "Axes", values: dict[int, list[float]], label: str, colour: str) -> None:
-    depths = sorted(values)
-    middle = [statistics.median(values[depth]) for depth in depths]
-    low, high = ([pick(values[depth]) for depth in depths] for pick in (min, max))
-    axes.fill_between(depths, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(depths, middle, color=colour, marker="o", markersize=4, linewidth=1.4, label=label)
+    title_panel(axes, "Pure attention: ‖R_L‖ = c ‖R_(L−1)‖³", "width", "log10, relative to the narrowest")
+    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 QUESTION = Question(
