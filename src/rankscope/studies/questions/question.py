@@ -12,9 +12,8 @@ A file of this folder reads like a method section, from top to bottom:
 5. `draw(tables, sizes)`: the figure, from the tables alone.
 
 Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a
-candidate) is said in the notes of the answer, and the sentence rests on what was fixed before. A hypothesis that is made
-once a run has been seen begins with `LATER`, so that page and summary tell it from the others; on that run's own data
-its verdict is None, and another run judges it.
+candidate) is said in the notes of the answer; the sentence rests on what was fixed before. A hypothesis made on a run's
+data is judged by another run, and begins with `LATER`: the page and the summary tell it from the others by that.
 
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
 a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.
@@ -61,7 +60,7 @@ class Question:
     name: str  # As in `rankscope study NAME`; the file of its page
     title: str  # The question in one sentence
     why: str  # Who asked, and what is known; Markdown
-    hypotheses: Sequence[str]  # Written before any run, but for those that begin with `LATER`
+    hypotheses: Sequence[str]  # Written before the run, but for those that begin with `LATER`
     method: str  # What is run and measured; Markdown
     refuted_by: str  # What would change the answer; Markdown
     quick: Any  # Sizes for two cores and minutes: a frozen dataclass of numbers, texts and tuples

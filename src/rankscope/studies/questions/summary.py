@@ -26,9 +26,9 @@ METHOD = (
 REVIEW = (  # (question, reply)
     (
         "Were hypotheses written before the data were seen?",
-        "{before} of {written}, with their thresholds, in the study's file; the others begin with 'Written after', and "
-        "are judged by another run than the one they were made on. Where a rule changed afterwards, the notes of the "
-        "page say which, when and why; the answer rests on what was fixed before.",
+        f"{{before}} of {{written}}, with their thresholds, in the study's file; the rest begin with '{LATER}'. Where "
+        "trials were seen before, or a rule changed afterwards, the notes of the page say which, when and why; the "
+        "answer rests on what was fixed before, and a hypothesis made on a quick run is judged by the full one.",
     ),
     ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
     (
@@ -86,7 +86,7 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     lines = [
         f"# {TITLE}", "",
         f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. "
-        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before any run: "
+        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before the runs: "
         f"{judged.count(True)} hold, {judged.count(False)} do not, {len(verdicts) - len(judged)} cannot be told."
         + (f" {quick} of the questions were run at quick size only." if quick else ""),
         "", "## Answers", "", *_answers(answered).markdown, "",

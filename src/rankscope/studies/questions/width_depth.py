@@ -196,12 +196,12 @@ def _count(count: int, what: str) -> str:
 
 
 def _sentence(families: dict[str, FamilyResult], pure: pl.DataFrame) -> str:
-    told = "; ".join(f"at equal {family}, {result.text}" for family, result in families.items())
-    steep = slopes(pure, "c")
-    width = _width_text(pure)
-    if steep:
-        width += f"; the bound's constant c falls as width^{spread(steep, '.2f')}, the bound says -0.5"
-    return f"{told[0].upper()}{told[1:]}. {width[0].upper()}{width[1:]}."
+    best_shapes = "; ".join(f"at equal {family}, {result.text}" for family, result in families.items())
+    c_slopes = slopes(pure, "c")
+    width_text = _width_text(pure)
+    if c_slopes:
+        width_text += f"; the bound's constant c falls as width^{spread(c_slopes, '.2f')}, the bound says -0.5"
+    return f"{best_shapes[0].upper()}{best_shapes[1:]}. {width_text[0].upper()}{width_text[1:]}."
 
 
 def _width_text(pure: pl.DataFrame) -> str:
@@ -212,8 +212,10 @@ def _width_text(pure: pl.DataFrame) -> str:
     ends = [int(width) for width in (rows["width"].min(), rows["width"].max())]  # type: ignore[arg-type]
     left = {width: dict(rows.filter(width=width).select("seed", "log10").iter_rows()) for width in ends}
     narrow, wide = left.values()
-    more = {wide[seed] > narrow[seed] for seed in narrow.keys() & wide.keys()}
-    verb = {frozenset({True}): "slows", frozenset({False}): "does not slow"}.get(frozenset(more), "may slow")
+    wider_keeps_more = {wide[seed] > narrow[seed] for seed in narrow.keys() & wide.keys()}
+    verb = {frozenset({True}): "slows", frozenset({False}): "does not slow"}.get(
+        frozenset(wider_keeps_more), "may slow"
+    )
     listed = ", ".join(f"{spread_of_logs([*values.values()])} at width {width}" for width, values in left.items())
     return f"width {verb} the collapse of pure attention (relative residual at the last layer: {listed})"
 
@@ -236,12 +238,12 @@ def _depth_ranks(residuals: dict[int, list[float]]) -> list[float]:
     return [rank for rank in ranks if not math.isnan(rank)]
 
 
-def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
+def _bound_verdict(c_slopes: list[float]) -> HypothesisVerdict:
     """Whether c falls with the width as the bound's `1 / sqrt(d_qk)` says, with every seed."""
-    if not steep:
+    if not c_slopes:
         return HypothesisVerdict("not measured", None)
-    ours = f"slope of log c in log width {spread(steep, '.2f')}"
-    return HypothesisVerdict(ours, _all_near(steep, [BOUND] * len(steep)))
+    ours = f"slope of log c in log width {spread(c_slopes, '.2f')}"
+    return HypothesisVerdict(ours, _all_near(c_slopes, [BOUND] * len(c_slopes)))
 
 
 def _all_near(measured: Sequence[float], expected: Sequence[float]) -> bool | None:
@@ -250,12 +252,12 @@ def _all_near(measured: Sequence[float], expected: Sequence[float]) -> bool | No
     return near.pop() if len(near) == 1 else None
 
 
-def _whole_bound_verdict(steep: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
+def _whole_bound_verdict(c_slopes: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
     """Whether the slope of the whole bound is that of c, seed by seed."""
-    if not steep or len(steep) != len(bound_slopes):
+    if not c_slopes or len(c_slopes) != len(bound_slopes):
         return HypothesisVerdict("not measured", None)
-    ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(steep, '.2f')}"
-    return HypothesisVerdict(ours, _all_near(steep, bound_slopes))
+    ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(c_slopes, '.2f')}"
+    return HypothesisVerdict(ours, _all_near(c_slopes, bound_slopes))
 
 
 def _inner_verdict(family: FamilyResult) -> HypothesisVerdict:
@@ -310,14 +312,14 @@ def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
     for layers in table.filter(family=family)["layers"].unique().sort():
         shape_rows = table.filter(family=family, layers=layers)
 
-        def of(quantity: str, shape_rows: pl.DataFrame = shape_rows) -> list[float]:
+        def values_of(quantity: str, shape_rows: pl.DataFrame = shape_rows) -> list[float]:
             return shape_rows.filter(quantity=quantity)["value"].drop_nans().to_list()
 
         rows.append([
-            f"{layers} × {shape_rows['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", spread(of(RATE)),
-            spread(of("loss"), ".3f"), spread_of_logs(of(FRESH)), spread_of_logs(of(RESIDUAL)),
-            spread(of("entropy"), ".2f"), spread(of(LENGTH), ".2f"), spread(of(PLACE), ".2f"),
-            spread(of(CHANCE), ".2f"),
+            f"{layers} × {shape_rows['width'][0]}", f"{max(values_of('parameters'), default=0):,.0f}", spread(values_of(RATE)),
+            spread(values_of("loss"), ".3f"), spread_of_logs(values_of(FRESH)), spread_of_logs(values_of(RESIDUAL)),
+            spread(values_of("entropy"), ".2f"), spread(values_of(LENGTH), ".2f"), spread(values_of(PLACE), ".2f"),
+            spread(values_of(CHANCE), ".2f"),
         ])  # fmt: skip
     guess = table.filter(quantity=BLIND)["value"].drop_nans()
     return PageTable(
@@ -333,13 +335,13 @@ def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
 def _pure_tables(pure: pl.DataFrame, sizes: ShapeSizes) -> list[PageTable]:
     """The constant of a layer by width, and slopes of its parts beside those of the bound."""
 
-    def of(quantity: str, width: int) -> str:
+    def text_of(quantity: str, width: int) -> str:
         return spread_of_logs(pure.filter(quantity=quantity, width=width)["log10"].drop_nans().to_list())
 
     columns = ("left", "relative", "c", "bound", "gamma")
-    rows = [[str(width), *(of(name, width) for name in columns)] for width in sizes.widths]
+    rows = [[str(width), *(text_of(name, width) for name in columns)] for width in sizes.widths]
     named = {"whole": ("c", "bound"), "scores": ("scores", "bound_scores"), "values": ("values", "bound_values")}
-    steep = [
+    slope_rows = [
         [part, *(spread(slopes(pure, name), "+.2f") for name in names)]
         for part, names in named.items()
     ]  # fmt: skip
@@ -353,7 +355,7 @@ def _pure_tables(pure: pl.DataFrame, sizes: ShapeSizes) -> list[PageTable]:
             "alone. The constant of relative residuals has none.",
         ),
         PageTable(
-            "Slopes in log10 of the width", ["factor", "measured", "of the bound"], steep,
+            "Slopes in log10 of the width", ["factor", "measured", "of the bound"], slope_rows,
             "*Scores*: the largest difference between two scores of a row over ‖R‖²; in the bound `max ‖W_QK‖₁ / "
             "√d_qk`. *Values*: what is left. The bound's norms add up entries of `W_QK` and of `W_V W_O`, more of "
             "them in wider networks. Tokens that are nearly the same differ along few directions v: their scores are "
