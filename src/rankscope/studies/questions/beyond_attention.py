@@ -8,10 +8,10 @@ fresh and trained, on the pixels of digits.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -76,19 +76,18 @@ SCORES = {
 def gather(setup: Setup, sizes: MixerSizes) -> dict[str, pl.DataFrame]:
     """Measure fresh networks, then train and measure: one cached piece for each mixer, form and seed."""
     settings = {"width": sizes.width, "images": sizes.images}
-    fresh: dict[str, Callable[[], pl.DataFrame]] = {}
-    ratios: dict[str, Callable[[], pl.DataFrame]] = {}
-    trained: dict[str, Callable[[], pl.DataFrame]] = {}
-    for mixer in sizes.mixers:
-        for form in FORMS:
-            for seed in range(sizes.seeds):
-                fresh[f"fresh {mixer} {form} {seed}"] = partial(fresh_curves, mixer, form, seed, sizes, setup.device)
-        for seed in range(sizes.seeds):
-            ratios[f"ratio {mixer} {seed}"] = partial(first_ratio, mixer, seed, sizes)
-        for form in ("bare", "whole"):
-            for seed in range(sizes.trained_seeds):
-                name = f"trained {mixer} {form} {seed}"
-                trained[name] = partial(trained_rows, mixer, form, seed, sizes, setup.device)
+    fresh = {
+        f"fresh {mixer} {form} {seed}": partial(fresh_curves, mixer, form, seed, sizes, setup.device)
+        for mixer, form, seed in product(sizes.mixers, FORMS, range(sizes.seeds))
+    }
+    ratios = {
+        f"ratio {mixer} {seed}": partial(first_ratio, mixer, seed, sizes)
+        for mixer, seed in product(sizes.mixers, range(sizes.seeds))
+    }
+    trained = {
+        f"trained {mixer} {form} {seed}": partial(trained_rows, mixer, form, seed, sizes, setup.device)
+        for mixer, form, seed in product(sizes.mixers, ("bare", "whole"), range(sizes.trained_seeds))
+    }
     curves = setup.cached_parts(fresh, depth=sizes.depth, **settings)
     averages = setup.cached_parts(ratios, **settings)
     learning = {"depth": sizes.trained_depth, "steps": sizes.steps, "batch": sizes.batch}

@@ -13,28 +13,21 @@ own unevenness, and faster in every layer.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rankscope.figures.text import power
-from rankscope.studies.questions.attention_patterns import (
-    FORMS,
-    PATTERNS,
-    PatternSizes,
-    certified,
-    costs,
-    fresh_curve,
-    graphs,
-    trained_losses,
-)  # fmt: skip
+from rankscope.studies.questions import attention_patterns as measured
+from rankscope.studies.questions.attention_patterns import FORMS, PATTERNS, PatternSizes
 from rankscope.studies.questions.drawing import line_look, title_panel
 from rankscope.studies.questions.falls import StackFall, collapsed, no_collapse_verdict, seed_curves
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import rank_correlation, spread
+from rankscope.studies.questions.summaries import rank_correlation, spread, unanimous
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
@@ -68,16 +61,17 @@ FULL = PatternSizes(
 
 def gather(setup: Setup, sizes: PatternSizes) -> dict[str, pl.DataFrame]:
     """Measure, certify, train and time: one cached piece for each pattern, form and seed."""
-    curves: dict[str, Callable[[], pl.DataFrame]] = {}
-    certificates: dict[str, Callable[[], pl.DataFrame]] = {}
-    trained: dict[str, Callable[[], pl.DataFrame]] = {}
-    for name in sizes.patterns:
-        for form in FORMS:
-            for seed in range(sizes.seeds):
-                curves[f"fresh {name} {form} {seed}"] = partial(fresh_curve, name, form, seed, sizes, setup.device)
-        for seed in range(sizes.certified_seeds):
-            certificates[f"certified {name} {seed}"] = partial(certified, name, seed, sizes)
-        trained[f"trained {name}"] = partial(trained_losses, name, sizes, setup.device)
+    curves = {
+        f"fresh {name} {form} {seed}": partial(measured.fresh_curve, name, form, seed, sizes, setup.device)
+        for name, form, seed in product(sizes.patterns, FORMS, range(sizes.seeds))
+    }
+    certificates = {
+        f"certified {name} {seed}": partial(measured.certified, name, seed, sizes)
+        for name, seed in product(sizes.patterns, range(sizes.certified_seeds))
+    }
+    trained = {
+        f"trained {name}": partial(measured.trained_losses, name, sizes, setup.device) for name in sizes.patterns
+    }
     fresh = {"depth": sizes.depth, "width": sizes.width, "heads": sizes.heads, "tokens": sizes.tokens,
              "samples": sizes.samples}  # fmt: skip
     learning = {"depth": sizes.trained_depth, "width": sizes.trained_width, "heads": sizes.heads,
@@ -85,11 +79,11 @@ def gather(setup: Setup, sizes: PatternSizes) -> dict[str, pl.DataFrame]:
                 "patch": sizes.patch}  # fmt: skip
     every = {"patterns": sizes.patterns, "rounds": sizes.timed_steps}
     return {
-        "graphs": graphs(sizes),
+        "graphs": measured.graphs(sizes),
         "curves": setup.cached_parts(curves, **fresh),
         "certificates": setup.cached_parts(certificates, **fresh | {"depth": sizes.certified_depth}),
         "trained": setup.cached_parts(trained, **learning),
-        "costs": setup.cached("costs", lambda: costs(sizes, setup.device), **learning, **every),
+        "costs": setup.cached("costs", lambda: measured.costs(sizes, setup.device), **learning, **every),
     }
 
 
@@ -229,7 +223,7 @@ def _radius_leads(ranks: Ranks) -> bool | None:
         return None
     rivals = [max(values) for values in zip(*(ranks[cause] for cause in ranks if cause != "radius"), strict=True)]
     better = [rank >= RELATED and rank > rival for rank, rival in zip(ranks["radius"], rivals, strict=True)]
-    return True if all(better) else None if any(better) else False
+    return unanimous(better)
 
 
 def _named_before(ranks: Ranks) -> Ranks:

@@ -20,7 +20,6 @@ from rankscope.studies.questions.path_networks import (
     SCHEMES,
     PathTrainingSizes,
     held_out_samples,
-    path_task,
     residuals,
     self_attention,
     shares,
@@ -89,10 +88,10 @@ def arms(task: str, sizes: LengthSizes) -> list[Arm]:
 
 
 def training_of(name: str, arm: Arm, sizes: LengthSizes, device: str = "cpu") -> Training:
-    """The training of all seeds of an arm, not begun yet: figure 4's recipe without dropout."""
-    task, fields = path_task(name, sizes.context, sizes.samples), {} if arm.skips else {"attention_skip": 0.0}
+    """The training of all seeds of an arm, before its first step: figure 4's recipe without dropout."""
+    fields = {} if arm.skips else {"attention_skip": 0.0}
     return Training(
-        task, sizes.architecture(name, **fields), sizes.recipe(name, arm.factor), seeds=sizes.networks,
+        sizes.task(name), sizes.architecture(name, **fields), sizes.recipe(name, arm.factor), seeds=sizes.networks,
         remedies=[arm.remedy] if arm.remedy else [], device=device,
         initialisation=Initialisation(SCHEMES[name], 1.0), capture=True,
         model=partial(PathModel, lengths=arm.weights(sizes.layers), detached=arm.detached),

@@ -25,11 +25,11 @@ from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
-from rankscope.studies.questions.drawing import title_panel
+from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.path_networks import PathSizes, held_out_samples
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import rank_correlation, spread
+from rankscope.studies.questions.summaries import rank_correlation, spread, unanimous
 from rankscope.studies.questions.variance import grid_shares, logits, on_grid, one_hot, regression
 from rankscope.studies.study import PageTable, Setup
 
@@ -96,7 +96,7 @@ SETS = {
 
 def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
     """Train and evaluate: one cached piece for each task and seed. Beside the page, means over draws are kept."""
-    parts: dict[str, Callable[[], pl.DataFrame]] = {
+    parts = {
         f"{task} {seed}": partial(evaluated_network, task, seed, sizes, setup.device)
         for task in sizes.tasks
         for seed in sizes.networks
@@ -297,7 +297,7 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
     ) -> HypothesisVerdict:
         values_by_cell = {cell: values_of(*cell) for cell in cells}
-        verdicts = [None if any(map(math.isnan, values)) else _unanimous([*map(passes, values)])
+        verdicts = [None if any(map(math.isnan, values)) else unanimous([*map(passes, values)])
                     for values in values_by_cell.values()]  # fmt: skip
         texts = {cell: "cannot be told" if any(map(math.isnan, values)) else spread(values, form)
                  for cell, values in values_by_cell.items()}  # fmt: skip
@@ -339,11 +339,6 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     return StudyAnswer(_sentence(evidence), verdicts, tables_shown, notes)
 
 
-def _unanimous(passed: Sequence[bool]) -> bool | None:
-    """True or False if all networks agree; None where they do not, or there are none."""
-    return passed[0] if len({*passed}) == 1 else None
-
-
 def _ratios(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """By how much length explains more than number on the grid, for each network."""
     pairs = zip(evidence.share(task, kind, "length"), evidence.share(task, kind, "number"), strict=True)
@@ -363,7 +358,7 @@ def _information_verdict(evidence: SetEvidence, cells: Sequence[tuple[str, str]]
     for task, kind in cells:
         refit, head = (evidence.recovered(task, kind, reader) for reader in ("refit", "head"))
         passed = [r >= HALF > h for r, h in zip(refit, head, strict=True)]
-        verdicts.append(None if any(map(math.isnan, (*refit, *head))) else _unanimous(passed))
+        verdicts.append(None if any(map(math.isnan, (*refit, *head))) else unanimous(passed))
         texts.append(f"{TASKS[task]}, {kind}: refitted {spread(refit, '.2f')}, head {spread(head, '.2f')}")
     holds = None if not verdicts or None in verdicts else all(verdicts)
     return HypothesisVerdict("; ".join(texts) or "no network learnt", False if False in verdicts else holds)
@@ -503,11 +498,8 @@ def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     lengths = sorted({*rows["length"].to_list()})
     colours = colormaps["viridis"](np.linspace(0, 0.9, len(lengths)))
     for colour, length in zip(colours, lengths, strict=True):
-        curve = rows.filter(length=length).group_by("number").agg(
-            pl.col("head").median(), low=pl.col("head").min(), high=pl.col("head").max()
-        ).sort("number")  # fmt: skip
-        axes.fill_between(curve["number"], curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(curve["number"], curve["head"], color=colour, marker="o", markersize=3, linewidth=1.3, label=length)
+        curve = rows.filter(length=length).group_by("number").agg("head")
+        seed_band(axes, dict(curve.iter_rows()), f"{length}", colour, markersize=3, linewidth=1.3)
     axes.set_xscale("log")
     title_panel(axes, f"{TASKS[task].capitalize()}: own attention, by length", "paths in a set", "accuracy")
     axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2, loc="best")
@@ -527,12 +519,10 @@ def _length_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
 
     for index, (kind, choice, reader, label, dash) in enumerate(LINES):
         curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
-        lengths = sorted(set.intersection(*map(set, curves))) if curves else []
-        values = [[curve[length] for curve in curves] for length in lengths]
-        colour = palette()[index]
-        axes.fill_between(lengths, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
-        axes.plot(lengths, [*map(statistics.median, values)], dash, color=colour, marker=MARKERS[index % len(MARKERS)],
-                  markersize=4, linewidth=1.3, label=label)  # fmt: skip
+        lengths = set.intersection(*map(set, curves)) if curves else set()
+        points = {length: [curve[length] for curve in curves] for length in lengths}
+        look = {"linestyle": dash, "marker": MARKERS[index % len(MARKERS)], "linewidth": 1.3}
+        seed_band(axes, points, label, palette()[index], **look)
     networks = evidence.tables["networks"].filter(task=task)
     for name, label, dash in (("head", "whole network", "-"), ("alone", "a token alone", "--")):
         axes.axhline(float(networks[name].median()), color="grey", linewidth=0.9, linestyle=dash, label=label)  # type: ignore[arg-type]

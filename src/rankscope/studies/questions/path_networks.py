@@ -66,13 +66,16 @@ class PathTrainingSizes(PathSizes):
     evaluation_samples: int
     probe_samples: int  # Samples that shares of lengths, and residuals, are read on
 
+    def task(self, name: str) -> Task:
+        """The task of a name, with the context and samples of these sizes."""
+        return path_task(name, self.context, self.samples)
+
     def architecture(self, name: str, **fields: Any) -> Architecture:
         """Attention, skips and norms: post-norm as in figure 4, a pre-norm decoder for text; no bias adds to tokens."""
         index = self.tasks.index(name)
         if name == "text":
             fields = {"mlp": "none", "biases": ("query", "key"), "norm_eps": 1e-12} | fields
-        task = path_task(name, self.context, self.samples)
-        return task.architecture(self.layers, self.widths[index], self.heads[index], **fields)
+        return self.task(name).architecture(self.layers, self.widths[index], self.heads[index], **fields)
 
     def recipe(self, name: str, factor: float = 1.0) -> Recipe:
         """Figure 4's recipe with the steps, batches and learning rate of a task, the rate times `factor`."""

@@ -36,7 +36,6 @@ from rankscope.studies.questions.path_networks import (
     attention_gains,
     held_out_samples,
     judged,
-    path_task,
 )  # fmt: skip
 from rankscope.studies.questions.path_uses import (
     ALONE,
@@ -120,8 +119,8 @@ FULL = UseSizes(
 
 
 def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
-    """The training of some seeds with a use of paths, not begun yet."""
-    task, arch, recipe = path_task(name, sizes.context, sizes.samples), sizes.architecture(name), sizes.recipe(name)
+    """The training of some seeds with a use of paths, before its first step."""
+    task, arch, recipe = sizes.task(name), sizes.architecture(name), sizes.recipe(name)
     lengths = range(sizes.layers + 1)
     penalised = {SHORT_PENALTY: [k < sizes.long for k in lengths], LONG_PENALTY: [k >= sizes.long for k in lengths]}
     model = partial(

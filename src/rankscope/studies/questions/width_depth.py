@@ -14,7 +14,7 @@ are for a given difference between tokens, and what values make of scores), and 
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,29 +23,11 @@ import numpy as np
 import polars as pl
 
 from rankscope.lab.trial import TrialSizes
+from rankscope.studies.questions import shape_trainings as shape
 from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.shape_trainings import (
-    BLIND,
-    CHANCE,
-    CONSTANTS,
-    FAMILIES,
-    FRESH,
-    HEADS,
-    LENGTH,
-    PLACE,
-    RATE,
-    RESIDUAL,
-    ROWS,
-    ShapeSizes,
-    after_rows,
-    before_rows,
-    best_rate,
-    pure_constants,
-    shapes,
-    tuned,
-)  # fmt: skip
-from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
+from rankscope.studies.questions.shape_trainings import FAMILIES, HEADS, ShapeSizes, shapes
+from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs, unanimous
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
@@ -70,30 +52,29 @@ def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
     """
     distinct = sorted({(layers, width) for _, layers, width in shapes(sizes)}, reverse=True)  # The longest first
     learning = {"context": sizes.context, "batch": sizes.batch, "steps": sizes.steps}
-    tuning: dict[str, Callable[[], pl.DataFrame]] = {
-        f"tuning {layers}x{width} at {rate:g}": partial(tuned, layers, width, rate, sizes, setup.device)
+    tuning = {
+        f"tuning {layers}x{width} at {rate:g}": partial(shape.tuned, layers, width, rate, sizes, setup.device)
         for layers, width in distinct for rate in sizes.rates
     }  # fmt: skip
-    before: dict[str, Callable[[], pl.DataFrame]] = {
-        f"before {layers}x{width}": partial(before_rows, layers, width, sizes) for layers, width in distinct
-    }
-    constants: dict[str, Callable[[], pl.DataFrame]] = {
-        f"pure {width} {seed}": partial(pure_constants, width, seed, sizes)
+    before = {f"before {depth}x{width}": partial(shape.before_rows, depth, width, sizes) for depth, width in distinct}
+    constants = {
+        f"pure {width} {seed}": partial(shape.pure_constants, width, seed, sizes)
         for width in sizes.widths for seed in range(sizes.pure_seeds)
     }  # fmt: skip
-    tables = {"tuning": setup.cached_parts(tuning, **learning, seeds=sizes.tuning_seeds)}
-    chosen = {shape: best_rate(tables["tuning"], *shape) for shape in distinct}
-    after: dict[str, Callable[[], pl.DataFrame]] = {
-        f"after {layers}x{width} at {rate:g}": partial(after_rows, layers, width, rate, sizes, setup.device)
-        for (layers, width), rate in chosen.items()
+    tuned = setup.cached_parts(tuning, **learning, seeds=sizes.tuning_seeds)
+    rates = {(layers, width): shape.best_rate(tuned, layers, width) for layers, width in distinct}
+    after = {
+        f"after {layers}x{width} at {rate:g}": partial(shape.after_rows, layers, width, rate, sizes, setup.device)
+        for (layers, width), rate in rates.items()
     }
     quantities = pl.concat([setup.cached_parts(parts, **learning, seeds=sizes.seeds) for parts in (before, after)])
     families = pl.DataFrame(shapes(sizes), schema=["family", "layers", "width"], orient="row")
-    tables["shapes"] = families.join(quantities, on=["layers", "width"], maintain_order="left_right").select([*ROWS])
-    tables["pure"] = setup.cached_parts(
-        constants, depth=sizes.pure_depth, tokens=sizes.pure_tokens, quantities=CONSTANTS
-    )
-    return tables
+    settings = {"depth": sizes.pure_depth, "tokens": sizes.pure_tokens, "quantities": shape.CONSTANTS}
+    return {
+        "tuning": tuned,
+        "shapes": families.join(quantities, on=["layers", "width"], maintain_order="left_right").select([*shape.ROWS]),
+        "pure": setup.cached_parts(constants, **settings),
+    }
 
 
 # ---- The answer, from tables alone
@@ -147,7 +128,7 @@ def family_result(table: pl.DataFrame, family: str) -> FamilyResult:
     """Which shapes of a family learn best. A shape has learnt if its worst loss is below that of a guess by more than
     its seeds differ; one seed has no spread, and nothing is said of it."""
     losses = by_shape(table, family, "loss")
-    guesses = table.filter(quantity=BLIND)["value"].drop_nans()
+    guesses = table.filter(quantity=shape.BLIND)["value"].drop_nans()
     blind = float(guesses[0]) if len(guesses) else math.nan
     rows = table.filter(family=family).select("layers", "width").unique()
     widths = dict(rows.iter_rows())
@@ -171,7 +152,7 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
         _whole_bound_verdict(slopes(pure, "c"), slopes(pure, "bound")),
     ]  # fmt: skip
     evidence = [*(_shape_table(table, family) for family in FAMILIES), *_pure_tables(pure, sizes)]
-    rates = {depth: values[0] for depth, values in by_shape(table, FAMILIES[0], RATE).items()}
+    rates = {depth: values[0] for depth, values in by_shape(table, FAMILIES[0], shape.RATE).items()}
     edge = [str(depth) for depth, rate in rates.items() if rate in (min(sizes.rates), max(sizes.rates))]
     at_end = f" (those of {', '.join(edge)} layers)" if edge else ""
     listed = ", ".join(f"{rate:g}" for rate in sizes.rates)
@@ -223,7 +204,7 @@ def _width_text(pure: pl.DataFrame) -> str:
 def _depth_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether deeper shapes of equal parameters keep less of differences before training, with every seed; beside it
     what trained ones do."""
-    fresh, trained = (_depth_ranks(by_shape(table, "parameters", quantity)) for quantity in (FRESH, RESIDUAL))
+    fresh, trained = (_depth_ranks(by_shape(table, FAMILIES[0], name)) for name in (shape.FRESH, shape.RESIDUAL))
     if not fresh:
         return HypothesisVerdict("not measured", None)
     after = f", after it {spread(trained, '.2f')}" if trained else ""
@@ -243,13 +224,7 @@ def _bound_verdict(c_slopes: list[float]) -> HypothesisVerdict:
     if not c_slopes:
         return HypothesisVerdict("not measured", None)
     ours = f"slope of log c in log width {spread(c_slopes, '.2f')}"
-    return HypothesisVerdict(ours, _all_near(c_slopes, [BOUND] * len(c_slopes)))
-
-
-def _all_near(measured: Sequence[float], expected: Sequence[float]) -> bool | None:
-    """True if all slopes are near to what is expected, False if none is, else None."""
-    near = {abs(slope - bound) <= NEAR for slope, bound in zip(measured, expected, strict=True)}
-    return near.pop() if len(near) == 1 else None
+    return HypothesisVerdict(ours, unanimous([abs(slope - BOUND) <= NEAR for slope in c_slopes]))
 
 
 def _whole_bound_verdict(c_slopes: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
@@ -257,7 +232,8 @@ def _whole_bound_verdict(c_slopes: list[float], bound_slopes: list[float]) -> Hy
     if not c_slopes or len(c_slopes) != len(bound_slopes):
         return HypothesisVerdict("not measured", None)
     ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(c_slopes, '.2f')}"
-    return HypothesisVerdict(ours, _all_near(c_slopes, bound_slopes))
+    pairs = zip(c_slopes, bound_slopes, strict=True)
+    return HypothesisVerdict(ours, unanimous([abs(slope - bound) <= NEAR for slope, bound in pairs]))
 
 
 def _inner_verdict(family: FamilyResult) -> HypothesisVerdict:
@@ -281,8 +257,8 @@ def _forecast_verdict(
     losses: dict[tuple[int, int], float] = {}
     for family, result in families.items():
         for depth, values in result.losses.items():
-            if depth in by_shape(table, family, PLACE):
-                places[depth, result.widths[depth]] = by_shape(table, family, PLACE)[depth][0]
+            if depth in by_shape(table, family, shape.PLACE):
+                places[depth, result.widths[depth]] = by_shape(table, family, shape.PLACE)[depth][0]
                 losses[depth, result.widths[depth]] = statistics.median(values)
     rank = rank_correlation([*places.values()], [*losses.values()]) if places else math.nan
     if math.isnan(rank) or all(result.best is None for result in families.values()):
@@ -291,15 +267,15 @@ def _forecast_verdict(
     usual = tuning.filter(rate=TrialSizes().lr).group_by("layers", "width").agg(pl.col("loss").median())
     at_usual = {(layers, width): loss for layers, width, loss in usual.iter_rows() if (layers, width) in places}
     if len(at_usual) == len(places):
-        same_rate = rank_correlation([places[shape] for shape in at_usual], [*at_usual.values()])
+        same_rate = rank_correlation([places[key] for key in at_usual], [*at_usual.values()])
         ours += f"; {same_rate:.2f} with losses at the rate that was forecast"
     return HypothesisVerdict(ours, rank >= RELATED)
 
 
 def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether the mean length of paths grows with depth, at a smaller power than one."""
-    lengths = {depth: statistics.median(values) for depth, values in by_shape(table, "parameters", LENGTH).items()}
-    lengths = {depth: length for depth, length in lengths.items() if length > 0}
+    medians = {depth: statistics.median(values) for depth, values in by_shape(table, FAMILIES[0], shape.LENGTH).items()}
+    lengths = {depth: length for depth, length in medians.items() if length > 0}
     if len(lengths) < 3:
         return HypothesisVerdict("fewer than three shapes", None)
     slope = float(np.polyfit(np.log([*lengths]), np.log([*lengths.values()]), 1)[0])
@@ -308,20 +284,15 @@ def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
 
 
 def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
+    forms = {shape.RATE: ".3g", "loss": ".3f", shape.FRESH: "", shape.RESIDUAL: "", "entropy": ".2f",
+             shape.LENGTH: ".2f", shape.PLACE: ".2f", shape.CHANCE: ".2f"}  # fmt: skip
     rows = []
-    for layers in table.filter(family=family)["layers"].unique().sort():
+    for layers, width in table.filter(family=family).select("layers", "width").unique().sort("layers").iter_rows():
         shape_rows = table.filter(family=family, layers=layers)
-
-        def values_of(quantity: str, shape_rows: pl.DataFrame = shape_rows) -> list[float]:
-            return shape_rows.filter(quantity=quantity)["value"].drop_nans().to_list()
-
-        rows.append([
-            f"{layers} × {shape_rows['width'][0]}", f"{max(values_of('parameters'), default=0):,.0f}", spread(values_of(RATE)),
-            spread(values_of("loss"), ".3f"), spread_of_logs(values_of(FRESH)), spread_of_logs(values_of(RESIDUAL)),
-            spread(values_of("entropy"), ".2f"), spread(values_of(LENGTH), ".2f"), spread(values_of(PLACE), ".2f"),
-            spread(values_of(CHANCE), ".2f"),
-        ])  # fmt: skip
-    guess = table.filter(quantity=BLIND)["value"].drop_nans()
+        values = {name: shape_rows.filter(quantity=name)["value"].drop_nans().to_list() for name in shape.QUANTITIES}
+        cells = [spread(values[name], form) if form else spread_of_logs(values[name]) for name, form in forms.items()]
+        rows.append([f"{layers} × {width}", f"{max(values['parameters'], default=0):,.0f}", *cells])
+    guess = table.filter(quantity=shape.BLIND)["value"].drop_nans()
     return PageTable(
         f"Equal {family}: median (range) over seeds",
         ["layers × width", "parameters", "rate chosen", "held-out loss", "fresh residual", "trained residual",
@@ -374,15 +345,15 @@ def draw(tables: Tables, sizes: ShapeSizes) -> "dict[str, Figure]":
     figure, axes = panels(2, width=5.0, height=3.2, rows=2)
     shown = {
         "loss": ("Held-out loss, at the best rate", "nats"),
-        FRESH: ("Fresh networks: relative residual, last layer", "log10"),
-        LENGTH: ("Trained: mean length of paths", "heads"),
+        shape.FRESH: ("Fresh networks: relative residual, last layer", "log10"),
+        shape.LENGTH: ("Trained: mean length of paths", "heads"),
     }
     for panel, (quantity, (title, unit)) in zip(axes, shown.items(), strict=False):
         for index, family in enumerate(FAMILIES):
             seed_band(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[index])
         _doubling(panel, sizes.depths)
         title_panel(panel, title, "layers", unit)
-    guess = tables["shapes"].filter(quantity=BLIND)["value"].drop_nans()
+    guess = tables["shapes"].filter(quantity=shape.BLIND)["value"].drop_nans()
     if len(guess):
         axes[0].axhline(float(guess[0]), color="grey", linewidth=0.9, linestyle="--", label="guess by frequency")
     axes[0].legend(fontsize=8, frameon=False, loc="best")
