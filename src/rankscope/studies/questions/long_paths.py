@@ -64,7 +64,7 @@ FULL = LengthSizes(
 
 def gather(setup: Setup, sizes: LengthSizes) -> dict[str, pl.DataFrame]:
     """Train every arm of every task and read what came of it: one cached piece for each, all seeds in it."""
-    parts: dict[str, Callable[[], pl.DataFrame]] = {}
+    parts = {}
     for task in sizes.tasks:
         for arm in arms(task, sizes):
             name = f"{task} {arm.kind} {'' if arm.length is None else arm.length} {arm.condition}"
@@ -117,10 +117,10 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
     """
     table, last = tables["paths"], sizes.layers
     alone = {task: recovered(table, task, seen(table, task, Arm("exact", last))) for task in sizes.tasks}
-    headed = {}
-    for task in sizes.tasks:
-        reads, without = (seen(table, task, Arm(), "new head", length) for length in (last, 0))
-        headed[task] = recovered(table, task, reads, without)
+    headed = {
+        task: recovered(table, task, *(seen(table, task, Arm(), "new head", length) for length in (last, 0)))
+        for task in sizes.tasks
+    }
     longest, bare = Arm("exact", last), Arm("exact", last, skips=False)
     verdicts = [
         _guess_verdict(table, sizes),
@@ -244,11 +244,9 @@ def _compared(table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm) 
 
 def _share_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
     """Whether long lengths are a small share of the output of whole networks after training."""
-    lengths = range(sizes.long, sizes.layers + 1)
-    ends = {}
-    for task in sizes.tasks:
-        by_length = [seen(table, task, Arm(), f"share {MARKS[-1]:g}", length) for length in lengths]
-        ends[task] = [sum(shares) for shares in zip(*by_length, strict=True)]
+    lengths, quantity = range(sizes.long, sizes.layers + 1), f"share {MARKS[-1]:g}"
+    by_length = {task: [seen(table, task, Arm(), quantity, length) for length in lengths] for task in sizes.tasks}
+    ends = {task: [*map(sum, zip(*shares, strict=True))] for task, shares in by_length.items()}
     texts = [f"{task} {spread(values, '.2f')}" for task, values in ends.items() if values]
     cases = {task: [share < SMALL for share in values] for task, values in ends.items()}
     return HypothesisVerdict("; ".join(texts) or "not measured", judged(cases))

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +27,10 @@ from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions.drawing import seed_band, title_panel
-from rankscope.studies.questions.path_networks import PathSizes, held_out_samples
+from rankscope.studies.questions.path_networks import PathSizes, held_out_samples, judged
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import rank_correlation, spread, unanimous
+from rankscope.studies.questions.summaries import rank_correlation, spread
 from rankscope.studies.questions.variance import grid_shares, logits, on_grid, one_hot, regression
 from rankscope.studies.study import PageTable, Setup
 
@@ -98,8 +99,7 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
     """Train and evaluate: one cached piece for each task and seed. Beside the page, means over draws are kept."""
     parts = {
         f"{task} {seed}": partial(evaluated_network, task, seed, sizes, setup.device)
-        for task in sizes.tasks
-        for seed in sizes.networks
+        for task, seed in product(sizes.tasks, sizes.networks)
     }
     settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "first_seed", "seeds")}
     return summarised(setup.cached_parts(parts, **settings, columns=[*SETS]))
@@ -203,7 +203,8 @@ class SetEvidence:
     def tasks(self) -> list[str]:
         """The tasks of which every network learnt to use context."""
         gains = self.tables["networks"].select("task", gain=pl.col("head") - pl.col("alone"))
-        return [task for task in self.sizes.tasks if _least(gains.filter(task=task)["gain"]) > LEARNT]
+        least = dict(gains.group_by("task").agg(pl.col("gain").min()).iter_rows())
+        return [task for task in self.sizes.tasks if least.get(task, -math.inf) > LEARNT]
 
     def seeds(self, task: str) -> list[int]:
         """The seeds of a task's networks."""
@@ -236,13 +237,13 @@ class SetEvidence:
 
         Guesses count as ties; NaN where fewer than `ABOVE` lengths are above a guess.
         """
-        return [self._fall(task, seed, kind, choice, reader) for seed in self.seeds(task)]
-
-    def _fall(self, task: str, seed: int, kind: str, choice: str, reader: str) -> float:
-        least = self.guess(task, seed)
-        accuracies = {k: max(p, least) for k, p in self.by_length(task, seed, kind, choice, reader).items() if k}
-        above = sum(p > least for p in accuracies.values())
-        return rank_correlation([*accuracies], [*accuracies.values()]) if above >= ABOVE else math.nan
+        ranks = []
+        for seed in self.seeds(task):
+            least, curve = self.guess(task, seed), self.by_length(task, seed, kind, choice, reader)
+            curve = {length: max(accuracy, least) for length, accuracy in curve.items() if length}
+            above = sum(accuracy > least for accuracy in curve.values())
+            ranks.append(rank_correlation([*curve], [*curve.values()]) if above >= ABOVE else math.nan)
+        return ranks
 
     def rises(self, task: str, kind: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of number with accuracy at equal length; the median over lengths at
@@ -283,41 +284,36 @@ class SetEvidence:
         return values
 
 
-def _least(values: pl.Series) -> float:
-    return min(values.to_list(), default=-math.inf)
-
-
 def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     """The answer that the tables give."""
     evidence = SetEvidence(tables, sizes)
-    cells = [(task, kind) for task in evidence.tasks for kind in KINDS]
+    cells = [*product(evidence.tasks, KINDS)]
     missing = [TASKS[task] for task in sizes.tasks if task not in evidence.tasks]
 
     def judge(
-        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
+        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f", lead: str = ""
     ) -> HypothesisVerdict:
-        values_by_cell = {cell: values_of(*cell) for cell in cells}
-        verdicts = [None if any(map(math.isnan, values)) else unanimous([*map(passes, values)])
-                    for values in values_by_cell.values()]  # fmt: skip
-        texts = {cell: "cannot be told" if any(map(math.isnan, values)) else spread(values, form)
-                 for cell, values in values_by_cell.items()}  # fmt: skip
-        ours = "; ".join(f"{TASKS[task]}, {kind}: {text}" for (task, kind), text in texts.items())
-        holds = None if not verdicts or None in verdicts else all(verdicts)
-        return HypothesisVerdict(ours or "no network learnt", False if False in verdicts else holds)
+        by_cell = {cell: values_of(*cell) for cell in cells}
+        known = {cell: not any(map(math.isnan, values)) for cell, values in by_cell.items()}
+        texts = [
+            f"{TASKS[task]}, {kind}: {spread(values, form) if known[task, kind] else 'cannot be told'}"
+            for (task, kind), values in by_cell.items()
+        ]
+        cases = {cell: [*map(passes, values)] if known[cell] else [] for cell, values in by_cell.items()}
+        return HypothesisVerdict(lead + ("; ".join(texts) or "no network learnt"), judged(cases))
 
     verdicts = [
         judge(lambda task, kind: evidence.falls(task, kind, f"number {EQUAL}"), lambda rank: rank <= -RELATED),
         judge(lambda task, kind: evidence.rises(task, kind), lambda rank: rank >= RELATED),
         judge(
-            lambda task, kind: _ratios(evidence, task, kind), lambda ratio: ratio >= TWICE, ".1f"
+            lambda task, kind: _ratios(evidence, task, kind), lambda ratio: ratio >= TWICE, ".1f",
+            "times as much: ",
         ),
         judge(lambda task, kind: evidence.falls(task, kind, "share"), lambda rank: rank <= -RELATED),
-        judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0),
+        judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0, lead="lead in R²: "),
         _information_verdict(evidence, cells),
         judge(lambda task, kind: evidence.recovered(task, kind, BESIDE), lambda share: share >= HALF),
     ]  # fmt: skip
-    for at, prefix in ((2, "times as much"), (4, "lead in R²")):
-        verdicts[at] = replace(verdicts[at], ours=f"{prefix}: {verdicts[at].ours}")
     if sizes == QUICK:
         verdicts[6] = HypothesisVerdict(f"{verdicts[6].ours}; made on these data", None)
     notes = [
@@ -328,13 +324,12 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         "bound of what is there: one that is fitted to more tokens may read more (the table has half as many), and a "
         "head that learns under noise may read less, as directions count down to 1e-10 of the largest variance. A path "
         "through a head need not contain the token's own embedding: a readout *beside the token* also sees the path of "
-        "length 0, and tells what paths add to it."
+        "length 0, and tells what paths add to it.",
+        CHANGED,
     ]
-    notes.append(CHANGED)
     if missing:
-        notes.append(
-            f"Left out, since not every network came {LEARNT} in accuracy above a token alone: {', '.join(missing)}."
-        )
+        lead = f"Left out, since not every network came {LEARNT} in accuracy above a token alone"
+        notes.append(f"{lead}: {', '.join(missing)}.")
     tables_shown = [_network_table(evidence), _length_table(evidence), _grid_table(evidence), _factor_table(evidence)]
     return StudyAnswer(_sentence(evidence), verdicts, tables_shown, notes)
 
@@ -354,14 +349,13 @@ def _leads(evidence: SetEvidence, task: str, kind: str) -> list[float]:
 
 def _information_verdict(evidence: SetEvidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
     """Whether readouts recover half of what context adds from long paths where the trained head does not."""
-    verdicts, texts = [], []
+    cases, texts = {}, []
     for task, kind in cells:
         refit, head = (evidence.recovered(task, kind, reader) for reader in ("refit", "head"))
-        passed = [r >= HALF > h for r, h in zip(refit, head, strict=True)]
-        verdicts.append(None if any(map(math.isnan, (*refit, *head))) else unanimous(passed))
+        known = not any(map(math.isnan, (*refit, *head)))
+        cases[task, kind] = [r >= HALF > h for r, h in zip(refit, head, strict=True)] if known else []
         texts.append(f"{TASKS[task]}, {kind}: refitted {spread(refit, '.2f')}, head {spread(head, '.2f')}")
-    holds = None if not verdicts or None in verdicts else all(verdicts)
-    return HypothesisVerdict("; ".join(texts) or "no network learnt", False if False in verdicts else holds)
+    return HypothesisVerdict("; ".join(texts) or "no network learnt", judged(cases))
 
 
 def _sentence(evidence: SetEvidence) -> str:
@@ -417,12 +411,11 @@ def _length_table(evidence: SetEvidence) -> PageTable:
     columns = [*(("head", f"number {count}") for count in sorted(ends)), *columns]
     readers = READERS | {HALF_FIT: "refitted to half as many samples", BESIDE: "readout beside the token"}
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            for reader, choice in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
-                curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
-                cells = [spread([curve[k] for curve in curves if k in curve], ".2f") for k in lengths]
-                rows.append([TASKS[task], kind, _chosen(choice), readers[reader], *cells])
+    for task, kind in product(evidence.sizes.tasks, KINDS):
+        for reader, choice in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
+            curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
+            cells = [spread([curve[k] for curve in curves if k in curve], ".2f") for k in lengths]
+            rows.append([TASKS[task], kind, _chosen(choice), readers[reader], *cells])
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
@@ -437,14 +430,10 @@ def _chosen(choice: str) -> str:
 
 def _grid_table(evidence: SetEvidence) -> PageTable:
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            for reader in READERS:
-                shares = (
-                    evidence.share(task, kind, part, reader=reader)
-                    for part in ("length", "number", "interaction", "draws")
-                )
-                rows.append([TASKS[task], kind, READERS[reader], *(spread(values, ".2f") for values in shares)])
+    for task, kind, reader in product(evidence.sizes.tasks, KINDS, READERS):
+        parts = ("length", "number", "interaction", "draws")
+        cells = (spread(evidence.share(task, kind, part, reader=reader), ".2f") for part in parts)
+        rows.append([TASKS[task], kind, READERS[reader], *cells])
     return PageTable(
         "Shares of the variance of logit accuracy over sets of equal numbers of every length from 1 on",
         ["task", "attention", "reader", "length", "number", "interaction", "which paths"], rows,
@@ -457,13 +446,12 @@ def _grid_table(evidence: SetEvidence) -> PageTable:
 
 def _factor_table(evidence: SetEvidence) -> PageTable:
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            cells = []
-            for factor in FACTORS:
-                alone, beyond = (evidence.share(task, kind, factor, measure) for measure in ("alone", "beyond"))
-                cells.append(f"{spread(alone, '.2f')}; {spread(beyond, '.2f')}")
-            rows.append([TASKS[task], kind, *cells, spread(evidence.share(task, kind, "all", "together"), ".2f")])
+    for task, kind in product(evidence.sizes.tasks, KINDS):
+        cells = []
+        for factor in FACTORS:
+            shares = (evidence.share(task, kind, factor, measure) for measure in ("alone", "beyond"))
+            cells.append("; ".join(spread(values, ".2f") for values in shares))
+        rows.append([TASKS[task], kind, *cells, spread(evidence.share(task, kind, "all", "together"), ".2f")])
     return PageTable(
         "Trained head: R² of logit accuracy over all sets, of each factor alone; beyond all others",
         ["task", "attention", *FACTORS, "all"], rows,

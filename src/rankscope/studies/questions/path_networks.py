@@ -189,8 +189,8 @@ def attention_gains(full: Sequence[float], alone: Sequence[float]) -> list[float
     return gains if gains and min(gains) >= TOLD else []
 
 
-def judged(cases: Mapping[str, Sequence[bool]]) -> bool | None:
-    """True if every case of every task holds; False if on some task all fail; None otherwise, or without cases."""
+def judged(cases: Mapping[Any, Sequence[bool]]) -> bool | None:
+    """True if all cases of every group, such as a task, hold; False if all of some group fail; otherwise None."""
     if any(outcomes and not any(outcomes) for outcomes in cases.values()):
         return False
     return True if cases and all(outcomes and all(outcomes) for outcomes in cases.values()) else None

@@ -80,10 +80,7 @@ def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tu
         row[[at[path] for path in members.paths]] = 1.0
     chunk = max(1, AT_ONCE // frozen.X.numel())
 
-    def empty() -> Tensor:
-        return frozen.X.new_zeros(len(sets), frozen.X.numel())
-
-    own_sums, shared_sums, level_sums = empty(), empty(), empty()
+    own_sums, shared_sums, level_sums = (frozen.X.new_zeros(len(sets), frozen.X.numel()) for _ in range(3))
     for terms, columns in _chunks(frozen, paths, at, OWN, chunk):
         own_sums.addmm_(belongs[:, columns], terms.flatten(1))
     yield OWN, own_sums.view(-1, *frozen.X.shape)

@@ -17,26 +17,15 @@ training say whether it had one.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rankscope.lab import Initialisation, Training
-from rankscope.lab.trial import free_memory
 from rankscope.studies.questions.drawing import title_panel
-from rankscope.studies.questions.path_networks import (
-    CHANCE,
-    SCHEMES,
-    TITLES,
-    TOLD,
-    PathTrainingSizes,
-    attention_gains,
-    held_out_samples,
-    judged,
-)  # fmt: skip
+from rankscope.studies.questions.path_networks import CHANCE, TITLES, TOLD, attention_gains, judged
 from rankscope.studies.questions.path_uses import (
     ALONE,
     DRAWS,
@@ -48,11 +37,9 @@ from rankscope.studies.questions.path_uses import (
     PATH_DROPOUT,
     PENALTIES,
     SHORT_PENALTY,
-    PathUseModel,
-    PathUseTraining,
     Use,
-    evaluation_rows,
-    finish_training,
+    UseSizes,
+    trained,
 )  # fmt: skip
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
@@ -74,33 +61,7 @@ CHANGED = (
     "control; the hypothesis on residuals lost its clause on causes. The other thresholds stayed as they were."
 )
 UNTRAINED = ("noise", "heads", "layers")  # What no network was trained with
-ROWS = {
-    "task": pl.String, "kind": pl.String, "strength": pl.Float64, "seed": pl.Int64, "quantity": pl.String,
-    "at": pl.Int64, "value": pl.Float64,
-}  # fmt: skip
 ROWS_OF_SEED = ("task", "kind", "strength", "quantity", "seed")  # Columns that are the same over draws and lengths
-
-
-@dataclass(frozen=True)
-class UseSizes(PathTrainingSizes):
-    """How large the experiment is."""
-
-    dropouts: tuple[float, ...]  # Strengths of ordinary dropout
-    chances: tuple[float, ...]  # Strengths of path dropout and diverse lengths
-    penalties: tuple[float, ...]  # Nats for all of the output
-
-    @property
-    def controls(self) -> list[Use]:
-        """What a gain must be one over: plain training, and ordinary dropout."""
-        return [Use(), *(Use(DROPOUT, p) for p in self.dropouts)]
-
-    @property
-    def uses(self) -> list[Use]:
-        """Every use of paths, at each strength."""
-        return [
-            *(Use(kind, p) for kind in NOISES for p in self.chances),
-            *(Use(kind, penalty) for kind in PENALTIES for penalty in self.penalties),
-        ]
 
 
 QUICK = UseSizes(
@@ -115,31 +76,13 @@ FULL = UseSizes(
 )  # fmt: skip
 
 
-# ---- What is run
-
-
-def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
-    """The training of some seeds with a use of paths, before its first step."""
-    task, arch, recipe = sizes.task(name), sizes.architecture(name), sizes.recipe(name)
-    lengths = range(sizes.layers + 1)
-    penalised = {SHORT_PENALTY: [k < sizes.long for k in lengths], LONG_PENALTY: [k >= sizes.long for k in lengths]}
-    model = partial(
-        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch,
-        penalties=[use.strength * chosen for chosen in penalised.get(use.kind, [])],
-    )  # fmt: skip
-    start = Initialisation(SCHEMES[name], 1.0, dropout=use.strength if use.kind == DROPOUT else 0.0)
-    return PathUseTraining(
-        task, arch, recipe, seeds=seeds, device=device, initialisation=start, capture=True, model=model
-    )
-
-
 def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
     """Train every use of every task and read what came of it.
 
     One cached piece has all seeds of a use, which learn at once; with ordinary dropout networks learn one after the
     other, and each has a piece.
     """
-    parts: dict[str, Callable[[], pl.DataFrame]] = {}
+    parts = {}
     for task in sizes.tasks:
         for use in (*sizes.controls, Use(ALONE), *sizes.uses):
             if use.kind == DROPOUT:
@@ -149,33 +92,6 @@ def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
             for suffix, seeds in groups.items():
                 parts[f"{task} {use.label}{suffix}"] = partial(trained, task, use, sizes, seeds, setup.device)
     return {"uses": setup.cached_parts(parts, **asdict(sizes))}
-
-
-def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> pl.DataFrame:
-    """Train some seeds of a use; rows of one number each: task · kind · strength · seed · quantity · at · value.
-
-    | quantity           | what it is, on held-out samples                                   | `at`   |
-    |--------------------|-------------------------------------------------------------------|--------|
-    | `loss`, `accuracy` | with all in place                                                 |        |
-    | `noise`            | accuracy with noise on the embedding                              |        |
-    | `heads`            | accuracy without some heads                                       | draw   |
-    | `layers`           | accuracy without a layer                                          | layer  |
-    | `length out`       | accuracy without the paths of a length                            | length |
-    | `one length`       | accuracy of the paths of a length alone                           | length |
-    | `share`            | of the output, by length                                          | length |
-    | `residual`         | relative residual of tokens after the last layer, mean of samples |        |
-    """
-    training, rows = training_of(task, use, sizes, seeds, device), []
-    try:
-        finish_training(training, use)
-        batch = held_out_samples(training.task, sizes.evaluation_samples, 1)[0].to(device)
-        for seed, model in zip(seeds, training.models, strict=True):
-            for row in evaluation_rows(model, training.task, batch, sizes.probe_samples):
-                rows.append((task, use.kind, use.strength, seed, *row))
-    finally:
-        del training
-        free_memory(device)
-    return pl.DataFrame(rows, schema=ROWS, orient="row")
 
 
 # ---- The answer, from tables alone
