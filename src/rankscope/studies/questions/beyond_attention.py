@@ -261,7 +261,7 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
         "marked, and stand as upper limits.",
         "Expectations were written before any run. Changed after the quick run was seen, on the same data: what "
         "differs between images was first taken at each position, where pixels that are blank in all images gave "
-        "zero, and is now taken over whole images; 'cannot be told' replaced 'does not hold' for learning (80 steps "
+        "zero, and is now taken over whole images. 'Cannot be told' replaced 'does not hold' for learning (80 steps "
         "are too few for attention itself) and 'holds' for the order of the fall (one mixer is at its floor after "
         "one block). In that run LSTM and GRU end at either side of the threshold of 0.1, which was fixed before: that "
         "one counts as collapsed and the other does not says little.",

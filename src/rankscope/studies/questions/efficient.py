@@ -43,11 +43,11 @@ LOWEST = -20.0  # Of the axes: below, falls are faster than geometric
 CHANGED = (
     "What was expected is what the papers and the bounds say; a trial with one seed and six patterns (complete, window "
     "2, dilated, linear, Sinkhorn, Linformer) was seen before it was written down.",
-    "Changed after the quick run was seen, on the same data: (1) which of radius, eigenvalue and keys leads was first "
-    "judged by medians, by which the radius led, and then seed by seed, by which it cannot be told; (2) even attention "
-    "was added as a fourth candidate, and the answer does not rest on it; (3) a fall counts as faster than geometric "
-    "from a factor of 10 between halves, not 1.5, by which causal, sliding window, sparse transformer and prefix "
-    "counted too. The full run has other sizes, and is the first test of these rules.",
+    "Three things were changed after the quick run was seen, on the same data. Which of radius, eigenvalue and keys "
+    "leads was first judged by medians, by which the radius led, and then seed by seed, by which it cannot be told. "
+    "Even attention was added as a fourth candidate, and the answer does not rest on it. A fall counts as faster than "
+    "geometric from a factor of 10 between halves, not 1.5, by which causal, sliding window, sparse transformer and "
+    "prefix counted too. The full run has other sizes, and is the first test of these rules.",
 )
 QUICK = PatternSizes(
     tuple(PATTERNS), depth=12, width=32, heads=4, tokens=32, samples=1, seeds=3, certified_depth=4, certified_seeds=1,

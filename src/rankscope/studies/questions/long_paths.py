@@ -24,15 +24,7 @@ import polars as pl
 from rankscope.paths import path_counts
 from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.length_trainings import MARKS, Arm, LengthSizes, arms, trained
-from rankscope.studies.questions.path_networks import (
-    CHANCE,
-    TASKS,
-    TITLES,
-    TOLD,
-    attention_gains,
-    even_attention,
-    judged,
-)  # fmt: skip
+from rankscope.studies.questions.path_networks import CHANCE, TITLES, TOLD, attention_gains, even_attention, judged
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
@@ -56,7 +48,7 @@ QUICK = LengthSizes(
     context=32, samples=2000, remedies=(REMEDY,), factors=(), evaluation_samples=400, head_samples=400, probe_samples=8,
 )  # fmt: skip
 FULL = LengthSizes(
-    TASKS, layers=6, first_seed=100, seeds=5, widths=(48, 84, 96), heads=(2, 3, 4), steps=(1200, 1200, 2000),
+    tuple(TITLES), layers=6, first_seed=100, seeds=5, widths=(48, 84, 96), heads=(2, 3, 4), steps=(1200, 1200, 2000),
     batches=(50, 100, 32), rates=(1e-3, 1e-3, 3e-3), context=64, samples=10000, remedies=(REMEDY, CONTRAST),
     factors=(0.3, 3.0), evaluation_samples=1000, head_samples=1000, probe_samples=16,
 )  # fmt: skip
@@ -389,9 +381,9 @@ QUESTION = Question(
         "Shares of the output and residuals are those of `decompose`."
     ),
     refuted_by=(
-        "A rate and a length of training tuned for every restriction (on sorting the rate is varied); tasks that need "
-        "several steps of composition, where short paths cannot suffice; attention that does not give tokens to "
-        "themselves, by which a long path can be a short one in disguise (the tables have how much it does); deeper "
+        "A rate and a length of training tuned for every restriction (on sorting the rate is varied). Tasks that need "
+        "several steps of composition, where short paths cannot suffice. Attention that does not give tokens to "
+        "themselves, by which a long path can be a short one in disguise (the tables have how much it does). Deeper "
         "networks, where the longest paths are longer."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,

@@ -23,7 +23,6 @@ from rankscope.paths.frozen import freeze
 from rankscope.paths.lengths import by_length
 from rankscope.studies.dong2021.fig4 import PublishedSort
 
-TASKS = ("sort", "hull", "text")
 TITLES = {"sort": "Sorting", "hull": "Convex hull", "text": "Text"}
 SCHEMES = {"sort": "kaiming", "hull": "kaiming", "text": "xavier"}  # Of initial weights: figure 4's, and the lab's
 HELD = 2000  # Held-out samples of sort and hull: enough to evaluate on some and to fit readouts to others
@@ -99,7 +98,7 @@ def path_task(name: str, context: int, samples: int) -> Task:
     """The task of a name; asked for again, it is the same object, which draws its samples once.
 
     Args:
-        name: One of `TASKS`.
+        name: A key of `TITLES`.
         context: Characters of a sample of text.
         samples: Samples of hulls to learn from.
     """

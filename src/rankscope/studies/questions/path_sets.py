@@ -79,7 +79,6 @@ def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tu
     for row, members in zip(belongs, sets, strict=True):
         row[[at[path] for path in members.paths]] = 1.0
     chunk = max(1, AT_ONCE // frozen.X.numel())
-
     own_sums, shared_sums, level_sums = (frozen.X.new_zeros(len(sets), frozen.X.numel()) for _ in range(3))
     for terms, columns in _chunks(frozen, paths, at, OWN, chunk):
         own_sums.addmm_(belongs[:, columns], terms.flatten(1))

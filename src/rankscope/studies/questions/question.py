@@ -9,7 +9,9 @@ A file of this folder reads like a method section, from top to bottom:
    interrupted study resumes, and a second run gives the same bits;
 4. `answer(tables, sizes)`: the answer, computed from the tables alone (`summaries.py` has medians, ranges and rank
    correlations); numbers in sentences are computed, never typed in;
-5. `draw(tables, sizes)`: the figure, from the tables alone.
+5. `draw(tables, sizes)`: the figure, from the tables alone (`drawing.py` has bands of seeds and looks of lines).
+
+Where trainings and measurements are long, they stand in a file beside it, which the question's file names.
 
 Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a
 candidate) is said in the notes of the answer; the sentence rests on what was fixed before. A hypothesis made on a run's

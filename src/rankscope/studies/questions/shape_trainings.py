@@ -75,9 +75,7 @@ def _whole_heads(width: float) -> int:
 
 
 def _trial(layers: int, width: int, rate: float, seeds: Sequence[int], sizes: ShapeSizes) -> Trial:
-    chosen = TrialSizes(
-        width=width, heads=HEADS, context=sizes.context, batch=sizes.batch, steps=sizes.steps, lr=rate
-    )  # fmt: skip
+    chosen = TrialSizes(width=width, heads=HEADS, context=sizes.context, batch=sizes.batch, steps=sizes.steps, lr=rate)
     return Trial(NONE, "pre", layers, tuple(seeds), chosen)
 
 
@@ -125,11 +123,8 @@ def after_rows(layers: int, width: int, rate: float, sizes: ShapeSizes, device: 
     """What became of a shape at its learning rate, with every reported seed: loss, residual, entropy, path lengths."""
     trial = _trial(layers, width, rate, range(sizes.seeds), sizes)
     readings = trial.table(device).filter(pl.col("value").is_not_null())
-    rows = [
-        (seed, quantity, value)
-        for seed, quantity, value in readings.select("seed", "quantity", "value").iter_rows()
-        if quantity in QUANTITIES
-    ]
+    reported = readings.filter(pl.col("quantity").is_in(QUANTITIES))
+    rows = [*reported.select("seed", "quantity", "value").iter_rows()]
     rows += [(seed, LENGTH, _mean_length(readings.filter(seed=seed))) for seed in range(sizes.seeds)]
     return _framed(layers, width, [*rows, (0, RATE, rate)])
 

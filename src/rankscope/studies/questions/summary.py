@@ -80,8 +80,8 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     verdicts = [comparison.agrees for entry in answered for comparison in entry.result.comparisons]
     judged = [agrees for agrees in verdicts if agrees is not None]
     later = sum(comparison.what.startswith(LATER) for entry in answered for comparison in entry.result.comparisons)
-    counts = {"failed": judged.count(False), "judged": len(judged), "written": len(verdicts)}
-    counts["before"] = len(verdicts) - later
+    counts = {"failed": judged.count(False), "judged": len(judged)}
+    counts |= {"written": len(verdicts), "before": len(verdicts) - later}
     quick = sum(not entry.kept["full"] for entry in answered)
     lines = [
         f"# {TITLE}", "",

@@ -85,11 +85,8 @@ def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
     parts = {}
     for task in sizes.tasks:
         for use in (*sizes.controls, Use(ALONE), *sizes.uses):
-            if use.kind == DROPOUT:
-                groups = {f" seed {seed}": [seed] for seed in sizes.networks}
-            else:
-                groups = {"": [*sizes.networks]}
-            for suffix, seeds in groups.items():
+            apart = {f" seed {seed}": [seed] for seed in sizes.networks}
+            for suffix, seeds in (apart if use.kind == DROPOUT else {"": [*sizes.networks]}).items():
                 parts[f"{task} {use.label}{suffix}"] = partial(trained, task, use, sizes, seeds, setup.device)
     return {"uses": setup.cached_parts(parts, **asdict(sizes))}
 
@@ -400,9 +397,9 @@ QUESTION = Question(
         "alone tell nothing."
     ),
     refuted_by=(
-        "A rate and a length of training tuned for each way to train, as noise may want more steps; data so few that "
-        "regularisation pays more; training with removed heads or layers (LayerDrop) as a further control where a "
-        "gain is in robustness to these; networks with MLPs, larger ones, and paths weighted one by one in place of "
+        "A rate and a length of training tuned for each way to train, as noise may want more steps. Data so few that "
+        "regularisation pays more. Training with removed heads or layers (LayerDrop) as a further control where a "
+        "gain is in robustness to these. Networks with MLPs, larger ones, and paths weighted one by one in place of "
         "by length."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=180.0,
