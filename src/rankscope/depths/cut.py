@@ -70,7 +70,7 @@ def fidelity_of(Y: Tokens, Z: Tokens, valid: Bool[Tensor, "batch token"]) -> Fid
 class Cut:
     """A smaller network, and how it was chosen: see `cut`."""
 
-    whole: Transformer
+    original: Transformer
     net: Transformer
     by: str
     search: str
@@ -89,12 +89,12 @@ class Cut:
         """What was taken out, and what the output lost by it."""
         error, cosine = self.fidelity
         if self.heads:
-            real = "removed" if self.net.arch.heads < self.whole.arch.heads else "silenced, not removed"
-            what = f"{len(self.heads)} of {self.whole.arch.layers * self.whole.arch.heads} heads {real}"
+            real = "removed" if self.net.arch.heads < self.original.arch.heads else "silenced, not removed"
+            what = f"{len(self.heads)} of {self.original.arch.layers * self.original.arch.heads} heads {real}"
         elif self.layers:
             *most, last = map(str, sorted(self.layers))
             listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
-            what = f"without layer{listed} ({self.net.arch.layers} of {self.whole.arch.layers} left)"
+            what = f"without layer{listed} ({self.net.arch.layers} of {self.original.arch.layers} left)"
         else:
             what = "nothing taken out"
         return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
@@ -113,7 +113,7 @@ class Cut:
         """
         from rankscope.sources.shortened import original, write_shortened
 
-        origin: Any = self.whole.origin
+        origin: Any = self.original.origin
         if self.heads or not hasattr(origin, "to_hf"):
             reason = "has fewer heads in its layers" if self.heads else "was not loaded"
             advice = "cut.net.save(folder) writes the network itself"
@@ -122,7 +122,7 @@ class Cut:
             message = "the network was loaded from a model in memory; save(folder, model) takes that model"
             raise SourceError(message, subject="model")
         full_model = original(origin.name, **_revision(origin)) if model is None else model
-        return write_shortened(full_model, self.whole, self.layers, folder)
+        return write_shortened(full_model, self.original, self.layers, folder)
 
 
 def _revision(origin: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class RowMaker:
     tokens: bool = True  # True if columns are the same tokens, of which only valid ones count; False for a memory
     perturb: Callable[[Tensor, int], Tensor] | None = None
     """Moves the last digits of rows of D, given their first row: the same each time they are made."""
-    about: CapReference | None = None  # what rows have in common, if scores are capped
+    cap_reference: CapReference | None = None  # what rows have in common, if scores are capped
     block_bytes: int | None = None  # bytes of a block of rows of all heads; None takes `AT_ONCE`
 
     def blocks(self) -> Iterator[slice]:
@@ -58,7 +58,7 @@ class RowMaker:
 
     def D(self, rows: slice) -> Scaled:
         """Some rows of the scores D, at a scale of their own."""
-        D, perturb = self.scores.scores(rows, self.about).D, self.perturb
+        D, perturb = self.scores.scores(rows, self.cap_reference).D, self.perturb
         return D if perturb is None else D.mapped(lambda t: perturb(t, rows.start))
 
     def visible(self, rows: slice) -> Visible:
@@ -76,7 +76,7 @@ class RowMaker:
             scores=self.scores.narrowed(sample, head),
             sees=lambda rows: self.visible(rows)[sample],
             valid=ValidTokens(self.valid.mask[sample]),
-            about=self.about and self.about.narrowed(sample, head),
+            cap_reference=self.cap_reference and self.cap_reference.narrowed(sample, head),
         )
 
 
@@ -121,7 +121,7 @@ class PatternByRows:
     @classmethod
     def of(cls, maker: RowMaker, perturb: Callable[[Scaled], Scaled] | None = None) -> "PatternByRows":
         """The pattern of rows of scores, by a sweep over them; `perturb` moves the last digits of ref and D's scale."""
-        maker = replace(maker, about=maker.scores.cap_reference(maker.blocks()))
+        maker = replace(maker, cap_reference=maker.scores.cap_reference(maker.blocks()))
         smallest: _SmallestRow | None = None
         log = torch.full_like(maker.scores.ref.log, LOWEST)
         alike = torch.ones_like(maker.valid.mask[:, 0])
@@ -135,7 +135,7 @@ class PatternByRows:
             same = (visible == first).all(-1)[:, 0] | ~maker.valid.mask[:, rows]
             alike = alike & same.all(-1)
         assert smallest is not None and anyone is not None
-        ref = maker.scores.scores(slice(0, 1), maker.about).ref
+        ref = maker.scores.scores(slice(0, 1), maker.cap_reference).ref
         reference = Scaled(Scaled(smallest.scores, smallest.log).at(log), log)
         if perturb is not None:
             ref, reference = perturb(ref), Scaled(reference.value, perturb(reference).log)
@@ -223,7 +223,7 @@ class PatternByRows:
     @property
     def largest_before_cap(self) -> LogScales | None:
         """The log of the largest part of a score before the cap, in caps, by head; None if there is no cap."""
-        reference = self.maker.about
+        reference = self.maker.cap_reference
         return None if reference is None else reference.largest - math.log(self.maker.scores.arch.score_cap)
 
     def deciding(self, rows: slice) -> Float[Tensor, "batch head row token"]:

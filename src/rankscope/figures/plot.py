@@ -225,7 +225,7 @@ def _explain(figure: mpl.Figure, axes: Sequence[mpl.Axes], chart: fig.Chart, bor
             for handle, name in zip(*subplot.get_legend_handles_labels(), strict=True):
                 named.setdefault(name, handle)
         if named and borrowed:
-            axes[0].legend(named.values(), named.keys())
+            axes[0].legend(named.values(), named.keys(), loc="best")
         elif named:
             columns = min(len(named), 4)
             figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns)
@@ -237,7 +237,7 @@ def _explain(figure: mpl.Figure, axes: Sequence[mpl.Axes], chart: fig.Chart, bor
                         ncols=math.ceil(len(names) / TALL),
                         fontsize=7 if len(names) > TALL else mpl.rcParams["legend.fontsize"])  # fmt: skip
         elif names:
-            subplot.legend()
+            subplot.legend(loc="best")
 
 
 def _colour_bar(axes: mpl.Axes, bar: fig.ColourBar) -> None:

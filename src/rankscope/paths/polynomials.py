@@ -59,9 +59,11 @@ class PolynomialRules(FrozenRules):
 
 
 class PolynomialRulesInPieces(PolynomialRules):
-    """The same rules without gradients: on a CPU a few coefficients at a time go through a part, to stay in the
-    processor's cache, and what comes out is written where it belongs: products of matrices are nine tenths of the
-    time."""
+    """The rules of `PolynomialRules` without gradients, in pieces that fit into the processor's cache.
+
+    On a CPU a few coefficients at a time go through a part, and what comes out is written where it belongs: products of
+    matrices are nine tenths of the time.
+    """
 
     hidden: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
 

@@ -82,10 +82,10 @@ def test_hypotheses_are_judged_by_the_tables() -> None:
 def test_a_fall_is_read_up_to_its_floor() -> None:
     logs = [0.0, -1.0, -4.0, -13.0, -16.0, -16.1]
     rows = [("attention", "bare", False, 0, k, METRIC, log10, k > 3) for k, log10 in enumerate(logs)]
-    found = study.fall(pl.DataFrame(rows, schema=CURVES, orient="row"), "attention", "bare")
+    found = study.mixer_fall(pl.DataFrame(rows, schema=CURVES, orient="row"), "attention", "bare")
     assert found is not None and found.at_floor and found.collapsed
     assert found.decades == pytest.approx(13 / 3) and found.order == pytest.approx(3.0)
-    assert "floor" in found.text and study.fall(pl.DataFrame(schema=CURVES), "attention", "bare") is None
+    assert "floor" in found.text and study.mixer_fall(pl.DataFrame(schema=CURVES), "attention", "bare") is None
 
 
 def test_across_images_says_what_depends_on_the_image() -> None:

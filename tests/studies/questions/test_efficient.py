@@ -8,8 +8,10 @@ import polars as pl
 import pytest
 
 from rankscope.nets.masks import matrix
+from rankscope.studies.questions import attention_patterns
 from rankscope.studies.questions import efficient as study
-from rankscope.studies.questions.efficient import CERTIFICATES, CURVES, PATTERNS, QUESTION, PatternSizes
+from rankscope.studies.questions.attention_patterns import CERTIFICATES, CURVES, FORMS, PATTERNS, PatternSizes
+from rankscope.studies.questions.efficient import QUESTION
 from rankscope.studies.study import Setup
 
 pytest.importorskip("sklearn")
@@ -50,11 +52,11 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mask", "expected"), [("complete", 0.0), ("causal", 0.5), ("unidirectional", 0.5)])
 def test_second_eigenvalues_are_those_of_triangles(mask: str, expected: float) -> None:
     """A triangle has its diagonal as eigenvalues: 1, 1/2, 1/3, ... of causal attention."""
-    assert study.second_eigenvalue(matrix(mask, 6).numpy()) == pytest.approx(expected, abs=1e-4)
+    assert attention_patterns.second_eigenvalue(matrix(mask, 6).numpy()) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_graph_in_parts_has_the_eigenvalue_one_twice() -> None:
-    assert study.second_eigenvalue(np.kron(np.eye(2), np.ones((3, 3)))) == pytest.approx(1.0)
+    assert attention_patterns.second_eigenvalue(np.kron(np.eye(2), np.ones((3, 3)))) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("mask", ["causal", "unidirectional", "window:2", "bigbird:1:1:1"])
@@ -63,13 +65,13 @@ def test_what_even_attention_leaves_is_that_of_its_power(mask: str) -> None:
     M = matrix(mask, 8).double().numpy()
     power = np.linalg.matrix_power(M / M.sum(1, keepdims=True), 6)
     left = np.linalg.norm(power - power.mean(0)) / np.linalg.norm(np.eye(8) - 1 / 8)
-    assert study.even_fall(M, 6) == pytest.approx(math.log10(left), rel=1e-9)
+    assert attention_patterns.even_fall(M, 6) == pytest.approx(math.log10(left), rel=1e-9)
 
 
 def tables(ends: dict[str, float], whole: float = -0.2, decided_by: str = "") -> dict[str, pl.DataFrame]:
     """Made-up tables: log10 of what is left with norms after the last layer, geometric; -0.5 where nothing is given.
     `decided_by` a column of the graphs, ends of masks are ordered by it."""
-    graphs = study.graphs(MADE_UP)
+    graphs = attention_patterns.graphs(MADE_UP)
     if decided_by:
         order = graphs.filter("masked").sort(decided_by, nulls_last=True)
         values = [math.inf if value is None else value for value in order[decided_by].to_list()]
@@ -77,7 +79,7 @@ def tables(ends: dict[str, float], whole: float = -0.2, decided_by: str = "") ->
         ends = {name: -20.0 + places[value] for name, value in zip(order["pattern"], values, strict=True)}
     curves = []
     for name in PATTERNS:
-        for form in study.FORMS:
+        for form in FORMS:
             end = whole if form == "whole" else ends.get(name, -0.5)
             for seed in (0, 1):
                 curves += [(name, form, seed, layer, end * layer / DEPTH, False, "deviation")

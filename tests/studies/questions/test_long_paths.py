@@ -12,9 +12,9 @@ import torch
 from rankscope.errors import StudyError
 from rankscope.lab.path_model import PathModel
 from rankscope.lab.tasks import NextCharacter
-from rankscope.studies.questions import long_paths as study
 from rankscope.studies.questions import path_networks
-from rankscope.studies.questions.long_paths import FULL, MARKS, QUESTION, QUICK, REMEDY, ROWS, Arm, LengthSizes
+from rankscope.studies.questions.length_trainings import MARKS, ROWS, Arm, LengthSizes, arms, training_of
+from rankscope.studies.questions.long_paths import FULL, QUESTION, QUICK, REMEDY
 from rankscope.studies.study import Setup
 
 TINY = LengthSizes(
@@ -29,7 +29,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
     said: list[str] = []
     first = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
     again = QUESTION.run(Setup(tmp_path, say=said.append), TINY)
-    assert len(said) == len(study.arms("hull", TINY)) == 8
+    assert len(said) == len(arms("hull", TINY)) == 8
     table = first.tables["paths"]
     assert table.equals(again.tables["paths"]) and first.summary == again.summary
     assert first.figures[QUESTION.name].axes and len(first.page_tables) == 2
@@ -61,12 +61,12 @@ def test_arms_are_of_the_lengths_that_they_name() -> None:
         path_networks.path_task("chess", 8, 8)
     for sizes in (QUICK, FULL):
         for task in sizes.tasks:
-            weights = [(arm.weights(sizes.layers), arm.condition) for arm in study.arms(task, sizes)]
+            weights = [(arm.weights(sizes.layers), arm.condition) for arm in arms(task, sizes)]
             assert len({*weights}) == len(weights)  # nothing is trained twice
 
 
 def test_sorting_is_of_the_papers_size() -> None:
-    training = study.training_of("sort", Arm("exact", 6), replace(FULL, seeds=1))
+    training = training_of("sort", Arm("exact", 6), replace(FULL, seeds=1))
     model, arch = training.models[0], training.models[0].net.arch
     assert isinstance(model, PathModel) and model.lengths.tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert (arch.layers, arch.width, arch.heads, arch.mlp, arch.norm_place) == (6, 48, 2, "none", "post")
@@ -161,7 +161,7 @@ def test_networks_without_skips_are_judged_at_their_best_rate() -> None:
     )
     found = QUESTION.answer({"paths": pl.concat([rows, better])}, sizes)
     assert found.sentence.startswith("By training: ") and "without skips 80%" in found.sentence
-    conditions = [arm.condition for arm in study.arms("sort", FULL)]
+    conditions = [arm.condition for arm in arms("sort", FULL)]
     assert {"no skips rate x 0.3", "no skips rate x 3", "rate x 3"} <= {*conditions}
 
 
@@ -205,4 +205,4 @@ def test_a_whole_network_that_learnt_less_than_one_length_is_said() -> None:
     ],
 )
 def test_a_hypothesis_on_every_task_needs_every_seed(cases: dict[str, list[bool]], expected: bool | None) -> None:
-    assert study.judged(cases) is expected
+    assert path_networks.judged(cases) is expected

@@ -265,7 +265,7 @@ def test_lengths_that_guess_have_no_order() -> None:
         made = tables()
         by_length = pl.col("length").replace_strict(accuracies, default=0.1, return_dtype=pl.Float64)
         made["curves"] = made["curves"].with_columns(head=by_length)
-        return study.Evidence(made, MADE_UP).falls("sort", SHARED, "number 5")
+        return study.SetEvidence(made, MADE_UP).falls("sort", SHARED, "number 5")
 
     rising, falling = (falls({1: 0.8, 2: 0.5, 3: a, 4: b}) for a, b in ((0.101, 0.149), (0.149, 0.101)))
     assert rising == falling and max(rising) < -0.7

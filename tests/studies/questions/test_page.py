@@ -11,7 +11,7 @@ from rankscope.errors import StudyError
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.questions import QUESTIONS, Question, keep, read_kept, write_pages
 from rankscope.studies.questions import page as pages
-from rankscope.studies.questions.question import HypothesisVerdict, StudyAnswer, Tables
+from rankscope.studies.questions.question import LATER, HypothesisVerdict, StudyAnswer, Tables
 from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
 from rankscope.studies.study import Comparison, PageTable, Setup
 
@@ -161,11 +161,23 @@ def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path)
     wrong, open_ = replace(true, what="tails come", agrees=False), replace(true, what="edges come", agrees=None)
     result = replace(COIN.run(Setup(tmp_path)), comparisons=[true, wrong, open_], summary="It is fair.")
     text = summary_page([AnsweredQuestion(COIN, result, {"full": False, "command": "toss"}, ["images/coin.png"])])
-    assert "3 hypotheses were written down: 1 hold, 1 do not, 1 cannot be told" in text
+    assert "3 hypotheses were written down, 3 of them before the runs: 1 hold, 1 do not, 1 cannot be told" in text
     assert "1 of 2 that could be judged" in text and "1 / 1 / 1 | quick" in text and "](images/coin.png)" in text
     failed = text.partition("## Hypotheses that do not hold")[2]
     assert "tails come" in failed and "heads come" not in failed and "edges come" not in failed
     assert text.count("It is fair.") == 2 and "toss" in failed
+
+
+def test_a_hypothesis_made_after_a_run_is_not_said_to_be_expected_before_it(tmp_path: Path) -> None:
+    later = replace(COIN, hypotheses=(f"{LATER} a first throw: all throws are heads.",))
+    for question, header, before in ((COIN, "| expected before the run |", 1), (later, "unless it begins with", 0)):
+        result = question.run(Setup(tmp_path))
+        kept = {"full": False, "command": "toss", "device": "cpu", "tables": [], "versions": {}}
+        page = pages.page(question, result, question.quick, kept)
+        assert header in page and ("| expected before the run |" in page) == bool(before)
+        assert f"written down, {before} of them before the runs" in summary_page(
+            [AnsweredQuestion(question, result, kept, [])]
+        )
 
 
 def test_the_command_writes_pages_again_without_an_experiment(tmp_path: Path) -> None:

@@ -24,18 +24,21 @@ from rankscope.nets.dropout import Dropout
 from rankscope.paths import decompose
 from rankscope.studies.questions import path_uses
 from rankscope.studies.questions import using_paths as study
+from rankscope.studies.questions.path_networks import CHANCE
 from rankscope.studies.questions.path_uses import (
     ALONE,
     DIVERSE,
     DROPOUT,
     LONG_PENALTY,
     PATH_DROPOUT,
+    ROWS,
     SHORT_PENALTY,
     PathUseModel,
     PathUseTraining,
     Use,
+    UseSizes,
 )
-from rankscope.studies.questions.using_paths import FULL, MEASURES, QUESTION, QUICK, ROWS, UseSizes
+from rankscope.studies.questions.using_paths import FULL, MEASURES, QUESTION, QUICK
 from rankscope.studies.study import Setup
 from tests.builders import awake
 from tests.lab.test_cuda_graph import CpuUse
@@ -108,7 +111,7 @@ def test_a_penalty_drives_lengths_away(use: Use, up: bool) -> None:
     sizes = replace(TINY, steps=(12,), rates=(3e-2,))
 
     def long_share(kind: Use) -> Tensor:
-        training = study.training_of("sort", kind, sizes, [0, 1])
+        training = path_uses.training_of("sort", kind, sizes, [0, 1])
         path_uses.finish_training(training, kind)
         batch = training.task.held_out(16)
         models: list[Any] = training.models
@@ -141,7 +144,7 @@ def test_noise_of_every_kind_has_the_mean_and_variance_of_dropout(p: float) -> N
 
 def test_each_step_is_made_with_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     use, used = Use(PATH_DROPOUT, 0.4), []
-    training = study.training_of("sort", use, replace(TINY, steps=(3,)), [0, 1])
+    training = path_uses.training_of("sort", use, replace(TINY, steps=(3,)), [0, 1])
     losses = training._batch_losses
 
     def watched(*given: Any) -> Tensor:
@@ -158,7 +161,7 @@ def test_each_step_is_made_with_its_own_weights(monkeypatch: pytest.MonkeyPatch)
 def test_a_step_with_weights_and_penalties_waits_for_nothing() -> None:
     """On torch's device without numbers, where a question has no answer, as when a step is recorded on a GPU."""
     for use in (Use(PATH_DROPOUT, 0.4), Use(LONG_PENALTY, 1.0)):
-        training = study.training_of("sort", use, TINY, [0, 1], "meta")
+        training = path_uses.training_of("sort", use, TINY, [0, 1], "meta")
         for one in training.models:
             one.train()
         batches = training._batches(0)
@@ -258,14 +261,14 @@ def test_every_task_and_use_trains(tmp_path: Path) -> None:
 
 
 def test_sorting_is_of_the_papers_size() -> None:
-    training: Training = study.training_of("sort", Use(DIVERSE, 0.1), FULL, [0])
+    training: Training = path_uses.training_of("sort", Use(DIVERSE, 0.1), FULL, [0])
     arch = training.models[0].net.arch
     assert (arch.layers, arch.width, arch.heads, arch.mlp, arch.norm_place) == (6, 48, 2, "none", "post")
     assert len(training.task.batch(2000, 0, 0)) == 1000 and training.recipe.steps * training.recipe.batch == 60 * 1000
-    assert study.training_of("sort", Use(DROPOUT, 0.4), FULL, [0]).initialisation.dropout == 0.4
-    penalised: Any = study.training_of("sort", Use(SHORT_PENALTY, 2.0), FULL, [0]).models[0]
+    assert path_uses.training_of("sort", Use(DROPOUT, 0.4), FULL, [0]).initialisation.dropout == 0.4
+    penalised: Any = path_uses.training_of("sort", Use(SHORT_PENALTY, 2.0), FULL, [0]).models[0]
     assert penalised.penalties.tolist() == [2, 2, 2, 0, 0, 0, 0]
-    alone: Any = study.training_of("sort", Use(ALONE), FULL, [0]).models[0]
+    alone: Any = path_uses.training_of("sort", Use(ALONE), FULL, [0]).models[0]
     assert alone.lengths.tolist() == [1, 0, 0, 0, 0, 0, 0] and torch.equal(alone.weights[:, 7], alone.lengths)
 
 
@@ -378,4 +381,4 @@ def test_gains_by_chance_are_counted_as_drawn() -> None:
     drawn = np.random.default_rng(0).random((20_000, 2, 5))
     gains = (drawn.argmax(2) == 0).all(1).mean()
     assert study.by_chance(few) == pytest.approx(48 * gains, rel=0.1)
-    assert study.by_chance(QUICK) < study.CHANCE and study.by_chance(FULL) < study.CHANCE
+    assert study.by_chance(QUICK) < CHANCE and study.by_chance(FULL) < CHANCE

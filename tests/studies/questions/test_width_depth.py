@@ -10,21 +10,23 @@ import torch
 from rankscope.lab.trial import NONE, Trial, TrialSizes
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies.questions import width_depth as study
-from rankscope.studies.questions.width_depth import (
+from rankscope.studies.questions import shape_trainings as study
+from rankscope.studies.questions.shape_trainings import (
     BLIND,
+    CONSTANTS,
+    FAMILIES,
     FRESH,
-    FULL,
+    HEADS,
     LENGTH,
     PLACE,
     PURE,
-    QUESTION,
-    QUICK,
+    QUANTITIES,
     RATE,
     ROWS,
     TUNED,
     ShapeSizes,
 )
+from rankscope.studies.questions.width_depth import FULL, QUESTION, QUICK
 from rankscope.studies.study import Setup
 
 TINY = ShapeSizes((1, 2, 3), 2, 8, context=8, batch=2, steps=2, rates=(1e-3, 1e-2), tuning_seeds=1, seeds=2,
@@ -37,7 +39,7 @@ PARTS = ("query", "key", "value", "output")
 def test_shapes_of_a_family_cost_the_same(sizes: ShapeSizes) -> None:
     found = study.shapes(sizes)
     assert len({*study.shapes(FULL)}) >= 12 and len(FULL.rates) >= 3 and len(QUICK.rates) >= 3
-    for family in study.FAMILIES:
+    for family in FAMILIES:
         mine = [(layers, width) for name, layers, width in found if name == family]
         n = sizes.context if family == "compute" else 0
         costs = [layers * (24 * width**2 + 4 * n * width) for layers, width in mine]
@@ -58,7 +60,7 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
     for name, table in first.tables.items():
         assert table.equals(again[name]) and table.equals(elsewhere[name])
     shapes = first.tables["shapes"]
-    assert {*shapes["quantity"]} == {*study.QUANTITIES} and first.figures[QUESTION.name].axes
+    assert {*shapes["quantity"]} == {*QUANTITIES} and first.figures[QUESTION.name].axes
     assert {*shapes.select("family", "layers", "width").iter_rows()} == {*study.shapes(TINY)}
     assert first.tables["pure"]["log10"].is_finite().all()
     tuned = first.tables["tuning"]
@@ -101,7 +103,7 @@ def test_the_constant_of_a_layer_is_that_of_plain_float64() -> None:
     """Two layers of heads, where float64 still holds what tokens differ by; norms by enumeration of entries."""
     sizes = ShapeSizes((1,), 1, 8, 8, 2, 2, (1e-3,), 1, 1, (16,), 2, 6, 1)
     X, padding = word_tokens(bundled_excerpts(6)[:1], 16, 6)
-    net = Transformer.random(Architecture(layers=2, width=16, heads=study.HEADS), seed=3, init="xavier").variant("san")
+    net = Transformer.random(Architecture(layers=2, width=16, heads=HEADS), seed=3, init="xavier").variant("san")
     R = [state[0] - state[0].mean(0) for state in net.run(X, padding).states[1:]]
     first, second = (math.sqrt(float(r.abs().sum(0).max() * r.abs().sum(1).max())) for r in R)
     found = dict(study.pure_constants(16, 3, sizes).select("quantity", "log10").iter_rows())
@@ -111,12 +113,9 @@ def test_the_constant_of_a_layer_is_that_of_plain_float64() -> None:
     shares = [first / sizes_of_tokens[0], second / sizes_of_tokens[1]]
     assert found["left"] == pytest.approx(math.log10(shares[1]), rel=1e-6)
     assert found["relative"] == pytest.approx(math.log10(shares[1] / shares[0] ** 3), rel=1e-6)
-    weights, d = net.state(), 16 // study.HEADS
+    weights, d = net.state(), 16 // HEADS
     query, key, value, output = (weights[f"layers.1.attention.{name}.weight"] for name in PARTS)
-    products = [
-        [query[:, h] @ key[:, h].T for h in range(study.HEADS)],
-        [value[:, h] @ output[h] for h in range(study.HEADS)],
-    ]
+    products = [[query[:, h] @ key[:, h].T for h in range(HEADS)], [value[:, h] @ output[h] for h in range(HEADS)]]
     scores = [float(W.abs().sum(0).max()) for W in products[0]]
     columns, rows = ([float(W.abs().sum(axis).max()) for W in products[1]] for axis in (0, 1))
     beta = math.sqrt(max(s * c for s, c in zip(scores, columns, strict=True)) * max(
@@ -124,7 +123,7 @@ def test_the_constant_of_a_layer_is_that_of_plain_float64() -> None:
     E = [R[0] @ W @ R[0].T / math.sqrt(d) for W in products[0]]
     o = max(float((e.amax(1) - e.amin(1)).max()) for e in E)
     gamma = max(1.0, (math.exp(o) - 1) / (2 * o))
-    bound = 4 * 2 * (1 - 1 / 6) * gamma * beta * study.HEADS / math.sqrt(d)
+    bound = 4 * 2 * (1 - 1 / 6) * gamma * beta * HEADS / math.sqrt(d)
     assert found["scores"] == pytest.approx(math.log10(o / first**2), abs=1e-6)
     assert found["bound"] == pytest.approx(math.log10(bound), abs=1e-6) and found["c"] < found["bound"]
     assert found["bound_scores"] == pytest.approx(math.log10(max(scores) / math.sqrt(d)), abs=1e-9)
@@ -138,18 +137,18 @@ def tables(
     """Made-up tables: losses by depth, the slopes of c and of the bound, and what depth adds to log10 of the fresh
     residual."""
     rows = []
-    for family in study.FAMILIES:
+    for family in FAMILIES:
         for layers, value in loss.items():
             for seed in (0, 1):
                 known = {"loss": value + 0.001 * seed, FRESH: rise * layers, LENGTH: layers**0.5, PLACE: value,
                          "parameters": 100.0, BLIND: blind, RATE: 1e-2}  # fmt: skip
                 rows += [(family, layers, 64 // layers, seed, name, number) for name, number in known.items()]
-    steep = {name: whole if name.startswith("bound") else slope for name in study.CONSTANTS}
+    steep = {name: whole if name.startswith("bound") else slope for name in CONSTANTS}
     pure = [(width, seed, name, steep[name] * math.log10(width) + seed)
-            for width in QUICK.widths for seed in (0, 1) for name in study.CONSTANTS]  # fmt: skip
+            for width in QUICK.widths for seed in (0, 1) for name in CONSTANTS]  # fmt: skip
     return {
         "shapes": pl.DataFrame(rows, schema=ROWS, orient="row"), "pure": pl.DataFrame(pure, schema=PURE, orient="row"),
-        "tuning": pl.DataFrame(schema=study.TUNED),
+        "tuning": pl.DataFrame(schema=TUNED),
     }  # fmt: skip
 
 
@@ -196,7 +195,7 @@ def test_the_forecast_is_judged_by_its_order() -> None:
     )
     assert QUESTION.answer(made | {"shapes": turned}, QUICK).verdicts[4].holds is False
     shapes = made["shapes"].filter(quantity=PLACE).select("layers", "width", loss=-pl.col("value")).unique()
-    tuning = shapes.with_columns(rate=pl.lit(1e-3), seed=pl.lit(100)).select([*study.TUNED])
+    tuning = shapes.with_columns(rate=pl.lit(1e-3), seed=pl.lit(100)).select([*TUNED])
     judged = QUESTION.answer(made | {"tuning": tuning}, QUICK).verdicts[4]
     assert judged.holds and "1.00 over" in judged.ours and "-1.00 with losses at the rate" in judged.ours
 

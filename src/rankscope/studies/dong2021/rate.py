@@ -115,7 +115,7 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
         axes.plot(layers, law3, color=FAINT, linestyle="--", linewidth=1, label=r"$\propto 3^l$", zorder=1)
         axes.set(yscale="log", xlabel="layer", ylabel=r"$-\log_{10}\,\|\mathrm{res}\,X\|$")
         axes.set_title(f"tokens of {size} size", loc="left", fontsize=10)
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8, frameon=False, loc="best")
     seen = paths.filter(pl.col("log10").is_finite())
     right.scatter(seen["length"], seen["log10"], s=12, color=PALETTE[1], alpha=0.5)
     middles = _medians(seen)

@@ -8,10 +8,10 @@ fresh and trained, on the pixels of digits.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -24,8 +24,10 @@ from rankscope.lab.cuda_graph import optimizer_step
 from rankscope.lab.tasks import Digits
 from rankscope.live.watch import watch
 from rankscope.metrics import METRICS
+from rankscope.studies.questions.drawing import line_look, title_panel
+from rankscope.studies.questions.falls import THRESHOLD, StackFall, collapsed, no_collapse_verdict, seed_curves
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
+from rankscope.studies.questions.summaries import rank_correlation, spread
 from rankscope.studies.questions.token_mixers import FORMS, MIXERS, MixingNetwork, averaging_ratio
 from rankscope.studies.study import PageTable, Setup
 
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 METRIC, ACROSS = "relative_mu", "across_images"
 WATCHED = (METRIC, "relative_residual", "effective_rank")
-THRESHOLD = 0.1  # Positions that share nine tenths of their length count as the same
 LEARNT = 0.5  # Accuracy from which on a network has learnt; guessing gives 0.1
 GEOMETRIC = 1.5  # A fall whose steps grow by more than this factor from layer to layer is faster than geometric
 RELATED = 0.7  # Rank correlation from which on the first block is said to foretell the stack
@@ -75,19 +76,18 @@ SCORES = {
 def gather(setup: Setup, sizes: MixerSizes) -> dict[str, pl.DataFrame]:
     """Measure fresh networks, then train and measure: one cached piece for each mixer, form and seed."""
     settings = {"width": sizes.width, "images": sizes.images}
-    fresh: dict[str, Callable[[], pl.DataFrame]] = {}
-    ratios: dict[str, Callable[[], pl.DataFrame]] = {}
-    trained: dict[str, Callable[[], pl.DataFrame]] = {}
-    for mixer in sizes.mixers:
-        for form in FORMS:
-            for seed in range(sizes.seeds):
-                fresh[f"fresh {mixer} {form} {seed}"] = partial(fresh_curves, mixer, form, seed, sizes, setup.device)
-        for seed in range(sizes.seeds):
-            ratios[f"ratio {mixer} {seed}"] = partial(first_ratio, mixer, seed, sizes)
-        for form in ("bare", "whole"):
-            for seed in range(sizes.trained_seeds):
-                piece = partial(trained_rows, mixer, form, seed, sizes, setup.device)
-                trained[f"trained {mixer} {form} {seed}"] = piece
+    fresh = {
+        f"fresh {mixer} {form} {seed}": partial(fresh_curves, mixer, form, seed, sizes, setup.device)
+        for mixer, form, seed in product(sizes.mixers, FORMS, range(sizes.seeds))
+    }
+    ratios = {
+        f"ratio {mixer} {seed}": partial(first_ratio, mixer, seed, sizes)
+        for mixer, seed in product(sizes.mixers, range(sizes.seeds))
+    }
+    trained = {
+        f"trained {mixer} {form} {seed}": partial(trained_rows, mixer, form, seed, sizes, setup.device)
+        for mixer, form, seed in product(sizes.mixers, ("bare", "whole"), range(sizes.trained_seeds))
+    }
     curves = setup.cached_parts(fresh, depth=sizes.depth, **settings)
     averages = setup.cached_parts(ratios, **settings)
     learning = {"depth": sizes.trained_depth, "steps": sizes.steps, "batch": sizes.batch}
@@ -122,8 +122,8 @@ def trained_rows(mixer: str, form: str, seed: int, sizes: MixerSizes, device: st
     score = {"mixer": mixer, "form": form, "seed": seed, "loss": float(task.loss(logits, held)),
              "accuracy": float(task.accuracy(logits, held)), "parameters": count}  # fmt: skip
     rows = [row for row in measured(network, held.inputs[: sizes.images]) if row["metric"] != ACROSS]
-    found = pl.DataFrame([score], schema=SCORES)
-    return pl.concat([found, _labelled(rows, mixer, form, seed, trained=True)], how="diagonal")
+    scores = pl.DataFrame([score], schema=SCORES)
+    return pl.concat([scores, _labelled(rows, mixer, form, seed, trained=True)], how="diagonal")
 
 
 def train(network: MixingNetwork, task: Digits, seed: int, sizes: MixerSizes) -> MixingNetwork:
@@ -185,41 +185,31 @@ def _labelled(rows: list[dict[str, object]], mixer: str, form: str, seed: int, t
 
 
 @dataclass(frozen=True)
-class Fall:
-    """How differences between positions fall along one stack, over seeds."""
+class MixerFall(StackFall):
+    """How differences between positions fall along the stacks of one mixer, over seeds."""
 
-    ends: tuple[float, ...]  # log10 after the last block, of each seed
-    at_floor: bool  # Some seed ends at its floor: the number is rounding, and an upper limit
     decades: float  # By how many powers of ten a block weakens them, up to the floor; the median over seeds
     order: float  # By how much each step of the fall is larger than the one before; NaN of falls below two decades
 
     @property
-    def end(self) -> float:
-        """The median over seeds of log10 after the last block."""
-        return statistics.median(self.ends)
-
-    @property
-    def collapsed(self) -> bool:
-        """True if the median is below the threshold."""
-        return self.end < math.log10(THRESHOLD)
-
-    @property
     def text(self) -> str:
         """The median and the range over seeds; at the floor, that it is an upper limit."""
-        if self.at_floor:
-            return f"≤ {power(max(self.ends))} (floor)" if math.isfinite(max(self.ends)) else "0 (in float64)"
-        return spread_of_logs(self.ends)
+        if not self.at_floor:
+            return super().text
+        return f"≤ {power(max(self.ends))} (floor)" if math.isfinite(max(self.ends)) else "0 (in float64)"
+
+    @property
+    def speed(self) -> str:
+        """The decades of a block."""
+        return "all at once" if math.isinf(self.decades) else f"{self.decades:.2f}"
 
 
-def fall(curves: pl.DataFrame, mixer: str, form: str, trained: bool = False, metric: str = METRIC) -> Fall | None:
+def mixer_fall(
+    curves: pl.DataFrame, mixer: str, form: str, trained: bool = False, metric: str = METRIC
+) -> MixerFall | None:
     """The fall of one mixer in one form; None where the table has none."""
-    rows = curves.filter(mixer=mixer, form=form, trained=trained, metric=metric).sort("seed", "layer")
-    if rows.is_empty():
-        return None
     ends, decades, orders, floor = [], [], [], False
-    for _, one in rows.group_by("seed", maintain_order=True):
-        logs, marks = one["log10"].to_list(), one["marked"].to_list()
-        known = next((layer for layer, mark in enumerate(marks) if mark), len(logs))
+    for logs, known in seed_curves(curves.filter(mixer=mixer, form=form, trained=trained, metric=metric)):
         floor |= known < len(logs)
         ends.append(logs[-1] if math.isfinite(logs[-1]) else -math.inf)
         if known < 2:  # at its floor after the first block
@@ -230,35 +220,35 @@ def fall(curves: pl.DataFrame, mixer: str, form: str, trained: bool = False, met
         ratios = [later / earlier for earlier, later in pairwise(steps) if earlier > 0]
         if sum(steps) > 2 and ratios:
             orders.append(statistics.median(ratios))
-    return Fall(tuple(ends), floor, statistics.median(decades), statistics.median(orders) if orders else math.nan)
+    if not ends:
+        return None
+    order = statistics.median(orders) if orders else math.nan
+    return MixerFall(tuple(ends), floor, statistics.median(decades), order)
+
+
+MixerFalls = Mapping[str, MixerFall]
+
+
+def mixer_falls(
+    curves: pl.DataFrame, sizes: MixerSizes, form: str, trained: bool = False, metric: str = METRIC
+) -> MixerFalls:
+    """The falls of all mixers that were measured in a form."""
+    falls = {mixer: mixer_fall(curves, mixer, form, trained, metric) for mixer in sizes.mixers}
+    return {mixer: fall for mixer, fall in falls.items() if fall is not None}
 
 
 def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
     """The answer that the tables give."""
     curves, scores = tables["curves"], tables["scores"]
-    bare, norm, whole = ({mixer: fall(curves, mixer, form) for mixer in sizes.mixers} for form in FORMS)
-    images = {mixer: fall(curves, mixer, "bare", metric=ACROSS) for mixer in sizes.mixers}
-    ranks = {mixer: fall(curves, mixer, "bare", metric="effective_rank") for mixer in sizes.mixers}
-    known = tables["averages"].with_columns(ratio=pl.when(pl.col("ratio") < TINY).then(0.0).otherwise(pl.col("ratio")))
-    ratios = {mixer: known.filter(mixer=mixer)["ratio"].to_list() for mixer in sizes.mixers}
-    rows = [
-        [mixer, spread(ratios[mixer]), _text(bare, mixer), _speed(bare[mixer]), _order(bare[mixer]),
-         _text(images, mixer), _text(ranks, mixer), _text(norm, mixer), _text(whole, mixer)]
-        for mixer in sizes.mixers
-    ]  # fmt: skip
-    first = PageTable(
-        f"Fresh networks of {sizes.depth} blocks: `relative_mu` over positions after the last, median (range) of "
-        f"{sizes.seeds} seeds",
-        ["mixer", "averaging ratio", "bare", "decades a block", "growth of steps", "bare, between images",
-         "bare, effective rank", "norm", "whole"], rows,
-        "*Averaging ratio*: by how much the first block weakens differences between positions against what they share. "
-        "*Growth of steps*: the factor from one block's fall to the next's (1 is geometric, 3 is pure attention's "
-        "law); of falls of two decades and more. *Between images*: `relative_mu` over images, by how much what the "
-        "network holds depends on the image.",
-    )  # fmt: skip
+    falls = {form: mixer_falls(curves, sizes, form) for form in FORMS}
+    falls |= {metric: mixer_falls(curves, sizes, "bare", metric=metric) for metric in (ACROSS, "effective_rank")}
+    ratio = pl.col("ratio")
+    averages = tables["averages"].with_columns(ratio=pl.when(ratio < TINY).then(0.0).otherwise(ratio))
+    ratios = {mixer: averages.filter(mixer=mixer)["ratio"].to_list() for mixer in sizes.mixers}
+    bare = falls["bare"]
     verdicts = [
-        _averaging_verdict(bare), _order_verdict(bare), _forgetting_verdict(bare, images),
-        _ratio_verdict(ratios, bare), _whole_verdict(whole), _learning_verdict(curves, scores, sizes),
+        _averaging_verdict(bare), _order_verdict(bare), _forgetting_verdict(bare, falls[ACROSS]),
+        _ratio_verdict(ratios, bare), no_collapse_verdict(falls["whole"]), _learning_verdict(bare, scores, sizes),
     ]  # fmt: skip
     notes = [
         "Graph convolution on the complete graph *is* attention with a uniform pattern, and graph convolutions in "
@@ -271,82 +261,78 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
         "marked, and stand as upper limits.",
         "Expectations were written before any run. Changed after the quick run was seen, on the same data: what "
         "differs between images was first taken at each position, where pixels that are blank in all images gave "
-        "zero, and is now taken over whole images; 'cannot be told' replaced 'does not hold' for learning (80 steps "
+        "zero, and is now taken over whole images. 'Cannot be told' replaced 'does not hold' for learning (80 steps "
         "are too few for attention itself) and 'holds' for the order of the fall (one mixer is at its floor after "
         "one block). In that run LSTM and GRU end at either side of the threshold of 0.1, which was fixed before: that "
         "one counts as collapsed and the other does not says little.",
     ]
-    return StudyAnswer(
-        _sentence(sizes, bare, scores, fall(curves, "attention", "bare", trained=True), whole),
-        verdicts,
-        [first, _trained_table(curves, scores, sizes)],
-        notes,
-    )
+    evidence = [_fresh_table(falls, ratios, sizes), _trained_table(curves, scores, sizes)]
+    trained = mixer_fall(curves, "attention", "bare", trained=True)
+    return StudyAnswer(_sentence(sizes, falls, scores, trained), verdicts, evidence, notes)
 
 
-Falls = dict[str, Fall | None]
-
-
-def _sentence(sizes: MixerSizes, bare: Falls, scores: pl.DataFrame, trained: Fall | None, whole: Falls) -> str:
-    others = [mixer for mixer in sizes.mixers if mixer != "attention"]
-    fallen = [mixer for mixer in others if _is_collapsed(bare, mixer)]
-    held = [mixer for mixer in sizes.mixers if not _is_collapsed(whole, mixer)]
+def _sentence(
+    sizes: MixerSizes, falls: Mapping[str, MixerFalls], scores: pl.DataFrame, trained: MixerFall | None
+) -> str:
+    fallen = [mixer for mixer in collapsed(falls["bare"]) if mixer != "attention"]
+    rivals = len(sizes.mixers) - ("attention" in sizes.mixers)
+    held = len(sizes.mixers) - len(collapsed(falls["whole"]))
     beginning = f"No: {len(fallen)}" if fallen else "Yes: none"
     which = f" ({', '.join(fallen)})" if fallen else ""
-    mine = bare.get("attention")
+    attention = falls["bare"].get("attention")
     speed = "; attention was not measured"
-    if mine is not None:
-        grown = "" if math.isnan(mine.order) else f" (each step {mine.order:.1f} times the one before)"
-        faster = not math.isnan(mine.order) and mine.order > GEOMETRIC
-        verb = "falls" if mine.collapsed else "keeps positions apart, falling"
-        speed = f"; attention {verb} by {_speed(mine)} decades a block{', faster with each' * faster}{grown}"
+    if attention is not None:
+        grown = "" if math.isnan(attention.order) else f" (each step {attention.order:.1f} times the one before)"
+        faster = attention.order > GEOMETRIC  # False of NaN
+        verb = "falls" if attention.collapsed else "keeps positions apart, falling"
+        speed = f"; attention {verb} by {attention.speed} decades a block{', faster with each' * faster}{grown}"
     equal = ""
     if trained is not None and trained.collapsed and _learns(scores, "attention", "bare"):
         accuracy = spread(scores.filter(mixer="attention", form="bare")["accuracy"].to_list(), ".2f")
         equal = f"; though its positions are the same, it learns digits bare (accuracy {accuracy})"
     return (
-        f"{beginning} of {len(others)} other mixers {'makes' if len(fallen) == 1 else 'make'} positions the same in "
-        f"{sizes.depth} bare blocks{which}{speed}{equal}; with skips, norms and MLPs {len(held)} of "
+        f"{beginning} of {rivals} other mixers {'makes' if len(fallen) == 1 else 'make'} positions the same in "
+        f"{sizes.depth} bare blocks{which}{speed}{equal}; with skips, norms and MLPs {held} of "
         f"{len(sizes.mixers)} keep positions apart."
     )
 
 
-def _averaging_verdict(bare: Falls) -> HypothesisVerdict:
-    known = [mixer for mixer in (*AVERAGING, *FREE) if bare.get(mixer) is not None]
-    right = [mixer for mixer in known if _is_collapsed(bare, mixer) == (mixer in AVERAGING)]
-    wrong = [mixer for mixer in known if mixer not in right]
-    ours = f"so for {len(right)} of {len(known)}" + (f"; not for {', '.join(wrong)}" if wrong else "")
+def _averaging_verdict(bare: MixerFalls) -> HypothesisVerdict:
+    """Whether mixers that average collapse, and those with free weights do not."""
+    known = [mixer for mixer in (*AVERAGING, *FREE) if mixer in bare]
+    wrong = [mixer for mixer in known if bare[mixer].collapsed != (mixer in AVERAGING)]
+    ours = f"so for {len(known) - len(wrong)} of {len(known)}" + (f"; not for {', '.join(wrong)}" if wrong else "")
     return HypothesisVerdict(ours, not wrong if known else None)
 
 
-def _order_verdict(bare: Falls) -> HypothesisVerdict:
-    orders = {mixer: one.order for mixer, one in bare.items() if one is not None and not math.isnan(one.order)}
+def _order_verdict(bare: MixerFalls) -> HypothesisVerdict:
+    """Whether only attention falls faster than geometrically; it cannot be told beside a fall that is too fast."""
+    orders = {mixer: fall.order for mixer, fall in bare.items() if not math.isnan(fall.order)}
     if "attention" not in orders:
         return HypothesisVerdict("attention falls by less than two decades above its floor", None)
-    faster = [mixer for mixer, order in orders.items() if order > GEOMETRIC]
-    listed = ", ".join(f"{mixer} {order:.2f}" for mixer, order in orders.items())
-    sudden = [mixer for mixer, one in bare.items() if one is not None and math.isinf(one.decades)]
-    flat = [mixer for mixer, one in bare.items() if one is not None and mixer not in (*orders, *sudden)]
-    ours = f"growth of steps: {listed}"
+    sudden = [mixer for mixer, fall in bare.items() if math.isinf(fall.decades)]
+    flat = [mixer for mixer in bare if mixer not in (*orders, *sudden)]
+    ours = "growth of steps: " + ", ".join(f"{mixer} {order:.2f}" for mixer, order in orders.items())
     ours += f"; at the floor after one block: {', '.join(sudden)}" if sudden else ""
     ours += f"; too small a fall: {', '.join(flat)}" if flat else ""
-    only = faster == ["attention"]
+    only = [mixer for mixer, order in orders.items() if order > GEOMETRIC] == ["attention"]
     return HypothesisVerdict(ours, None if only and sudden else only)
 
 
-def _forgetting_verdict(bare: Falls, images: Falls) -> HypothesisVerdict:
-    known = [mixer for mixer in RECURRENT if bare.get(mixer) is not None]
+def _forgetting_verdict(bare: MixerFalls, images: MixerFalls) -> HypothesisVerdict:
+    """Whether recurrent stacks lose images wherever they lose positions."""
+    known = [mixer for mixer in RECURRENT if mixer in bare]
     ours = "; ".join(f"{mixer}: positions {_text(bare, mixer)}, images {_text(images, mixer)}" for mixer in known)
-    holds = all(_is_collapsed(bare, mixer) and _is_collapsed(images, mixer) for mixer in known) if known else None
-    return HypothesisVerdict(ours or "not measured", holds)
+    lost = {*collapsed(bare)} & {*collapsed(images)}
+    return HypothesisVerdict(ours or "not measured", {*known} <= lost if known else None)
 
 
-def _ratio_verdict(ratios: dict[str, list[float]], bare: Falls) -> HypothesisVerdict:
+def _ratio_verdict(ratios: Mapping[str, list[float]], bare: MixerFalls) -> HypothesisVerdict:
     """Whether the order of mixers by the first block's ratio is that by the fall of the stack."""
     pairs = [
-        (-math.log(max(TINY, statistics.median(ratios[m]))), one.decades)
-        for m, one in bare.items()
-        if one is not None and ratios[m]
+        (-math.log(max(TINY, statistics.median(ratios[mixer]))), fall.decades)
+        for mixer, fall in bare.items()
+        if ratios[mixer]
     ]
     if len(pairs) < 4:
         return HypothesisVerdict("fewer than four mixers", None)
@@ -355,21 +341,10 @@ def _ratio_verdict(ratios: dict[str, list[float]], bare: Falls) -> HypothesisVer
     return HypothesisVerdict(f"rank correlation {rank:.2f} over {len(pairs)} mixers", holds)
 
 
-def _whole_verdict(whole: Falls) -> HypothesisVerdict:
-    ends = {mixer: one.end for mixer, one in whole.items() if one is not None}
-    low = min(ends, key=lambda mixer: ends[mixer])
-    lost = [mixer for mixer in ends if _is_collapsed(whole, mixer)]
-    ours = f"the least is {low}: {_text(whole, low)}" + (f"; below {THRESHOLD}: {', '.join(lost)}" if lost else "")
-    return HypothesisVerdict(ours, not lost)
-
-
-def _learning_verdict(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSizes) -> HypothesisVerdict:
-    """Whether whole networks learn with every seed, and bare ones only where trained positions differ."""
-    learnt = {
-        form: [mixer for mixer in sizes.mixers if _learns(scores, mixer, form)] for form in ("bare", "whole")
-    }  # fmt: skip
-    fresh = {mixer: fall(curves, mixer, "bare") for mixer in sizes.mixers}
-    against = [mixer for mixer in learnt["bare"] if _is_collapsed(fresh, mixer)]
+def _learning_verdict(bare: MixerFalls, scores: pl.DataFrame, sizes: MixerSizes) -> HypothesisVerdict:
+    """Whether whole networks learn with every seed, and bare ones only where fresh positions differ."""
+    learnt = {form: [mixer for mixer in sizes.mixers if _learns(scores, mixer, form)] for form in ("bare", "whole")}
+    against = [mixer for mixer in learnt["bare"] if mixer in collapsed(bare)]
     missing = [mixer for mixer in sizes.mixers if mixer not in learnt["whole"]]
     ours = f"whole: {len(learnt['whole'])} of {len(sizes.mixers)} learn; bare: {', '.join(learnt['bare']) or 'none'}"
     if against:
@@ -380,19 +355,38 @@ def _learning_verdict(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSi
 
 
 def _learns(scores: pl.DataFrame, mixer: str, form: str) -> bool:
-    found = scores.filter(mixer=mixer, form=form)["accuracy"].to_list()
-    return bool(found) and min(found) > LEARNT
+    """True if the networks of a mixer in a form have learnt with every seed."""
+    accuracies = scores.filter(mixer=mixer, form=form)["accuracy"].to_list()
+    return bool(accuracies) and min(accuracies) > LEARNT
+
+
+def _fresh_table(falls: Mapping[str, MixerFalls], ratios: Mapping[str, list[float]], sizes: MixerSizes) -> PageTable:
+    rows = []
+    for mixer in sizes.mixers:
+        fall = falls["bare"].get(mixer)
+        order = "–" if fall is None or math.isnan(fall.order) else f"{fall.order:.2f}"
+        cells = [_text(falls[column], mixer) for column in (ACROSS, "effective_rank", "norm", "whole")]
+        speed = "–" if fall is None else fall.speed
+        rows.append([mixer, spread(ratios[mixer]), _text(falls["bare"], mixer), speed, order, *cells])
+    return PageTable(
+        f"Fresh networks of {sizes.depth} blocks: `relative_mu` over positions after the last, median (range) of "
+        f"{sizes.seeds} seeds",
+        ["mixer", "averaging ratio", "bare", "decades a block", "growth of steps", "bare, between images",
+         "bare, effective rank", "norm", "whole"], rows,
+        "*Averaging ratio*: by how much the first block weakens differences between positions against what they share. "
+        "*Growth of steps*: the factor from one block's fall to the next's (1 is geometric, 3 is pure attention's "
+        "law); of falls of two decades and more. *Between images*: `relative_mu` over images, by how much what the "
+        "network holds depends on the image.",
+    )  # fmt: skip
 
 
 def _trained_table(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSizes) -> PageTable:
-    rows = []
-    for mixer in sizes.mixers:
-        row = [mixer]
-        for form in ("bare", "whole"):
-            mine = scores.filter(mixer=mixer, form=form)
-            after = {mixer: fall(curves, mixer, form, trained=True)}
-            row += [spread(mine["accuracy"].to_list()), spread(mine["loss"].to_list()), _text(after, mixer)]
-        rows.append(row)
+    rows = [[mixer] for mixer in sizes.mixers]
+    for form in ("bare", "whole"):
+        falls = mixer_falls(curves, sizes, form, trained=True)
+        for row, mixer in zip(rows, sizes.mixers, strict=True):
+            form_scores = scores.filter(mixer=mixer, form=form)
+            row += [spread(form_scores[name].to_list()) for name in ("accuracy", "loss")] + [_text(falls, mixer)]
     return PageTable(
         f"Trained on digits: {sizes.trained_depth} blocks, {sizes.steps} steps, {sizes.trained_seeds} seeds; held-out "
         "accuracy and loss, and `relative_mu` after the last block",
@@ -402,24 +396,8 @@ def _trained_table(curves: pl.DataFrame, scores: pl.DataFrame, sizes: MixerSizes
     )  # fmt: skip
 
 
-def _is_collapsed(falls: Falls, mixer: str) -> bool:
-    one = falls.get(mixer)
-    return one is not None and one.collapsed
-
-
-def _text(falls: Falls, mixer: str) -> str:
-    one = falls.get(mixer)
-    return "–" if one is None else one.text
-
-
-def _speed(one: Fall | None) -> str:
-    if one is None:
-        return "–"
-    return "all at once" if math.isinf(one.decades) else f"{one.decades:.2f}"
-
-
-def _order(one: Fall | None) -> str:
-    return "–" if one is None or math.isnan(one.order) else f"{one.order:.2f}"
+def _text(falls: MixerFalls, mixer: str) -> str:
+    return falls[mixer].text if mixer in falls else "–"
 
 
 # ---- The figure
@@ -437,11 +415,10 @@ def draw(tables: Tables, sizes: MixerSizes) -> "dict[str, Figure]":
         "skips, norms and MLPs": ("whole", METRIC), "bare, between images": ("bare", ACROSS),
     }  # fmt: skip
     for panel, (title, (form, metric)) in zip(axes, shown.items(), strict=False):
-        for number, mixer in enumerate(sizes.mixers):
-            _curve(panel, fresh.filter(mixer=mixer, form=form, metric=metric), mixer, number)
+        for index, mixer in enumerate(sizes.mixers):
+            _curve(panel, fresh.filter(mixer=mixer, form=form, metric=metric), mixer, index)
         panel.axhline(math.log10(THRESHOLD), color="grey", linewidth=0.8, linestyle=":")
-        panel.set_title(f"Fresh, {title}", loc="left", fontsize=9)
-        panel.set_xlabel("block")
+        title_panel(panel, f"Fresh, {title}", "block")
         if form != "whole":
             panel.set_yscale("symlog", linthresh=1.0)
             panel.set_ylim(-25, 0.2)
@@ -458,51 +435,43 @@ def draw(tables: Tables, sizes: MixerSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _curve(axes: "Axes", rows: pl.DataFrame, mixer: str, number: int) -> None:
+def _curve(axes: "Axes", rows: pl.DataFrame, mixer: str, index: int) -> None:
     """The median over seeds as a line, their range as a band; layers at a floor are open markers."""
-    from rankscope.figures.matplotlib import palette
-    from rankscope.figures.style import MARKERS, line_style
-
-    style = line_style(number, palette())
+    look = line_look(index)
     by_layer = rows.group_by("layer").agg(
         pl.col("log10").median().alias("middle"), pl.col("log10").min().alias("low"),
         pl.col("log10").max().alias("high"), pl.col("marked").any(),
     ).sort("layer")  # fmt: skip
     sure = by_layer.filter(~pl.col("marked"))
     every = max(1, rows["layer"].n_unique() // 6)
-    axes.fill_between(sure["layer"], sure["low"], sure["high"], color=style.colour, alpha=0.15, linewidth=0)
-    axes.plot(sure["layer"], sure["middle"], color=style.colour, marker=MARKERS[style.marker], markersize=4,
-              markevery=(number % every, every), linewidth=1.4, linestyle="-" if style.turn == 0 else "--",
-              label=mixer)  # fmt: skip
+    axes.fill_between(sure["layer"], sure["low"], sure["high"], color=look["color"], alpha=0.15, linewidth=0)
+    marked = (index % every, every)
+    axes.plot(sure["layer"], sure["middle"], markersize=4, markevery=marked, linewidth=1.4, label=mixer, **look)
     floor = by_layer.filter("marked").head(1)
     if len(floor):
-        axes.plot(floor["layer"], [max(-16.0, *floor["middle"])], color=style.colour, marker=MARKERS[style.marker],
-                  markerfacecolor="none", markersize=6, linestyle="none")  # fmt: skip
+        look |= {"markerfacecolor": "none", "markersize": 6, "linestyle": "none"}
+        axes.plot(floor["layer"], [max(-16.0, *floor["middle"])], **look)
 
 
 def _scores(axes: "Axes", tables: Tables, sizes: MixerSizes) -> None:
     """Accuracy of trained networks against what is left of differences between their positions."""
-    from rankscope.figures.matplotlib import palette
-    from rankscope.figures.style import MARKERS, line_style
     from rankscope.figures.text import tick
 
-    for number, mixer in enumerate(sizes.mixers):
-        style = line_style(number, palette())
+    for index, mixer in enumerate(sizes.mixers):
+        look = line_look(index) | {"linestyle": "none", "markersize": 6}
         for form in ("bare", "whole"):
             scores = tables["scores"].filter(mixer=mixer, form=form).sort("seed")
             rows = tables["curves"].filter(mixer=mixer, form=form, trained=True, metric=METRIC)
             last = rows.filter(layer=sizes.trained_depth).sort("seed")
-            face = style.colour if form == "whole" else "none"
+            face = look["color"] if form == "whole" else "none"
             x = [max(-16.0, value) for value in last["log10"].to_list()]
-            axes.plot(x, scores["accuracy"].to_list(), linestyle="none", marker=MARKERS[style.marker], markersize=6,
-                      color=style.colour, markerfacecolor=face)  # fmt: skip
+            axes.plot(x, scores["accuracy"].to_list(), markerfacecolor=face, **look)
     axes.axhline(0.1, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_title("Trained: accuracy (filled: whole, open: bare)", loc="left", fontsize=9)
     axes.set_xscale("symlog", linthresh=1.0)
     axes.set_xlim(-25, 0.2)
     axes.set_xticks([0, -1, -4, -16], [tick(log10) for log10 in (0, -1, -4, -16)])
-    axes.set_xlabel("relative mu after the last block")
-    axes.set_ylabel("held-out accuracy")
+    title = "Trained: accuracy (filled: whole, open: bare)"
+    title_panel(axes, title, "relative mu after the last block", "held-out accuracy")
 
 
 QUESTION = Question(

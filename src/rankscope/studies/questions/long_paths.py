@@ -12,50 +12,30 @@ without skips have long paths alone, attention included), gradients through atte
 and collapse (remedies without an identity in the attention pattern, which would be a skip inside every head).
 """
 
-import copy
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
-import torch
 
-from rankscope.errors import StudyError, one_of
-from rankscope.lab import Initialisation, Recipe, Training
-from rankscope.lab.path_model import PathModel
-from rankscope.lab.trial import free_memory
 from rankscope.paths import path_counts
-from rankscope.studies.questions.path_networks import (
-    SCHEMES,
-    TASKS,
-    TITLES,
-    attention_network,
-    even_attention,
-    held_out_samples,
-    path_task,
-    residuals,
-    self_attention,
-    shares,
-)  # fmt: skip
+from rankscope.studies.questions.drawing import seed_band, title_panel
+from rankscope.studies.questions.length_trainings import MARKS, Arm, LengthSizes, arms, trained
+from rankscope.studies.questions.path_networks import CHANCE, TITLES, TOLD, attention_gains, even_attention, judged
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.readout import fitted_readout
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NEAR_GUESS = 0.05  # How far above a network that reads each token alone still is a guess; figure 4's own margin
 LEARNT = 0.5  # Paths of a length have learnt where they recover this share of what attention adds
-TOLD = 0.05  # Accuracy that attention must add for a task to tell anything
 SMALL = 0.1  # Long paths carry little of an output of which they are less than this share
-CHANCE = 0.05  # Arms that are drawn alike are said to differ at most this often
 REMEDY, CONTRAST = "centred", "contranorm"
-MARKS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # Shares of a training's steps after which shares of lengths are read
 CHANGED = (
     "Seen before the expectations were written: trials of 150 to 300 steps on sorting with one or two seeds (whole, "
     "lengths 3 and 6, no skips) and of 120 steps of three arms on hull and text, in which the whole network had not "
@@ -63,122 +43,20 @@ CHANGED = (
     "centred in place of shaped attention, which adds the identity to every pattern and so a skip to every head; new "
     "heads that are whitened and fitted to held-out samples; rates of networks without skips; a rule on chance."
 )
-ROWS = {
-    "task": pl.String, "kind": pl.String, "length": pl.Int64, "condition": pl.String, "seed": pl.Int64,
-    "quantity": pl.String, "at": pl.Int64, "value": pl.Float64,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LengthSizes:
-    """How large the experiment is. What is a tuple has one number for each task."""
-
-    tasks: tuple[str, ...]
-    layers: int
-    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
-    seeds: int
-    widths: tuple[int, ...]
-    heads: tuple[int, ...]
-    steps: tuple[int, ...]
-    batches: tuple[int, ...]
-    context: int  # Characters of a sample of text
-    samples: int  # Samples of hulls to learn from
-    remedies: tuple[str, ...]
-    rates: tuple[float, ...]
-    factors: tuple[float, ...]  # Times the rate, of whole networks and the longest paths of the first task
-    evaluation_samples: int
-    head_samples: int  # Other held-out samples, which new heads are fitted to
-    probe_samples: int  # Samples that shares and residuals are read on
-
-    @property
-    def long(self) -> int:
-        """The length from which on paths count as long: 3 of 6, as in figure 4."""
-        return math.ceil(self.layers / 2)
-
-    @property
-    def networks(self) -> range:
-        """The seeds."""
-        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
-
-
 QUICK = LengthSizes(
     ("sort",), layers=3, first_seed=0, seeds=2, widths=(48,), heads=(2,), steps=(200,), batches=(32,), rates=(1e-3,),
     context=32, samples=2000, remedies=(REMEDY,), factors=(), evaluation_samples=400, head_samples=400, probe_samples=8,
 )  # fmt: skip
 FULL = LengthSizes(
-    TASKS, layers=6, first_seed=100, seeds=5, widths=(48, 84, 96), heads=(2, 3, 4), steps=(1200, 1200, 2000),
+    tuple(TITLES), layers=6, first_seed=100, seeds=5, widths=(48, 84, 96), heads=(2, 3, 4), steps=(1200, 1200, 2000),
     batches=(50, 100, 32), rates=(1e-3, 1e-3, 3e-3), context=64, samples=10000, remedies=(REMEDY, CONTRAST),
     factors=(0.3, 3.0), evaluation_samples=1000, head_samples=1000, probe_samples=16,
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to restrict and to change a network of a task."""
-
-    kind: str = "all"  # "all" lengths, "exact"ly one, at "most", or at "least" that many heads
-    length: int | None = None
-    remedy: str = ""
-    skips: bool = True  # False: the network itself has no skips, so that all its paths have the full length
-    detached: bool = False  # No gradient goes through attention and the scales of norms
-    factor: float = 1.0  # Times the task's learning rate
-
-    @property
-    def condition(self) -> str:
-        """What is changed beside the lengths."""
-        changes = ["" if self.skips else "no skips", self.remedy, "detached" * self.detached]
-        changes.append("" if self.factor == 1 else f"rate x {self.factor:g}")
-        return " ".join(filter(None, changes)) or "plain"
-
-    def weights(self, layers: int) -> tuple[float, ...]:
-        """The weight of each length from 0 on, 1 or 0."""
-        k = self.length
-        taken = {
-            "all": range(layers + 1),
-            "exact": [k],
-            "most": range((k or 0) + 1),
-            "least": range(k or 0, layers + 1),
-        }
-        if self.kind not in taken:
-            raise StudyError(one_of("kind", self.kind, taken), subject="kind")
-        return tuple(float(length in taken[self.kind]) for length in range(layers + 1))
-
-
-def arms(task: str, sizes: LengthSizes) -> list[Arm]:
-    """Every way in which networks of a task are trained."""
-    last, inner = sizes.layers, range(1, sizes.layers)
-    found = [Arm(), *(Arm("exact", k) for k in range(last + 1))]
-    found += [Arm(kind, k) for kind in ("most", "least") for k in inner]
-    found += [Arm(kind, k, remedy) for remedy in sizes.remedies for kind, k in (("all", None), ("exact", last))]
-    found += [Arm("exact", last, remedy, skips=False) for remedy in ("", *sizes.remedies)]
-    found += [Arm("exact", k, detached=True) for k in dict.fromkeys((1, last))]
-    for by in sizes.factors if task == sizes.tasks[0] else ():
-        found += [Arm(factor=by), *(Arm("exact", last, skips=skips, factor=by) for skips in (True, False))]
-    return found
-
-
-def training_of(name: str, arm: Arm, sizes: LengthSizes, device: str = "cpu") -> Training:
-    """The training of all seeds of an arm, not begun yet: figure 4's recipe without dropout."""
-    place, task = sizes.tasks.index(name), path_task(name, sizes.context, sizes.samples)
-    fields = {} if arm.skips else {"attention_skip": 0.0}
-    arch = attention_network(name, task, sizes.layers, sizes.widths[place], sizes.heads[place], **fields)
-    recipe = Recipe(
-        steps=sizes.steps[place], batch=sizes.batches[place], lr=arm.factor * sizes.rates[place], weight_decay=0.0,
-        frozen=("gain",),
-    )  # fmt: skip
-    return Training(
-        task, arch, recipe, seeds=sizes.networks, remedies=[arm.remedy] if arm.remedy else [], device=device,
-        initialisation=Initialisation(SCHEMES[name], 1.0), capture=True,
-        model=partial(PathModel, lengths=arm.weights(sizes.layers), detached=arm.detached),
-    )  # fmt: skip
-
-
-# ---- What is run
-
-
 def gather(setup: Setup, sizes: LengthSizes) -> dict[str, pl.DataFrame]:
     """Train every arm of every task and read what came of it: one cached piece for each, all seeds in it."""
-    parts: dict[str, Callable[[], pl.DataFrame]] = {}
+    parts = {}
     for task in sizes.tasks:
         for arm in arms(task, sizes):
             name = f"{task} {arm.kind} {'' if arm.length is None else arm.length} {arm.condition}"
@@ -186,128 +64,40 @@ def gather(setup: Setup, sizes: LengthSizes) -> dict[str, pl.DataFrame]:
     return {"paths": setup.cached_parts(parts, **asdict(sizes))}
 
 
-def trained(task: str, arm: Arm, sizes: LengthSizes, device: str = "cpu") -> pl.DataFrame:
-    """Train one arm; rows of one number each: task · kind · length · condition · seed · quantity · at · value.
-
-    | quantity           | what it is                                                                 | `at`   |
-    |--------------------|----------------------------------------------------------------------------|--------|
-    | `loss`, `accuracy` | held out, of the lengths that were trained                                 |        |
-    | `own head`         | accuracy of each length alone with the network's own head                  | length |
-    | `new head`         | the same with a linear head fitted to other held-out samples; whole nets   | length |
-    | `fresh`            | the same before training                                                   | length |
-    | `share MARK`       | of the output of whole networks, after that share of the steps             | length |
-    | `residual`         | log10 of the relative residual of each length's sum, trained               | length |
-    | `self-attention`   | mean of the diagonal of the attention pattern, trained                     |        |
-    """
-    training = training_of(task, arm, sizes, device)
-    try:
-        rows = [*_rows(training, arm, sizes)]
-    finally:
-        del training
-        free_memory(device)
-    labels = (task, arm.kind, arm.length, arm.condition)
-    return pl.DataFrame([(*labels, *row) for row in rows], schema=ROWS, orient="row")
-
-
-def _rows(training: Training, arm: Arm, sizes: LengthSizes) -> Iterator[tuple[int, str, int | None, float]]:
-    whole = arm.kind == "all" and arm.factor == 1
-    marks = {f"share {mark:g}": round(mark * training.recipe.steps) for mark in MARKS} if whole else {}
-    if whole:
-        yield from _head_rows(training, sizes, "fresh")
-    yield from _share_rows(training, sizes, [name for name, mark in marks.items() if mark == 0])
-    for step in training:
-        yield from _share_rows(training, sizes, [name for name, mark in marks.items() if mark == step])
-    yield from _head_rows(training, sizes, "own head")
-    if whole:
-        yield from _head_rows(training, sizes, "new head")
-    for seed, net, X in zip(training.seeds, training.networks(), training.tokens(sizes.probe_samples)[0], strict=True):
-        for length, residual in enumerate(residuals(net, X)):
-            yield seed, "residual", length, residual
-        yield seed, "self-attention", None, self_attention(net, X)
-
-
-def _head_rows(training: Training, sizes: LengthSizes, quantity: str) -> Iterator[tuple[int, str, int | None, float]]:
-    """Accuracy of each length alone, by the network's own head (with loss and accuracy of what was trained) or by
-    readouts that are fitted to other held-out samples."""
-    task, device = training.task, training.device
-    test, fit = (batch.to(device) for batch in held_out_samples(task, sizes.evaluation_samples, sizes.head_samples))
-    ones = torch.eye(sizes.layers + 1, dtype=torch.float64, device=device)
-    for seed, model in zip(training.seeds, training.models, strict=True):
-        precise = copy.deepcopy(model).double().eval()
-        assert isinstance(precise, PathModel)
-        with torch.no_grad():
-            terms = precise.terms(test.inputs)
-            whole = precise.read(terms, precise.lengths)
-            if quantity == "own head":
-                logits = [precise.read(terms, one) for one in ones]
-            else:
-                known = precise.terms(fit.inputs)
-                X, Y = (torch.stack([precise.readout(of, one) for one in ones]).flatten(1, 2) for of in (known, terms))
-                readout = fitted_readout(X, fit.labels.flatten(), task.interface.classes)
-                logits = [*readout.logits(Y).view(len(Y), *test.labels.shape, -1)]
-        if quantity == "own head":
-            yield seed, "loss", None, float(task.loss(whole, test))
-            yield seed, "accuracy", None, float(task.accuracy(whole, test))
-        for length, said in enumerate(logits):
-            yield seed, quantity, length, float(task.accuracy(said, test))
-
-
-def _share_rows(
-    training: Training, sizes: LengthSizes, quantities: Sequence[str]
-) -> Iterator[tuple[int, str, int, float]]:
-    """The shares of the output by length as they are now, under each of these names."""
-    if not quantities:
-        return
-    for seed, net, X in zip(training.seeds, training.networks(), training.tokens(sizes.probe_samples)[0], strict=True):
-        for length, value in enumerate(shares(net, X)):
-            for quantity in quantities:
-                yield seed, quantity, length, value
-
-
 # ---- The answer, from tables alone
 
 
 def seen(table: pl.DataFrame, task: str, arm: Arm, quantity: str = "accuracy", at: int | None = None) -> list[float]:
     """A number of every seed of an arm, in the order of seeds; none where the table has no such arm."""
-    mine = table.filter(task=task, kind=arm.kind, condition=arm.condition, quantity=quantity)
-    mine = mine.filter(pl.col("length").eq_missing(arm.length), pl.col("at").eq_missing(at))
-    return [value for value in mine.sort("seed")["value"].to_list() if value is not None and math.isfinite(value)]
+    rows = table.filter(task=task, kind=arm.kind, condition=arm.condition, quantity=quantity)
+    rows = rows.filter(pl.col("length").eq_missing(arm.length), pl.col("at").eq_missing(at))
+    return [value for value in rows.sort("seed")["value"].to_list() if value is not None and math.isfinite(value)]
 
 
 def recovered(
     table: pl.DataFrame, task: str, accuracies: Sequence[float], alone: Sequence[float] | None = None
 ) -> list[float]:
-    """Of what attention adds to the accuracy of a task, the share that is in these accuracies, seed by seed.
+    """The share, seed by seed, of what attention adds to the accuracy of a task that these accuracies have.
 
     Attention adds what the whole network has over one that reads each token alone. There are no shares where that is
     less than `TOLD` with some seed.
 
     Args:
         table: The numbers of all arms.
-        task: Which task.
-        accuracies: Of every seed.
+        task: The name of the task.
+        accuracies: The accuracy of every seed.
         alone: The accuracies of reading each token alone; those of networks trained on length 0 if left out.
     """
-    whole = seen(table, task, Arm())
     alone = seen(table, task, Arm("exact", 0)) if alone is None else alone
-    if not whole or not len(whole) == len(alone) == len(accuracies):
+    gains = attention_gains(seen(table, task, Arm()), alone)
+    if not gains or len(gains) != len(accuracies):
         return []
-    if min(best - without for best, without in zip(whole, alone, strict=True)) < TOLD:
-        return []
-    pairs = zip(accuracies, whole, alone, strict=True)
-    return [(mine - without) / (best - without) for mine, best, without in pairs]
+    return [(accuracy - token) / gain for accuracy, token, gain in zip(accuracies, alone, gains, strict=True)]
 
 
 def _tells(table: pl.DataFrame, task: str) -> bool:
     """True if attention adds enough to the accuracy, with every seed."""
     return bool(recovered(table, task, seen(table, task, Arm())))
-
-
-def judged(cases: dict[str, list[bool]]) -> bool | None:
-    """True if every case of every task holds; False if on some task all fail; None otherwise, or without cases."""
-    if any(found and not any(found) for found in cases.values()):
-        return False
-    return True if cases and all(found and all(found) for found in cases.values()) else None
 
 
 def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
@@ -319,10 +109,10 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
     """
     table, last = tables["paths"], sizes.layers
     alone = {task: recovered(table, task, seen(table, task, Arm("exact", last))) for task in sizes.tasks}
-    headed = {}
-    for task in sizes.tasks:
-        reads, without = (seen(table, task, Arm(), "new head", length) for length in (last, 0))
-        headed[task] = recovered(table, task, reads, without)
+    headed = {
+        task: recovered(table, task, *(seen(table, task, Arm(), "new head", length) for length in (last, 0)))
+        for task in sizes.tasks
+    }
     longest, bare = Arm("exact", last), Arm("exact", last, skips=False)
     verdicts = [
         _guess_verdict(table, sizes),
@@ -334,8 +124,8 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
         _compared(table, sizes, bare, replace(bare, remedy=REMEDY)),
     ]
     if sizes == QUICK:
-        for place in (2, 5, 6):
-            verdicts[place] = HypothesisVerdict(f"{verdicts[place].ours}; made on runs like this one", None)
+        for index in (2, 5, 6):
+            verdicts[index] = HypothesisVerdict(f"{verdicts[index].ours}; made on runs like this one", None)
     evidence = [*(_length_table(table, task, sizes) for task in sizes.tasks), _control_table(table, sizes)]
     counts = ", ".join(map(str, path_counts(last, sizes.heads[0])))
     notes = [
@@ -354,13 +144,13 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
 
 def _undertrained(table: pl.DataFrame, task: str, sizes: LengthSizes) -> str:
     """A sentence where one length alone has learnt more than the whole network; else empty."""
-    whole = seen(table, task, Arm())
+    full = seen(table, task, Arm())
     by_length = {k: seen(table, task, Arm("exact", k)) for k in range(sizes.layers + 1)}
     best = max(by_length, key=lambda k: statistics.median(by_length[k] or [-math.inf]))
-    if not whole or not by_length[best] or statistics.median(by_length[best]) <= statistics.median(whole):
+    if not full or not by_length[best] or statistics.median(by_length[best]) <= statistics.median(full):
         return ""
     return (
-        f"Undertrained: on {task} the whole network ({spread(whole, '.2f')}) is less accurate than one trained on "
+        f"Undertrained: on {task} the whole network ({spread(full, '.2f')}) is less accurate than one trained on "
         f"length {best} alone ({spread(by_length[best], '.2f')}); shares are of what this whole network recovers."
     )
 
@@ -399,8 +189,9 @@ def _cause(alone: Sequence[float], headed: Sequence[float], bare: Sequence[float
 
 def _best_rate(table: pl.DataFrame, task: str, arm: Arm, sizes: LengthSizes) -> list[float]:
     """What an arm recovers at the learning rate of the largest median: a failure at one rate may be that rate's."""
-    found = [recovered(table, task, seen(table, task, replace(arm, factor=by))) for by in (1.0, *sizes.factors)]
-    return max((shares for shares in found if shares), key=statistics.median, default=[])
+    arms_by_rate = [replace(arm, factor=factor) for factor in (1.0, *sizes.factors)]
+    shares_by_rate = [recovered(table, task, seen(table, task, arm)) for arm in arms_by_rate]
+    return max(filter(None, shares_by_rate), key=statistics.median, default=[])
 
 
 def _guess_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
@@ -409,10 +200,10 @@ def _guess_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict
     for task in sizes.tasks:
         alone = seen(table, task, Arm("exact", 0))
         by_length = [seen(table, task, Arm(), "own head", k) for k in range(sizes.long, sizes.layers + 1)]
-        if not alone or not all(len(found) == len(alone) for found in by_length):
+        if not alone or not all(len(values) == len(alone) for values in by_length):
             continue
-        best = [max(found) for found in zip(*by_length, strict=True)]
-        near = [mine <= guess + NEAR_GUESS for mine, guess in zip(best, alone, strict=True)]
+        best = [max(values) for values in zip(*by_length, strict=True)]
+        near = [accuracy <= guess + NEAR_GUESS for accuracy, guess in zip(best, alone, strict=True)]
         cases[task] = near if _tells(table, task) else []
         texts.append(f"{task} {spread(best, '.2f')}, token by token {spread(alone, '.2f')}")
     return HypothesisVerdict("best of long lengths: " + "; ".join(texts) if texts else "not measured", judged(cases))
@@ -420,8 +211,8 @@ def _guess_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict
 
 def _verdict(shares: dict[str, list[float]], holds: Callable[[float], bool]) -> HypothesisVerdict:
     """A verdict on the share of what attention adds, of every task."""
-    texts = [f"{task} {spread(found, '.0%') if found else 'cannot be told'}" for task, found in shares.items()]
-    return HypothesisVerdict("; ".join(texts), judged({task: [*map(holds, found)] for task, found in shares.items()}))
+    texts = [f"{task} {spread(values, '.0%') if values else 'cannot be told'}" for task, values in shares.items()]
+    return HypothesisVerdict("; ".join(texts), judged({task: [*map(holds, values)] for task, values in shares.items()}))
 
 
 def _compared(table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm) -> HypothesisVerdict:
@@ -438,68 +229,59 @@ def _compared(table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm) 
         above, below = min(high) > max(low), max(high) < min(low)
         few = 1 / math.comb(len(low) + len(high), len(low)) > CHANCE
         cases[task] = [above] if (above or below) and not few and _tells(table, task) else []
-        names = (f"{arm.condition} {spread(found, '.2f')}" for arm, found in ((higher, high), (lower, low)))
+        names = (f"{arm.condition} {spread(values, '.2f')}" for arm, values in ((higher, high), (lower, low)))
         texts.append(f"{task}: {', '.join(names)}")
     return HypothesisVerdict("; ".join(texts) or "not measured", judged(cases))
 
 
 def _share_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
     """Whether long lengths are a small share of the output of whole networks after training."""
-    ends = {}
-    for task in sizes.tasks:
-        ends[task] = _long_share(table, task, MARKS[-1], sizes)
-    texts = [f"{task} {spread(found, '.2f')}" for task, found in ends.items() if found]
-    cases = {task: [share < SMALL for share in found] for task, found in ends.items()}
+    lengths, quantity = range(sizes.long, sizes.layers + 1), f"share {MARKS[-1]:g}"
+    by_length = {task: [seen(table, task, Arm(), quantity, length) for length in lengths] for task in sizes.tasks}
+    ends = {task: [*map(sum, zip(*shares, strict=True))] for task, shares in by_length.items()}
+    texts = [f"{task} {spread(values, '.2f')}" for task, values in ends.items() if values]
+    cases = {task: [share < SMALL for share in values] for task, values in ends.items()}
     return HypothesisVerdict("; ".join(texts) or "not measured", judged(cases))
 
 
-def _long_share(table: pl.DataFrame, task: str, mark: float, sizes: LengthSizes) -> list[float]:
-    """The share of all long lengths together, of every seed."""
-    lengths = range(sizes.long, sizes.layers + 1)
-    by_length = [seen(table, task, Arm(), f"share {mark:g}", length) for length in lengths]
-    return [sum(found) for found in zip(*by_length, strict=True)]
-
-
 def _length_table(table: pl.DataFrame, task: str, sizes: LengthSizes) -> PageTable:
-    place = sizes.tasks.index(task)
-    counts = path_counts(sizes.layers, sizes.heads[place])
+    counts = path_counts(sizes.layers, sizes.heads[sizes.tasks.index(task)])
     rows = []
     for k in range(sizes.layers + 1):
         trained_on = [Arm("exact", k), *(_ended(Arm(kind, k), sizes) for kind in ("most", "least"))]
         read = [spread(seen(table, task, Arm(), quantity, k), ".2f") for quantity in ("own head", "new head", "fresh")]
         start, end = (spread(seen(table, task, Arm(), f"share {m:g}", k), ".2f") for m in (MARKS[0], MARKS[-1]))
-        left = [spread_of_logs(seen(table, task, arm, "residual", k)) for arm in (Arm(), Arm("exact", k))]
-        own = spread(seen(table, task, Arm("exact", k), "self-attention"), ".2f")
+        residual_texts = [spread_of_logs(seen(table, task, arm, "residual", k)) for arm in (Arm(), Arm("exact", k))]
+        diagonal = spread(seen(table, task, Arm("exact", k), "self-attention"), ".2f")
         cells = [spread(seen(table, task, arm), ".2f") for arm in trained_on]
-        rows.append([str(k), f"{counts[k]:,}", *cells, *read, start, end, *left, own])
-    whole = spread(seen(table, task, Arm()), ".3f")
+        rows.append([str(k), f"{counts[k]:,}", *cells, *read, start, end, *residual_texts, diagonal])
+    full = spread(seen(table, task, Arm()), ".3f")
     return PageTable(
-        f"{task}: {sizes.layers} layers, width {sizes.widths[place]}, {sizes.heads[place]} heads, {sizes.steps[place]} "
-        f"steps; held-out accuracy by length, median (range) of {sizes.seeds} seeds; the whole network has {whole}",
+        f"{sizes.title(task)} by length, median (range) of {sizes.seeds} seeds; the whole network has {full}",
         ["length", "paths", "trained on it alone", "on ≤", "on ≥", "trained whole, own head", "new head",
          "fresh, new head", "share at the start", "share at the end", "residual, trained whole", "trained on it",
          "self-attention, trained on it"], rows,
         "*New head*: a linear head fitted to the sum of that length on other held-out samples. *Share*: of the output "
         "of the whole network. "
         "*Residual*: relative, of the sum of that length. *Self-attention*: mean of the diagonal of the attention "
-        "pattern. " * (place == 0) + f"Even attention gives {even_attention(task, sizes.context):.2f}.",
+        "pattern. " * (task == sizes.tasks[0]) + f"Even attention gives {even_attention(task, sizes.context):.2f}.",
     )  # fmt: skip
 
 
 def _control_table(table: pl.DataFrame, sizes: LengthSizes) -> PageTable:
     last, rows, columns = sizes.layers, [], ("accuracy", "loss", "self-attention")
     for task in sizes.tasks:
-        mine = table.filter(task=task)
-        for condition in mine["condition"].unique(maintain_order=True).to_list():
+        task_rows = table.filter(task=task)
+        for condition in task_rows["condition"].unique(maintain_order=True).to_list():
             for kind, length in (("all", None), ("exact", 1), ("exact", last)):
-                found = mine.filter(pl.col("length").eq_missing(length), kind=kind, condition=condition)
-                if found.is_empty():
+                rows_of_arm = task_rows.filter(pl.col("length").eq_missing(length), kind=kind, condition=condition)
+                if rows_of_arm.is_empty():
                     continue
-                numbers = [found.filter(quantity=name)["value"].to_list() for name in columns]
-                left = found.filter(pl.col("at") == (last if length is None else length), quantity="residual")
+                at = last if length is None else length
+                logs = rows_of_arm.filter(quantity="residual", at=at)["value"].drop_nans().to_list()
                 shown = "all" if length is None else f"= {length}"
-                cells = [spread(values, ".2f") for values in numbers]
-                rows.append([task, condition, shown, *cells, spread_of_logs(left["value"].drop_nans().to_list())])
+                cells = [spread(rows_of_arm.filter(quantity=name)["value"].to_list(), ".2f") for name in columns]
+                rows.append([task, condition, shown, *cells, spread_of_logs(logs)])
     return PageTable(
         "Controls: other conditions, median (range) over seeds",
         ["task", "condition", "trained on", "held-out accuracy", "held-out loss", "self-attention",
@@ -531,12 +313,11 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
         "fresh, new head at k": lambda task, k: seen(table, task, Arm(), "fresh", k),
     }
     for panel, task in zip(axes, sizes.tasks, strict=False):
-        for number, (label, found) in enumerate(curves.items()):
-            points = {k: found(task, k) for k in lengths}
-            dash = "-" if number == 0 or number > 2 else "--"
-            _band(panel, points, label, palette()[number], dash)
-        panel.set_title(TITLES[task], loc="left", fontsize=9)
-        panel.set_xlabel("length k")
+        for index, (label, accuracies_of) in enumerate(curves.items()):
+            points = {k: accuracies_of(task, k) for k in lengths}
+            dash = "-" if index == 0 or index > 2 else "--"
+            seed_band(panel, points, label, palette()[index], markersize=3.5, linestyle=dash)
+        title_panel(panel, TITLES[task], "length k")
         panel.set_xticks(list(lengths))
     for panel in axes[:: math.ceil((len(sizes.tasks) + 1) / rows)]:
         panel.set_ylabel("held-out accuracy")
@@ -546,12 +327,11 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
     marks = range(len(MARKS))
     for k in lengths:
         points = {mark: seen(table, sizes.tasks[0], Arm(), f"share {MARKS[mark]:g}", k) for mark in marks}
-        _band(last, points, f"length {k}", palette()[k % len(palette())], "-")
+        seed_band(last, points, f"length {k}", palette()[k % len(palette())], markersize=3.5)
     last.set_xticks(list(marks), [f"{mark:.0%}" for mark in MARKS])
-    last.set_xlabel("steps of the training")
-    last.set_ylabel("share of the output")
-    last.set_title(f"Trained whole on {sizes.tasks[0]}: shares by length", loc="left", fontsize=9)
-    last.legend(fontsize=7, frameon=False, ncols=2)
+    title = f"Trained whole on {sizes.tasks[0]}: shares by length"
+    title_panel(last, title, "steps of the training", "share of the output")
+    last.legend(fontsize=7, frameon=False, ncols=2, loc="best")
     for panel in axes[len(sizes.tasks) + 1 :]:
         panel.set_visible(False)
     return {QUESTION.name: figure}
@@ -564,13 +344,6 @@ def _ended(arm: Arm, sizes: LengthSizes) -> Arm:
     if arm.length == sizes.layers:
         return Arm() if arm.kind == "most" else Arm("exact", arm.length)
     return arm
-
-
-def _band(axes: "Axes", points: dict[int, list[float]], label: str, colour: str, dash: str) -> None:
-    known = sorted(place for place, values in points.items() if values)
-    low, middle, high = ([pick(points[place]) for place in known] for pick in (min, statistics.median, max))
-    axes.fill_between(known, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(known, middle, color=colour, marker="o", markersize=3.5, linewidth=1.4, linestyle=dash, label=label)
 
 
 QUESTION = Question(
@@ -608,9 +381,9 @@ QUESTION = Question(
         "Shares of the output and residuals are those of `decompose`."
     ),
     refuted_by=(
-        "A rate and a length of training tuned for every restriction (on sorting the rate is varied); tasks that need "
-        "several steps of composition, where short paths cannot suffice; attention that does not give tokens to "
-        "themselves, by which a long path can be a short one in disguise (the tables have how much it does); deeper "
+        "A rate and a length of training tuned for every restriction (on sorting the rate is varied). Tasks that need "
+        "several steps of composition, where short paths cannot suffice. Attention that does not give tokens to "
+        "themselves, by which a long path can be a short one in disguise (the tables have how much it does). Deeper "
         "networks, where the longest paths are longer."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,8 @@ from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
-from rankscope.studies.questions.path_networks import held_out_samples
+from rankscope.studies.questions.drawing import seed_band, title_panel
+from rankscope.studies.questions.path_networks import PathSizes, held_out_samples, judged
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
@@ -43,7 +45,6 @@ BESIDE = "beside"  # A readout fitted to the sum of all paths of a length beside
 TASKS = {"sort": "sorting", "hull": "convex hull", "text": "next characters"}
 EQUAL = 5  # The number at which lengths are compared, one of figure 4's two
 FACTORS = ("number", "length", "share", "norm", "alignment", "residual")
-LONG = 0.5  # Of the layers: paths that go through a head in as many of them count as long
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess; figure 4's own margin
 ABOVE = 2  # Lengths must be above a guess for their order to be judged: the order of guesses is noise
 RELATED = 0.7  # Rank correlation from which on one thing is said to order the other
@@ -61,13 +62,9 @@ CHANGED = (
 
 
 @dataclass(frozen=True)
-class SetSizes:
+class SetSizes(PathSizes):
     """How large the experiment is."""
 
-    tasks: tuple[str, ...]
-    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
-    seeds: int  # Networks of each task
-    layers: int
     sort_width: int
     sort_epochs: int
     hull_width: int
@@ -79,16 +76,6 @@ class SetSizes:
     repeats: int  # Sets of each length and number
     fit_tokens: int  # Tokens that readouts are fitted to, which the network has not learnt from
     test_tokens: int  # Other tokens, on which sets are evaluated
-
-    @property
-    def networks(self) -> range:
-        """The seeds."""
-        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
-
-    @property
-    def long(self) -> int:
-        """The length from which on paths count as long: 3 of 6, as in figure 4."""
-        return math.ceil(LONG * self.layers)
 
 
 QUICK = SetSizes(
@@ -104,16 +91,15 @@ FULL = SetSizes(
 SETS = {
     "task": pl.String, "seed": pl.Int64, "kind": pl.String, "length": pl.Int64, "number": pl.Int64,
     "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, HALF_FIT: pl.Float64,
-    BESIDE: pl.Float64,    "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
+    BESIDE: pl.Float64, "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
 }  # fmt: skip
 
 
 def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
     """Train and evaluate: one cached piece for each task and seed. Beside the page, means over draws are kept."""
-    parts: dict[str, Callable[[], pl.DataFrame]] = {
+    parts = {
         f"{task} {seed}": partial(evaluated_network, task, seed, sizes, setup.device)
-        for task in sizes.tasks
-        for seed in sizes.networks
+        for task, seed in product(sizes.tasks, sizes.networks)
     }
     settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "first_seed", "seeds")}
     return summarised(setup.cached_parts(parts, **settings, columns=[*SETS]))
@@ -121,19 +107,19 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
 
 def summarised(sets: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """The tables that the answer is computed from: networks, means over draws, and what explains them."""
-    whole = pl.col("kind") == "whole"
+    is_whole_network = pl.col("kind") == "whole"
     keys = ["task", "seed", "kind", "length", "number", "share"]
     values = [pl.col(name).mean() for name in [*SETS][7:]]
-    curves = sets.filter(~whole).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
+    curves = sets.filter(~is_whole_network).group_by(keys, maintain_order=True).agg(pl.len().alias("draws"), *values)
     return {"sets": sets, "networks": _networks(sets), "curves": curves, "explained": explained(sets)}
 
 
 def _networks(sets: pl.DataFrame) -> pl.DataFrame:
     """Each network as a whole, and what is said without context: the path of length 0 is a token alone, and the best
     constant guess stands for it where that is better."""
-    whole = sets.filter(kind="whole").select("task", "seed", "head", "refit", guess=pl.col("share"))
+    networks = sets.filter(kind="whole").select("task", "seed", "head", "refit", guess=pl.col("share"))
     alone = sets.filter(kind=SHARED, length=0).select("task", "seed", alone=pl.col("refit"))
-    joined = whole.join(alone, on=["task", "seed"], how="left", maintain_order="left")
+    joined = networks.join(alone, on=["task", "seed"], how="left", maintain_order="left")
     return joined.with_columns(alone=pl.max_horizontal("alone", "guess"))
 
 
@@ -193,10 +179,10 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
         columns = {name: np.asarray(values.to_numpy(), dtype=float) for name, values in factors.items()}
         columns["length"] = one_hot(network["length"].to_numpy())
         for reader in READERS:
-            found = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
+            measures = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
             rows += [
                 (task, seed, kind, reader, measure, factor, value)
-                for measure, values in found.items()
+                for measure, values in measures.items()
                 for factor, value in values.items()
             ]
     schema = ["task", "seed", "kind", "reader", "measure", "factor", "value"]
@@ -207,7 +193,7 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SetEvidence:
     """The tables of networks that have learnt, and what is read off them for each network."""
 
     tables: Tables
@@ -217,7 +203,8 @@ class Evidence:
     def tasks(self) -> list[str]:
         """The tasks of which every network learnt to use context."""
         gains = self.tables["networks"].select("task", gain=pl.col("head") - pl.col("alone"))
-        return [task for task in self.sizes.tasks if _least(gains.filter(task=task)["gain"]) > LEARNT]
+        least = dict(gains.group_by("task").agg(pl.col("gain").min()).iter_rows())
+        return [task for task in self.sizes.tasks if least.get(task, -math.inf) > LEARNT]
 
     def seeds(self, task: str) -> list[int]:
         """The seeds of a task's networks."""
@@ -228,35 +215,35 @@ class Evidence:
         rows = self.tables["explained"].filter(task=task, kind=kind, measure=measure, factor=factor, reader=reader)
         return rows.sort("seed")["value"].to_list()
 
-    def by_length(self, task: str, seed: int, kind: str, number: str, reader: str = "head") -> dict[int, float]:
+    def by_length(self, task: str, seed: int, kind: str, choice: str, reader: str = "head") -> dict[int, float]:
         """Accuracy by length of sets of an equal number, 'number 10', of an equal share, 'share', or of 'all'."""
         rows = self.tables["curves"].filter(task=task, seed=seed, kind=kind).sort("length")
-        found = {}
-        for length, of in rows.group_by("length", maintain_order=True):
-            total = round(of["number"][0] / of["share"][0])
-            wanted = {"all": total, "share": share_number(SHARES[0], total)}.get(number)
-            wanted = int(number.removeprefix("number ")) if wanted is None else wanted
-            one = of.filter(pl.col("number") == wanted)
-            if len(one):
-                found[int(length[0])] = float(one[reader][0])
-        return found
+        accuracies = {}
+        for length, rows_of_length in rows.group_by("length", maintain_order=True):
+            total = round(rows_of_length["number"][0] / rows_of_length["share"][0])
+            count = {"all": total, "share": share_number(SHARES[0], total)}.get(choice)
+            count = int(choice.removeprefix("number ")) if count is None else count
+            rows_of_count = rows_of_length.filter(pl.col("number") == count)
+            if len(rows_of_count):
+                accuracies[int(length[0])] = float(rows_of_count[reader][0])
+        return accuracies
 
     def guess(self, task: str, seed: int) -> float:
         """The largest accuracy that is still called a guess."""
         return float(self.tables["networks"].filter(task=task, seed=seed)["guess"][0]) + NEAR_GUESS
 
-    def falls(self, task: str, kind: str, number: str, reader: str = "head") -> list[float]:
+    def falls(self, task: str, kind: str, choice: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of length, from 1 on, with accuracy at an equal number or share.
 
         Guesses count as ties; NaN where fewer than `ABOVE` lengths are above a guess.
         """
-        return [self._fall(task, seed, kind, number, reader) for seed in self.seeds(task)]
-
-    def _fall(self, task: str, seed: int, kind: str, number: str, reader: str) -> float:
-        least = self.guess(task, seed)
-        found = {k: max(p, least) for k, p in self.by_length(task, seed, kind, number, reader).items() if k}
-        above = sum(p > least for p in found.values())
-        return rank_correlation([*found], [*found.values()]) if above >= ABOVE else math.nan
+        ranks = []
+        for seed in self.seeds(task):
+            least, curve = self.guess(task, seed), self.by_length(task, seed, kind, choice, reader)
+            curve = {length: max(accuracy, least) for length, accuracy in curve.items() if length}
+            above = sum(accuracy > least for accuracy in curve.values())
+            ranks.append(rank_correlation([*curve], [*curve.values()]) if above >= ABOVE else math.nan)
+        return ranks
 
     def rises(self, task: str, kind: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of number with accuracy at equal length; the median over lengths at
@@ -266,9 +253,9 @@ class Evidence:
             least = self.guess(task, seed)
             rows = self.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, seed=seed, kind=kind)
             ranks = [
-                rank_correlation(of["number"].to_list(), of[reader].to_list())
-                for _, of in rows.group_by("length")
-                if of[reader].max() > least  # type: ignore[operator]
+                rank_correlation(rows_of_length["number"].to_list(), rows_of_length[reader].to_list())
+                for _, rows_of_length in rows.group_by("length")
+                if rows_of_length[reader].max() > least  # type: ignore[operator]
             ]
             known = [rank for rank in ranks if not math.isnan(rank)]
             values.append(statistics.median(known) if known else math.nan)
@@ -278,60 +265,55 @@ class Evidence:
         """The numbers of paths on the grid: those below all paths of length 1 that sets are drawn of."""
         curves = self.tables["curves"].filter(kind=SHARED, length=1)
         drawn = curves.filter(pl.col("share") < 1)["number"].unique().to_list()
-        return sorted(number for number in self.sizes.numbers if number in drawn)
+        return sorted(count for count in self.sizes.numbers if count in drawn)
 
-    def accuracy(self, task: str, length: int, number: str, reader: str = "head") -> list[float]:
+    def accuracy(self, task: str, length: int, choice: str, reader: str = "head") -> list[float]:
         """The accuracy of sets with shared attention, for each network that has such sets."""
-        found = [self.by_length(task, seed, SHARED, number, reader) for seed in self.seeds(task)]
-        return [accuracies[length] for accuracies in found if length in accuracies]
+        curves = [self.by_length(task, seed, SHARED, choice, reader) for seed in self.seeds(task)]
+        return [curve[length] for curve in curves if length in curve]
 
     def recovered(self, task: str, kind: str, reader: str) -> list[float]:
         """For each network, of what context adds to accuracy, the share that all paths of one long length have: the
         mean over long lengths."""
         values = []
         for seed in self.seeds(task):
-            whole, alone = self.tables["networks"].filter(task=task, seed=seed).select("head", "alone").row(0)
+            full, alone = self.tables["networks"].filter(task=task, seed=seed).select("head", "alone").row(0)
             accuracies = self.by_length(task, seed, kind, "all", reader)
-            long = [(p - alone) / (whole - alone) for k, p in accuracies.items() if k >= self.sizes.long]
+            long = [(p - alone) / (full - alone) for k, p in accuracies.items() if k >= self.sizes.long]
             values.append(statistics.mean(long) if long else math.nan)
         return values
 
 
-def _least(values: pl.Series) -> float:
-    return min(values.to_list(), default=-math.inf)
-
-
 def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     """The answer that the tables give."""
-    evidence = Evidence(tables, sizes)
-    cells = [(task, kind) for task in evidence.tasks for kind in KINDS]
+    evidence = SetEvidence(tables, sizes)
+    cells = [*product(evidence.tasks, KINDS)]
     missing = [TASKS[task] for task in sizes.tasks if task not in evidence.tasks]
 
     def judge(
-        values: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f"
+        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f", lead: str = ""
     ) -> HypothesisVerdict:
-        found = {cell: values(*cell) for cell in cells}
-        verdicts = [None if any(map(math.isnan, numbers)) else _unanimous([*map(passes, numbers)])
-                    for numbers in found.values()]  # fmt: skip
-        texts = {cell: "cannot be told" if any(map(math.isnan, numbers)) else spread(numbers, form)
-                 for cell, numbers in found.items()}  # fmt: skip
-        ours = "; ".join(f"{TASKS[task]}, {kind}: {text}" for (task, kind), text in texts.items())
-        holds = None if not verdicts or None in verdicts else all(verdicts)
-        return HypothesisVerdict(ours or "no network learnt", False if False in verdicts else holds)
+        by_cell = {cell: values_of(*cell) for cell in cells}
+        known = {cell: not any(map(math.isnan, values)) for cell, values in by_cell.items()}
+        texts = [
+            f"{TASKS[task]}, {kind}: {spread(values, form) if known[task, kind] else 'cannot be told'}"
+            for (task, kind), values in by_cell.items()
+        ]
+        cases = {cell: [*map(passes, values)] if known[cell] else [] for cell, values in by_cell.items()}
+        return HypothesisVerdict(lead + ("; ".join(texts) or "no network learnt"), judged(cases))
 
     verdicts = [
         judge(lambda task, kind: evidence.falls(task, kind, f"number {EQUAL}"), lambda rank: rank <= -RELATED),
         judge(lambda task, kind: evidence.rises(task, kind), lambda rank: rank >= RELATED),
         judge(
-            lambda task, kind: _ratios(evidence, task, kind), lambda ratio: ratio >= TWICE, ".1f"
+            lambda task, kind: _ratios(evidence, task, kind), lambda ratio: ratio >= TWICE, ".1f",
+            "times as much: ",
         ),
         judge(lambda task, kind: evidence.falls(task, kind, "share"), lambda rank: rank <= -RELATED),
-        judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0),
+        judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0, lead="lead in R²: "),
         _information_verdict(evidence, cells),
         judge(lambda task, kind: evidence.recovered(task, kind, BESIDE), lambda share: share >= HALF),
     ]  # fmt: skip
-    for at, prefix in ((2, "times as much"), (4, "lead in R²")):
-        verdicts[at] = replace(verdicts[at], ours=f"{prefix}: {verdicts[at].ours}")
     if sizes == QUICK:
         verdicts[6] = HypothesisVerdict(f"{verdicts[6].ours}; made on these data", None)
     notes = [
@@ -342,61 +324,54 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         "bound of what is there: one that is fitted to more tokens may read more (the table has half as many), and a "
         "head that learns under noise may read less, as directions count down to 1e-10 of the largest variance. A path "
         "through a head need not contain the token's own embedding: a readout *beside the token* also sees the path of "
-        "length 0, and tells what paths add to it."
+        "length 0, and tells what paths add to it.",
+        CHANGED,
     ]
-    notes.append(CHANGED)
     if missing:
-        notes.append(
-            f"Left out, since not every network came {LEARNT} in accuracy above a token alone: {', '.join(missing)}."
-        )
+        lead = f"Left out, since not every network came {LEARNT} in accuracy above a token alone"
+        notes.append(f"{lead}: {', '.join(missing)}.")
     tables_shown = [_network_table(evidence), _length_table(evidence), _grid_table(evidence), _factor_table(evidence)]
     return StudyAnswer(_sentence(evidence), verdicts, tables_shown, notes)
 
 
-def _unanimous(passed: Sequence[bool]) -> bool | None:
-    """True or False if all networks agree; None where they do not, or there are none."""
-    return passed[0] if len({*passed}) == 1 else None
-
-
-def _ratios(evidence: Evidence, task: str, kind: str) -> list[float]:
+def _ratios(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """By how much length explains more than number on the grid, for each network."""
     pairs = zip(evidence.share(task, kind, "length"), evidence.share(task, kind, "number"), strict=True)
-    return [length / max(number, 1e-6) for length, number in pairs]
+    return [by_length / max(by_number, 1e-6) for by_length, by_number in pairs]
 
 
-def _leads(evidence: Evidence, task: str, kind: str) -> list[float]:
+def _leads(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """For each network, R² of alignment alone less the largest R² of another factor alone."""
-    found = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
-    others = zip(*(values for factor, values in found.items() if factor != "alignment"), strict=True)
-    return [mine - max(rest) for mine, rest in zip(found["alignment"], others, strict=True)]
+    shares = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
+    rivals = zip(*(values for factor, values in shares.items() if factor != "alignment"), strict=True)
+    return [share - max(rival_shares) for share, rival_shares in zip(shares["alignment"], rivals, strict=True)]
 
 
-def _information_verdict(evidence: Evidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
+def _information_verdict(evidence: SetEvidence, cells: Sequence[tuple[str, str]]) -> HypothesisVerdict:
     """Whether readouts recover half of what context adds from long paths where the trained head does not."""
-    verdicts, texts = [], []
+    cases, texts = {}, []
     for task, kind in cells:
         refit, head = (evidence.recovered(task, kind, reader) for reader in ("refit", "head"))
-        passed = [r >= HALF > h for r, h in zip(refit, head, strict=True)]
-        verdicts.append(None if any(map(math.isnan, (*refit, *head))) else _unanimous(passed))
+        known = not any(map(math.isnan, (*refit, *head)))
+        cases[task, kind] = [r >= HALF > h for r, h in zip(refit, head, strict=True)] if known else []
         texts.append(f"{TASKS[task]}, {kind}: refitted {spread(refit, '.2f')}, head {spread(head, '.2f')}")
-    holds = None if not verdicts or None in verdicts else all(verdicts)
-    return HypothesisVerdict("; ".join(texts) or "no network learnt", False if False in verdicts else holds)
+    return HypothesisVerdict("; ".join(texts) or "no network learnt", judged(cases))
 
 
-def _sentence(evidence: Evidence) -> str:
+def _sentence(evidence: SetEvidence) -> str:
     """The answer in a sentence: which of number and length explains more, and accuracies with shared attention."""
     tasks, numbers, last = evidence.tasks, evidence.numbers(), evidence.sizes.layers
     if not tasks or not numbers:
         return "It cannot be told: no network learnt to use context."
     shares = {task: [evidence.share(task, SHARED, factor) for factor in ("length", "number")] for task in tasks}
-    leads = {_leader(*found) for found in shares.values()}
-    if not all(all(found) for found in shares.values()):
+    leads = {_leader(*pair) for pair in shares.values()}
+    if not all(all(pair) for pair in shares.values()):
         return "It cannot be told: there are too few sets of equal numbers of every length."
     start = {"length": "Length", "number": "Number"}.get(leads.pop(), "It depends") if len(leads) == 1 else "It depends"
 
-    def listed(length: int, number: str, reader: str = "head") -> str:
-        found = [evidence.accuracy(task, length, number, reader) for task in tasks]
-        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in found)
+    def listed(length: int, choice: str, reader: str = "head") -> str:
+        by_task = [evidence.accuracy(task, length, choice, reader) for task in tasks]
+        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in by_task)
 
     most = numbers[-1]
     return (
@@ -408,17 +383,17 @@ def _sentence(evidence: Evidence) -> str:
     )
 
 
-def _leader(length: Sequence[float], number: Sequence[float]) -> str:
+def _leader(length_shares: Sequence[float], number_shares: Sequence[float]) -> str:
     """The factor that explains more in every network, or 'neither'."""
-    ahead = {mine > other for mine, other in zip(length, number, strict=True)}
+    ahead = {length > count for length, count in zip(length_shares, number_shares, strict=True)}
     return "neither" if len(ahead) != 1 else "length" if ahead.pop() else "number"
 
 
-def _network_table(evidence: Evidence) -> PageTable:
+def _network_table(evidence: SetEvidence) -> PageTable:
     rows = []
     for task in evidence.sizes.tasks:
-        mine = evidence.tables["networks"].filter(task=task)
-        cells = (spread(mine[name].to_list(), ".3f") for name in ("head", "refit", "alone", "guess"))
+        task_rows = evidence.tables["networks"].filter(task=task)
+        cells = (spread(task_rows[name].to_list(), ".3f") for name in ("head", "refit", "alone", "guess"))
         rows.append([TASKS[task], *cells, "yes" if task in evidence.tasks else "no"])
     return PageTable(
         "Networks: held-out accuracy, median (range) over seeds",
@@ -428,20 +403,19 @@ def _network_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _length_table(evidence: Evidence) -> PageTable:
+def _length_table(evidence: SetEvidence) -> PageTable:
     lengths = sorted({*evidence.tables["curves"]["length"].to_list()})
-    columns = [(reader, number) for number in (f"number {EQUAL}", "share", "all") for reader in READERS]
+    columns = [(reader, choice) for choice in (f"number {EQUAL}", "share", "all") for reader in READERS]
     columns += [(HALF_FIT, "all"), (BESIDE, "all")]
     ends = {evidence.numbers()[0], evidence.numbers()[-1]} - {EQUAL} if evidence.numbers() else set()
-    columns = [*(("head", f"number {number}") for number in sorted(ends)), *columns]
+    columns = [*(("head", f"number {count}") for count in sorted(ends)), *columns]
     readers = READERS | {HALF_FIT: "refitted to half as many samples", BESIDE: "readout beside the token"}
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            for reader, number in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
-                found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
-                cells = [spread([one[k] for one in found if k in one], ".2f") for k in lengths]
-                rows.append([TASKS[task], kind, _chosen(number), readers[reader], *cells])
+    for task, kind in product(evidence.sizes.tasks, KINDS):
+        for reader, choice in columns if kind != LEVEL else [("head", f"number {EQUAL}"), ("refit", "all")]:
+            curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
+            cells = [spread([curve[k] for curve in curves if k in curve], ".2f") for k in lengths]
+            rows.append([TASKS[task], kind, _chosen(choice), readers[reader], *cells])
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
@@ -449,21 +423,17 @@ def _length_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _chosen(number: str) -> str:
+def _chosen(choice: str) -> str:
     names = {"share": "a sixth of the length's", "all": "all of the length"}
-    return names.get(number, f"{number.removeprefix('number ')} paths")
+    return names.get(choice, f"{choice.removeprefix('number ')} paths")
 
 
-def _grid_table(evidence: Evidence) -> PageTable:
+def _grid_table(evidence: SetEvidence) -> PageTable:
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            for reader in READERS:
-                found = [
-                    evidence.share(task, kind, part, reader=reader)
-                    for part in ("length", "number", "interaction", "draws")
-                ]
-                rows.append([TASKS[task], kind, READERS[reader], *(spread(values, ".2f") for values in found)])
+    for task, kind, reader in product(evidence.sizes.tasks, KINDS, READERS):
+        parts = ("length", "number", "interaction", "draws")
+        cells = (spread(evidence.share(task, kind, part, reader=reader), ".2f") for part in parts)
+        rows.append([TASKS[task], kind, READERS[reader], *cells])
     return PageTable(
         "Shares of the variance of logit accuracy over sets of equal numbers of every length from 1 on",
         ["task", "attention", "reader", "length", "number", "interaction", "which paths"], rows,
@@ -474,15 +444,14 @@ def _grid_table(evidence: Evidence) -> PageTable:
     )  # fmt: skip
 
 
-def _factor_table(evidence: Evidence) -> PageTable:
+def _factor_table(evidence: SetEvidence) -> PageTable:
     rows = []
-    for task in evidence.sizes.tasks:
-        for kind in KINDS:
-            cells = []
-            for factor in FACTORS:
-                alone, beyond = (evidence.share(task, kind, factor, measure) for measure in ("alone", "beyond"))
-                cells.append(f"{spread(alone, '.2f')}; {spread(beyond, '.2f')}")
-            rows.append([TASKS[task], kind, *cells, spread(evidence.share(task, kind, "all", "together"), ".2f")])
+    for task, kind in product(evidence.sizes.tasks, KINDS):
+        cells = []
+        for factor in FACTORS:
+            shares = (evidence.share(task, kind, factor, measure) for measure in ("alone", "beyond"))
+            cells.append("; ".join(spread(values, ".2f") for values in shares))
+        rows.append([TASKS[task], kind, *cells, spread(evidence.share(task, kind, "all", "together"), ".2f")])
     return PageTable(
         "Trained head: R² of logit accuracy over all sets, of each factor alone; beyond all others",
         ["task", "attention", *FACTORS, "all"], rows,
@@ -499,7 +468,7 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
     """Accuracy by number for each length, accuracy by length at equal number, share and all, and what explains it."""
     from rankscope.figures.matplotlib import panels
 
-    evidence = Evidence(tables, sizes)
+    evidence = SetEvidence(tables, sizes)
     figure, axes = panels(2, width=5.2, height=3.6, rows=2)
     _number_panel(axes[0], evidence, sizes.tasks[0])
     for panel, task in zip(axes[1:3], [*sizes.tasks, sizes.tasks[0]], strict=False):
@@ -510,22 +479,18 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
     return {QUESTION.name: figure}
 
 
-def _number_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
+def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     from rankscope.figures.matplotlib import colormaps
 
     rows = evidence.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, kind=OWN)
     lengths = sorted({*rows["length"].to_list()})
     colours = colormaps["viridis"](np.linspace(0, 0.9, len(lengths)))
     for colour, length in zip(colours, lengths, strict=True):
-        found = rows.filter(length=length).group_by("number").agg(
-            pl.col("head").median(), low=pl.col("head").min(), high=pl.col("head").max()
-        ).sort("number")  # fmt: skip
-        axes.fill_between(found["number"], found["low"], found["high"], color=colour, alpha=0.15, linewidth=0)
-        axes.plot(found["number"], found["head"], color=colour, marker="o", markersize=3, linewidth=1.3, label=length)
+        curve = rows.filter(length=length).group_by("number").agg("head")
+        seed_band(axes, dict(curve.iter_rows()), f"{length}", colour, markersize=3, linewidth=1.3)
     axes.set_xscale("log")
-    axes.set(xlabel="paths in a set", ylabel="accuracy")
-    axes.set_title(f"{TASKS[task].capitalize()}: own attention, by length", loc="left", fontsize=9)
-    axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
+    title_panel(axes, f"{TASKS[task].capitalize()}: own attention, by length", "paths in a set", "accuracy")
+    axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2, loc="best")
 
 
 LINES = (
@@ -536,26 +501,24 @@ LINES = (
 )  # fmt: skip
 
 
-def _length_panel(axes: "Axes", evidence: Evidence, task: str) -> None:
+def _length_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     from rankscope.figures.matplotlib import palette
     from rankscope.figures.style import MARKERS
 
-    for index, (kind, number, reader, label, dash) in enumerate(LINES):
-        found = [evidence.by_length(task, seed, kind, number, reader) for seed in evidence.seeds(task)]
-        lengths = sorted(set.intersection(*(set(one) for one in found))) if found else []
-        values = [[one[length] for one in found] for length in lengths]
-        colour = palette()[index]
-        axes.fill_between(lengths, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
-        axes.plot(lengths, [*map(statistics.median, values)], dash, color=colour, marker=MARKERS[index % len(MARKERS)],
-                  markersize=4, linewidth=1.3, label=label)  # fmt: skip
+    for index, (kind, choice, reader, label, dash) in enumerate(LINES):
+        curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
+        lengths = set.intersection(*map(set, curves)) if curves else set()
+        points = {length: [curve[length] for curve in curves] for length in lengths}
+        look = {"linestyle": dash, "marker": MARKERS[index % len(MARKERS)], "linewidth": 1.3}
+        seed_band(axes, points, label, palette()[index], **look)
     networks = evidence.tables["networks"].filter(task=task)
     for name, label, dash in (("head", "whole network", "-"), ("alone", "a token alone", "--")):
         axes.axhline(float(networks[name].median()), color="grey", linewidth=0.9, linestyle=dash, label=label)  # type: ignore[arg-type]
-    axes.set(xlabel="length of paths", ylabel="accuracy", xticks=range(evidence.sizes.layers + 1))
-    axes.set_title(f"{TASKS[task].capitalize()}: equal number, equal share, all", loc="left", fontsize=9)
+    axes.set_xticks(range(evidence.sizes.layers + 1))
+    title_panel(axes, f"{TASKS[task].capitalize()}: equal number, equal share, all", "length of paths", "accuracy")
 
 
-def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
+def _grid_panel(axes: "Axes", evidence: SetEvidence) -> None:
     from rankscope.figures.matplotlib import palette
 
     groups = [(task, kind) for task in evidence.sizes.tasks for kind in (OWN, SHARED)]
@@ -568,9 +531,9 @@ def _grid_panel(axes: "Axes", evidence: Evidence) -> None:
                 axes.bar(at, statistics.median(values), 0.32, color=colour, alpha=0.75, label=label)
                 axes.plot([at] * len(values), values, linestyle="none", marker="o", markersize=3, color="black")
     axes.set_xticks(range(len(groups)), [f"{task}\n{kind}" for task, kind in groups], fontsize=7)
-    axes.set(ylabel="share of variance", ylim=(0, 1))
-    axes.set_title("Logit accuracy, trained head: what explains it", loc="left", fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    axes.set_ylim(0, 1)
+    title_panel(axes, "Logit accuracy, trained head: what explains it", "", "share of variance")
+    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 QUESTION = Question(

@@ -24,7 +24,7 @@ from rankscope.files import atomic, write_text
 from rankscope.runs import tables as parquet
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
-from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question
 from rankscope.studies.questions.summary import NAME as SUMMARY
 from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
 from rankscope.studies.study import PageTable, Setup, StudyResult
@@ -55,14 +55,14 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
     Raises:
         StudyError: The tables are too large to be kept beside a page, or a quick run would replace a full one.
     """
-    place = folder / "data" / question.name
+    data_folder = folder / "data" / question.name
     refuse_smaller(folder, question, setup.full)
     manifest = begun(setup.device).adding(command=command_of(question, setup))
     names = list(question.keep) or list(result.tables)
-    place.mkdir(parents=True, exist_ok=True)
-    for old in place.glob("*.parquet"):
+    data_folder.mkdir(parents=True, exist_ok=True)
+    for old in data_folder.glob("*.parquet"):
         old.unlink()
-    paths = [parquet.write_parquet(place / f"{name}.parquet", result.tables[name], manifest) for name in names]
+    paths = [parquet.write_parquet(data_folder / f"{name}.parquet", result.tables[name], manifest) for name in names]
     size = sum(path.stat().st_size for path in paths)
     if size > MOST_BYTES:
         wanted = f"tables beside a page must take at most {MOST_BYTES // 1000} kB"
@@ -72,8 +72,8 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
         "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
         "machine": manifest.machine, "notes": setup.notes(),
     }  # fmt: skip
-    write_text(place / KEPT, json.dumps(kept, indent=1) + "\n")
-    return place
+    write_text(data_folder / KEPT, json.dumps(kept, indent=1) + "\n")
+    return data_folder
 
 
 def refuse_smaller(folder: Path, question: Question, full: bool) -> None:
@@ -85,7 +85,7 @@ def refuse_smaller(folder: Path, question: Question, full: bool) -> None:
 
 
 def command_of(question: Question, setup: Setup) -> str:
-    """The command that makes the run again."""
+    """The command line that makes the run again."""
     size, device = " --full" if setup.full else "", "" if setup.device == "cpu" else f" --device {setup.device}"
     return f"rankscope study {question.name}{size}{device}"
 
@@ -96,14 +96,14 @@ def read_kept(folder: Path, question: Question) -> tuple[dict[str, pl.DataFrame]
     Raises:
         StudyError: The sizes that were kept are not those of this question's file any more.
     """
-    place = folder / "data" / question.name
-    kept = document(place / KEPT)
+    data_folder = folder / "data" / question.name
+    kept = document(data_folder / KEPT)
     kind = type(question.quick)
     if {*kept["sizes"]} != {entry.name for entry in fields(kind)}:
         wanted = f"the data of {question.name} must have the sizes {', '.join(entry.name for entry in fields(kind))}"
         raise StudyError(f"{wanted}; got {', '.join(kept['sizes'])}: run it again", subject=question.name)
     sizes = kind(**{name: _tuples(value) for name, value in kept["sizes"].items()})
-    return {name: parquet.read_parquet(place / f"{name}.parquet")[0] for name in kept["tables"]}, sizes, kept
+    return {name: parquet.read_parquet(data_folder / f"{name}.parquet")[0] for name in kept["tables"]}, sizes, kept
 
 
 def _tuples(value: Any) -> Any:
@@ -165,8 +165,10 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         lines += [f"![{question.title}](images/{_stem(question, name)}.png)", ""]
     ran = f"`{kept['command']}`, {_size(question, sizes, kept)}, on {kept['device']}."
     lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
+    later = any(hypothesis.startswith(LATER) for hypothesis in question.hypotheses)
+    header = f"expected, before the run unless it begins with '{LATER}'" if later else "expected before the run"
     expected = PageTable(
-        "", ["expected before the run", "what came", ""],
+        "", [header, "what came", ""],
         [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
     )  # fmt: skip
     lines += ["## What we expected, and what came", "", *expected.markdown, "", "## Evidence", ""]
@@ -177,7 +179,7 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     lines += ["## What would change our mind", "", question.refuted_by.strip(), "", "## Run it again", ""]
     lines += ["```sh", kept["command"], "```", ""]
     data = ", ".join(f"`{name}.parquet`" for name in kept["tables"])
-    versions = ", ".join(f"{name} {number}" for name, number in sorted(kept["versions"].items()))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(kept["versions"].items()))
     lines += [
         f"Every number and the figure of this page come from {data} in `studies/data/{question.name}`; "
         f"`rankscope study --redraw --pages docs/studies` writes the page from them. Made with {versions}."

@@ -1,7 +1,11 @@
-"""What the questions on paths share: figure 4's tasks and networks, held-out samples, and readings by length."""
+"""What the questions on paths share: sizes, figure 4's tasks and networks, held-out samples, and readings by length.
+
+`long_paths.py`, `using_paths.py` and `number_or_length.py` ask these questions.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ClosureError, StudyError, one_of
-from rankscope.lab import Batch, Task
+from rankscope.lab import Batch, Recipe, Task
 from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.next_character import HELD_SHARE
 from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask
@@ -19,11 +23,74 @@ from rankscope.paths.frozen import freeze
 from rankscope.paths.lengths import by_length
 from rankscope.studies.dong2021.fig4 import PublishedSort
 
-TASKS = ("sort", "hull", "text")
 TITLES = {"sort": "Sorting", "hull": "Convex hull", "text": "Text"}
 SCHEMES = {"sort": "kaiming", "hull": "kaiming", "text": "xavier"}  # Of initial weights: figure 4's, and the lab's
 HELD = 2000  # Held-out samples of sort and hull: enough to evaluate on some and to fit readouts to others
 TINY = 1e-17  # A relative residual below is written so
+TOLD = 0.05  # Accuracy that attention must add, with every seed, for a task to tell anything
+CHANCE = 0.05  # What would be seen by chance more often than this is not believed
+
+
+@dataclass(frozen=True)
+class PathSizes:
+    """The sizes that all questions on paths have."""
+
+    tasks: tuple[str, ...]
+    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
+    seeds: int  # Networks of each task
+    layers: int
+
+    @property
+    def networks(self) -> range:
+        """The seeds of the networks of a task."""
+        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
+
+    @property
+    def long(self) -> int:
+        """The length from which on paths count as long: half of the layers, 3 of 6 as in figure 4."""
+        return math.ceil(self.layers / 2)
+
+
+@dataclass(frozen=True)
+class PathTrainingSizes(PathSizes):
+    """The sizes of trainings on sums of paths. `widths` to `rates` have one number for each task."""
+
+    widths: tuple[int, ...]
+    heads: tuple[int, ...]
+    steps: tuple[int, ...]
+    batches: tuple[int, ...]
+    rates: tuple[float, ...]
+    context: int  # Characters of a sample of text
+    samples: int  # Samples of hulls to learn from
+    evaluation_samples: int
+    probe_samples: int  # Samples that shares of lengths, and residuals, are read on
+
+    def task(self, name: str) -> Task:
+        """The task of a name, with the context and samples of these sizes."""
+        return path_task(name, self.context, self.samples)
+
+    def architecture(self, name: str, **fields: Any) -> Architecture:
+        """Attention, skips and norms: post-norm as in figure 4, a pre-norm decoder for text; no bias adds to tokens."""
+        index = self.tasks.index(name)
+        if name == "text":
+            fields = {"mlp": "none", "biases": ("query", "key"), "norm_eps": 1e-12} | fields
+        return self.task(name).architecture(self.layers, self.widths[index], self.heads[index], **fields)
+
+    def recipe(self, name: str, factor: float = 1.0) -> Recipe:
+        """Figure 4's recipe with the steps, batches and learning rate of a task, the rate times `factor`."""
+        index = self.tasks.index(name)
+        return Recipe(
+            steps=self.steps[index], batch=self.batches[index], lr=factor * self.rates[index], weight_decay=0.0,
+            frozen=("gain",),
+        )  # fmt: skip
+
+    def title(self, name: str) -> str:
+        """The beginning of a table's title: a task, and the networks that learnt it."""
+        index = self.tasks.index(name)
+        return (
+            f"{name}: {self.layers} layers, width {self.widths[index]}, {self.heads[index]} heads, {self.steps[index]} "
+            f"steps; held-out accuracy"
+        )
 
 
 @lru_cache(maxsize=8)
@@ -31,7 +98,7 @@ def path_task(name: str, context: int, samples: int) -> Task:
     """The task of a name; asked for again, it is the same object, which draws its samples once.
 
     Args:
-        name: One of `TASKS`.
+        name: A key of `TITLES`.
         context: Characters of a sample of text.
         samples: Samples of hulls to learn from.
     """
@@ -43,13 +110,6 @@ def path_task(name: str, context: int, samples: int) -> Task:
     if name not in made:
         raise StudyError(one_of("task", name, made), subject="task")
     return made[name]()
-
-
-def attention_network(name: str, task: Task, layers: int, width: int, heads: int, **fields: Any) -> Architecture:
-    """Attention, skips and norms: post-norm as in figure 4, a pre-norm decoder for text; no bias adds to tokens."""
-    if name == "text":
-        fields = {"mlp": "none", "biases": ("query", "key"), "norm_eps": 1e-12} | fields
-    return task.architecture(layers, width, heads, **fields)
 
 
 def held_out_samples(task: Task, test: int, fit: int) -> tuple[Batch, Batch]:
@@ -100,15 +160,36 @@ def residuals(net: Transformer, X: Tensor) -> list[float]:
     return _mean_by_length(net, X, pl.when(pl.col("paths") == "0").then(math.nan).otherwise(log10))
 
 
-def _mean_by_length(net: Transformer, X: Tensor, number: pl.Expr) -> list[float]:
+def _mean_by_length(net: Transformer, X: Tensor, quantity: pl.Expr) -> list[float]:
     try:
         table = by_length(freeze(net.to(torch.float64), X.double())).table.filter(start="all")
     except ClosureError:
         return [math.nan] * (net.arch.layers + 1)
-    return table.group_by("length").agg(number.mean().alias("mean")).sort("length")["mean"].to_list()
+    return table.group_by("length").agg(quantity.mean().alias("mean")).sort("length")["mean"].to_list()
 
 
 def self_attention(net: Transformer, X: Tensor) -> float:
     """The mean of the diagonal of the attention pattern, over samples, layers, heads and tokens."""
     layers = freeze(net.to(torch.float64), X.double()).layers
     return float(torch.stack([layer.P.diagonal(dim1=-2, dim2=-1).mean() for layer in layers]).mean())
+
+
+# ---- Verdicts
+
+
+def attention_gains(full: Sequence[float], alone: Sequence[float]) -> list[float]:
+    """What attention adds to the accuracy of a task, for each seed; empty where a task does not tell.
+
+    Args:
+        full: Accuracies of networks with attention, one for each seed.
+        alone: Accuracies of the same seeds where each token is read alone.
+    """
+    gains = [accuracy - token for accuracy, token in zip(full, alone, strict=True)] if len(full) == len(alone) else []
+    return gains if gains and min(gains) >= TOLD else []
+
+
+def judged(cases: Mapping[Any, Sequence[bool]]) -> bool | None:
+    """True if all cases of every group, such as a task, hold; False if all of some group fail; otherwise None."""
+    if any(outcomes and not any(outcomes) for outcomes in cases.values()):
+        return False
+    return True if cases and all(outcomes and all(outcomes) for outcomes in cases.values()) else None

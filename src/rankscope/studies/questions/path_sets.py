@@ -58,9 +58,9 @@ def drawn_sets(ways: Ways, length: int, numbers: Sequence[int], repeats: int, se
     total = counts_along(ways)[length]
     wanted = {*numbers} | {share_number(share, total) for share in SHARES}
     sets = [
-        PathSet(repeat, sampled_paths(ways, length, number, (seed * 10**6 + number) * 1000 + repeat))
-        for number in sorted(wanted)
-        if number < total
+        PathSet(repeat, sampled_paths(ways, length, count, (seed * 10**6 + count) * 1000 + repeat))
+        for count in sorted(wanted)
+        if count < total
         for repeat in range(repeats)
     ]
     return [*sets, PathSet(0, [*paths_along(ways, length)])] if total else []
@@ -79,21 +79,17 @@ def set_sums(frozen: Frozen, sets: Sequence[PathSet], fit: slice) -> Iterator[tu
     for row, members in zip(belongs, sets, strict=True):
         row[[at[path] for path in members.paths]] = 1.0
     chunk = max(1, AT_ONCE // frozen.X.numel())
-
-    def empty() -> Tensor:
-        return frozen.X.new_zeros(len(sets), frozen.X.numel())
-
-    own, shared, level = empty(), empty(), empty()
+    own_sums, shared_sums, level_sums = (frozen.X.new_zeros(len(sets), frozen.X.numel()) for _ in range(3))
     for terms, columns in _chunks(frozen, paths, at, OWN, chunk):
-        own.addmm_(belongs[:, columns], terms.flatten(1))
-    yield OWN, own.view(-1, *frozen.X.shape)
-    del own
+        own_sums.addmm_(belongs[:, columns], terms.flatten(1))
+    yield OWN, own_sums.view(-1, *frozen.X.shape)
+    del own_sums
     for terms, columns in _chunks(frozen, paths, at, SHARED, chunk):
         sizes = terms[:, fit].square().mean((1, 2, 3)).sqrt().clamp_min(torch.finfo(terms.dtype).tiny)
-        shared.addmm_(belongs[:, columns], terms.flatten(1))
-        level.addmm_(belongs[:, columns] / sizes, terms.flatten(1))
-    yield SHARED, shared.view(-1, *frozen.X.shape)
-    yield LEVEL, level.view(-1, *frozen.X.shape)
+        shared_sums.addmm_(belongs[:, columns], terms.flatten(1))
+        level_sums.addmm_(belongs[:, columns] / sizes, terms.flatten(1))
+    yield SHARED, shared_sums.view(-1, *frozen.X.shape)
+    yield LEVEL, level_sums.view(-1, *frozen.X.shape)
 
 
 def _chunks(
@@ -198,10 +194,10 @@ def evaluated_sets(
         sets = drawn_sets(frozen.ways, length, numbers, repeats, seed)
         for kind, sums in set_sums(frozen, sets, reader.fit):
             for drawn, row in zip(sets, reader.read(sums), strict=True):
-                number = len(drawn.paths)
-                rows.append({"kind": kind, "length": length, "number": number, "share": number / total,
+                count = len(drawn.paths)
+                rows.append({"kind": kind, "length": length, "number": count, "share": count / total,
                              "repeat": drawn.repeat} | row)  # fmt: skip
-            everything = sums[-1]  # the last set is that of all paths
-            rows[-1]["half"] = reader.refitted(everything, share=0.5)
-            rows[-1]["beside"] = reader.refitted(everything, frozen.X)
+            all_paths = sums[-1]  # the last set is that of all paths
+            rows[-1]["half"] = reader.refitted(all_paths, share=0.5)
+            rows[-1]["beside"] = reader.refitted(all_paths, frozen.X)
     return rows

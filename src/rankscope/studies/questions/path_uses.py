@@ -12,21 +12,24 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.errors import StudyError, one_of
-from rankscope.lab import Batch, Interface, Model, Task, Training
+from rankscope.lab import Batch, Initialisation, Interface, Model, Task, Training
 from rankscope.lab.path_model import EPS, PathModel, Stack
+from rankscope.lab.trial import free_memory
 from rankscope.metrics import relative_residual
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.shapes import Bool, Float
-from rankscope.studies.questions.path_networks import shares
+from rankscope.studies.questions.path_networks import SCHEMES, PathTrainingSizes, held_out_samples, shares
 
 PLAIN, ALONE, DROPOUT = "plain", "token by token", "dropout"
 PATH_DROPOUT, DIVERSE = "path dropout", "diverse lengths"
@@ -36,6 +39,10 @@ KINDS = (PLAIN, ALONE, DROPOUT, *NOISES, *PENALTIES)
 NOISE = 0.5  # Of embeddings at test time: standard deviation as a share of the tokens' root mean square
 HEADS_OUT, DRAWS = 0.25, 8  # The share of heads that is removed at test time, and how many draws of heads are tried
 SEED = 2**40  # Of what is drawn here, apart from the seeds of samples and weights
+ROWS = {
+    "task": pl.String, "kind": pl.String, "strength": pl.Float64, "seed": pl.Int64, "quantity": pl.String,
+    "at": pl.Int64, "value": pl.Float64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,28 @@ class Use:
     def label(self) -> str:
         """The kind with its strength, if it has one."""
         return f"{self.kind} {self.strength:g}" if self.strength else self.kind
+
+
+@dataclass(frozen=True)
+class UseSizes(PathTrainingSizes):
+    """How large the experiment is."""
+
+    dropouts: tuple[float, ...]  # Strengths of ordinary dropout
+    chances: tuple[float, ...]  # Strengths of path dropout and diverse lengths
+    penalties: tuple[float, ...]  # Nats for all of the output
+
+    @property
+    def controls(self) -> list[Use]:
+        """What a gain must be one over: plain training, and ordinary dropout."""
+        return [Use(), *(Use(DROPOUT, p) for p in self.dropouts)]
+
+    @property
+    def uses(self) -> list[Use]:
+        """Every use of paths, at each strength."""
+        return [
+            *(Use(kind, p) for kind in NOISES for p in self.chances),
+            *(Use(kind, penalty) for kind in PENALTIES for penalty in self.penalties),
+        ]
 
 
 class PathUseModel(PathModel):
@@ -149,6 +178,21 @@ def drawn_weights(use: Use, lengths: int, samples: int, steps: int, seed: int) -
     return torch.from_numpy(left).float() * ((1 - p**lengths) / (1 - p))
 
 
+def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
+    """The training of some seeds with a use of paths, before its first step."""
+    task, arch, recipe = sizes.task(name), sizes.architecture(name), sizes.recipe(name)
+    lengths = range(sizes.layers + 1)
+    penalised = {SHORT_PENALTY: [k < sizes.long for k in lengths], LONG_PENALTY: [k >= sizes.long for k in lengths]}
+    model = partial(
+        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch,
+        penalties=[use.strength * chosen for chosen in penalised.get(use.kind, [])],
+    )  # fmt: skip
+    start = Initialisation(SCHEMES[name], 1.0, dropout=use.strength if use.kind == DROPOUT else 0.0)
+    return PathUseTraining(
+        task, arch, recipe, seeds=seeds, device=device, initialisation=start, capture=True, model=model
+    )
+
+
 def finish_training(training: Training, use: Use) -> None:
     """Make all steps, with weights of lengths that are drawn for each."""
     models: list[Any] = training.models
@@ -172,11 +216,38 @@ def finish_training(training: Training, use: Use) -> None:
 # ---- What is left at test time
 
 
+def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> pl.DataFrame:
+    """Train some seeds of a use; rows of one number each: task · kind · strength · seed · quantity · at · value.
+
+    | quantity           | what it is, on held-out samples                                   | `at`   |
+    |--------------------|-------------------------------------------------------------------|--------|
+    | `loss`, `accuracy` | with all in place                                                 |        |
+    | `noise`            | accuracy with noise on the embedding                              |        |
+    | `heads`            | accuracy without some heads                                       | draw   |
+    | `layers`           | accuracy without a layer                                          | layer  |
+    | `length out`       | accuracy without the paths of a length                            | length |
+    | `one length`       | accuracy of the paths of a length alone                           | length |
+    | `share`            | of the output, by length                                          | length |
+    | `residual`         | relative residual of tokens after the last layer, mean of samples |        |
+    """
+    training, rows = training_of(task, use, sizes, seeds, device), []
+    try:
+        finish_training(training, use)
+        batch = held_out_samples(training.task, sizes.evaluation_samples, 1)[0].to(device)
+        for seed, model in zip(seeds, training.models, strict=True):
+            for row in evaluation_rows(model, training.task, batch, sizes.probe_samples):
+                rows.append((task, use.kind, use.strength, seed, *row))
+    finally:
+        del training
+        free_memory(device)
+    return pl.DataFrame(rows, schema=ROWS, orient="row")
+
+
 @torch.no_grad()
 def evaluation_rows(
     model: Model, task: Task, batch: Batch, probe_samples: int
 ) -> Iterator[tuple[str, int | None, float]]:
-    """(quantity, at, value) of one trained network; `trained` in `using_paths.py` says what each quantity is.
+    """(quantity, at, value) of one trained network; `trained` says what each quantity is.
 
     Args:
         model: The trained network with its embedding and head. One that does not read all lengths alike gives its loss
@@ -195,10 +266,11 @@ def evaluation_rows(
     def accuracy_of(changed: Transformer, tokens: Tensor) -> float:
         return accuracy(precise.logits(changed.run(tokens).output, None))
 
-    terms, one = precise.terms(batch.inputs), torch.eye(net.arch.layers + 1, dtype=torch.float64, device=X.device)
-    whole = precise(batch.inputs)
-    yield "loss", None, float(task.loss(whole, batch))
-    yield "accuracy", None, accuracy(whole)
+    terms = precise.terms(batch.inputs)
+    selections = torch.eye(net.arch.layers + 1, dtype=torch.float64, device=X.device)
+    logits = precise(batch.inputs)
+    yield "loss", None, float(task.loss(logits, batch))
+    yield "accuracy", None, accuracy(logits)
     if not bool((precise.lengths == 1).all()):
         return  # what follows is of networks that read all lengths
     noise = np.random.default_rng(SEED).standard_normal(X.shape)
@@ -207,7 +279,7 @@ def evaluation_rows(
         yield "heads", draw, accuracy_of(net.without(heads=heads), X)
     for layer in range(1, net.arch.layers + 1):
         yield "layers", layer, accuracy_of(net.without(layers=[layer]), X)
-    for length, alone in enumerate(one):
+    for length, alone in enumerate(selections):
         yield "length out", length, accuracy(precise.read(terms, precise.lengths - alone))
         yield "one length", length, accuracy(precise.read(terms, alone))
     *_, last = net.steps(X)
@@ -223,7 +295,7 @@ def heads_out(layers: int, heads: int) -> list[dict[int, list[int]]]:
     removed: list[dict[int, list[int]]] = []
     for numbers in chosen:
         layer_heads: dict[int, list[int]] = {}
-        for number in sorted(int(number) for number in numbers):
-            layer_heads.setdefault(number // heads + 1, []).append(number % heads)
+        for head in sorted(int(head) for head in numbers):
+            layer_heads.setdefault(head // heads + 1, []).append(head % heads)
         removed.append(layer_heads)
     return removed

@@ -9,11 +9,13 @@ A file of this folder reads like a method section, from top to bottom:
    interrupted study resumes, and a second run gives the same bits;
 4. `answer(tables, sizes)`: the answer, computed from the tables alone (`summaries.py` has medians, ranges and rank
    correlations); numbers in sentences are computed, never typed in;
-5. `draw(tables, sizes)`: the figure, from the tables alone.
+5. `draw(tables, sizes)`: the figure, from the tables alone (`drawing.py` has bands of seeds and looks of lines).
+
+Where trainings and measurements are long, they stand in a file beside it, which the question's file names.
 
 Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a
-candidate) is said in the notes of the answer; the sentence rests on what was fixed before, and a hypothesis made on a
-run's data is judged by another run.
+candidate) is said in the notes of the answer; the sentence rests on what was fixed before. A hypothesis made on a run's
+data is judged by another run, and begins with `LATER`: the page and the summary tell it from the others by that.
 
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
 a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.
@@ -32,11 +34,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tables = Mapping[str, pl.DataFrame]
+LATER = "Written after"  # How a hypothesis begins that was made once a run had been seen
 
 
 @dataclass(frozen=True)
 class HypothesisVerdict:
-    """What became of one hypothesis."""
+    """The verdict on one hypothesis, with the numbers that it rests on."""
 
     ours: str  # What was measured, with its spread over seeds
     holds: bool | None  # None where the experiment cannot tell
@@ -44,7 +47,7 @@ class HypothesisVerdict:
 
 @dataclass(frozen=True)
 class StudyAnswer:
-    """An answer, computed from tables."""
+    """The answer to a question, computed from tables alone."""
 
     sentence: str  # The whole answer in one sentence, with numbers
     verdicts: Sequence[HypothesisVerdict]  # One for each hypothesis, in their order
@@ -59,7 +62,7 @@ class Question:
     name: str  # As in `rankscope study NAME`; the file of its page
     title: str  # The question in one sentence
     why: str  # Who asked, and what is known; Markdown
-    hypotheses: Sequence[str]  # Written before the experiment was run
+    hypotheses: Sequence[str]  # Written before the run, but for those that begin with `LATER`
     method: str  # What is run and measured; Markdown
     refuted_by: str  # What would change the answer; Markdown
     quick: Any  # Sizes for two cores and minutes: a frozen dataclass of numbers, texts and tuples

@@ -1,8 +1,8 @@
-"""Numbers of several seeds as text and as rank correlations: what the answers of all questions are written with."""
+"""Numbers of several seeds as text, verdicts and rank correlations: what the answers of questions are written with."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scipy.stats import spearmanr
 
@@ -37,6 +37,16 @@ def _shown(texts: list[str]) -> str:
         return "–"
     low, middle, high = texts
     return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def unanimous(outcomes: Collection[bool]) -> bool | None:
+    """True if all outcomes are true, False if none is; None where seeds disagree, or there are none.
+
+    >>> unanimous([True, True]), unanimous([False]), unanimous([True, False]), unanimous([])
+    (True, False, None, None)
+    """
+    distinct = {*outcomes}
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:

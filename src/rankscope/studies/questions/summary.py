@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.studies.questions.question import VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question
 from rankscope.studies.study import PageTable, StudyResult
 
 NAME = "summary"
@@ -26,9 +26,9 @@ METHOD = (
 REVIEW = (  # (question, reply)
     (
         "Were hypotheses written before the data were seen?",
-        "Yes, with their thresholds, in the study's file. Where a rule changed afterwards, the notes of the page "
-        "say which, when and why; the answer rests on what was fixed before, and a hypothesis made on a quick run "
-        "is judged by the full one.",
+        f"{{before}} of {{written}}, with their thresholds, in the study's file; the rest begin with '{LATER}'. Where "
+        "trials were seen before, or a rule changed afterwards, the notes of the page say which, when and why; the "
+        "answer rests on what was fixed before, and a hypothesis made on a quick run is judged by the full one.",
     ),
     ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
     (
@@ -72,53 +72,55 @@ class AnsweredQuestion:
 
 
 def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
-    """The page, in Markdown.
+    """The page of all answered questions, in Markdown.
 
     Args:
         answered: Every question that has been run, in the order of the overview.
     """
-    verdicts = [comparison.agrees for one in answered for comparison in one.result.comparisons]
+    verdicts = [comparison.agrees for entry in answered for comparison in entry.result.comparisons]
     judged = [agrees for agrees in verdicts if agrees is not None]
-    counts = {"failed": str(judged.count(False)), "judged": str(len(judged))}
-    quick = sum(not one.kept["full"] for one in answered)
+    later = sum(comparison.what.startswith(LATER) for entry in answered for comparison in entry.result.comparisons)
+    counts = {"failed": judged.count(False), "judged": len(judged)}
+    counts |= {"written": len(verdicts), "before": len(verdicts) - later}
+    quick = sum(not entry.kept["full"] for entry in answered)
     lines = [
         f"# {TITLE}", "",
-        f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. Before the "
-        f"runs, {len(verdicts)} hypotheses were written down: {judged.count(True)} hold, {judged.count(False)} do not, "
-        f"{len(verdicts) - len(judged)} cannot be told."
+        f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. "
+        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before the runs: "
+        f"{judged.count(True)} hold, {judged.count(False)} do not, {len(verdicts) - len(judged)} cannot be told."
         + (f" {quick} of the questions were run at quick size only." if quick else ""),
         "", "## Answers", "", *_answers(answered).markdown, "",
         "## Method", "", METHOD, "", "## Results", "",
     ]  # fmt: skip
-    for one in answered:
-        lines += [f"### {one.question.title}", "", one.result.summary, ""]
-        lines += [f"![{one.question.title}]({file})\n" for file in one.figures]
-        lines += [f"*{one.question.caption}*", ""] if one.question.caption else []
+    for entry in answered:
+        lines += [f"### {entry.question.title}", "", entry.result.summary, ""]
+        lines += [f"![{entry.question.title}]({file})\n" for file in entry.figures]
+        lines += [f"*{entry.question.caption}*", ""] if entry.question.caption else []
     lines += ["## What a reviewer would ask", ""]
     for question, reply in REVIEW:
         lines += [f"**{question}** {reply.format_map(counts)}", ""]
     lines += ["## Hypotheses that do not hold", "", *_failed(answered).markdown, ""]
-    lines += ["## Commands", "", "```sh", *(one.kept["command"] for one in answered), "```", ""]
+    lines += ["## Commands", "", "```sh", *(entry.kept["command"] for entry in answered), "```", ""]
     return "\n".join(lines)
 
 
 def _answers(answered: Sequence[AnsweredQuestion]) -> PageTable:
     """One row for each question: its answer, and how many of its hypotheses hold."""
     rows = []
-    for one in answered:
-        agrees = [comparison.agrees for comparison in one.result.comparisons]
+    for entry in answered:
+        agrees = [comparison.agrees for comparison in entry.result.comparisons]
         counts = " / ".join(str(agrees.count(verdict)) for verdict in VERDICTS)
-        size = "full" if one.kept["full"] else "quick"
-        rows.append([f"[{one.question.title}]({one.question.name}.md)", one.result.summary, counts, size])
+        size = "full" if entry.kept["full"] else "quick"
+        rows.append([f"[{entry.question.title}]({entry.question.name}.md)", entry.result.summary, counts, size])
     return PageTable("", ["question", "answer", "hypotheses: hold / do not / cannot be told", "size"], rows)
 
 
 def _failed(answered: Sequence[AnsweredQuestion]) -> PageTable:
     """What was expected and did not come, with what came."""
     rows = [
-        [f"[{one.question.name}]({one.question.name}.md)", comparison.what, comparison.ours]
-        for one in answered
-        for comparison in one.result.comparisons
+        [f"[{entry.question.name}]({entry.question.name}.md)", comparison.what, comparison.ours]
+        for entry in answered
+        for comparison in entry.result.comparisons
         if comparison.agrees is False
     ]
     return PageTable("", ["study", "expected", "what came"], rows)

@@ -52,7 +52,7 @@ class AttentionMixer(nn.Module):
         self.query, self.key, self.value, self.output = (linear(width, width) for _ in range(4))
 
     def forward(self, X: Positions) -> Positions:
-        """Attend, and project."""
+        """The outputs of all heads at every position, projected to the width."""
         q, k, v = (part(X).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
         mixed: Tensor = self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
         return mixed
@@ -87,7 +87,7 @@ class StateSpaceMixer(nn.Module):
         self.output = linear(width, width)
 
     def kernel(self, length: int) -> Tensor:
-        """K, `[channel, position]`."""
+        """The kernel K of every channel, `[channel, position]`, at this many positions."""
         A = torch.complex(-self.log_decay.exp(), self.frequency)
         dtA = A * self.log_step.exp()[:, None]
         C = torch.view_as_complex(self.readout.contiguous()) * (dtA.exp() - 1) / A
@@ -152,7 +152,7 @@ class ImageConvolution(nn.Module):
         nn.init.normal_(self.layer.weight, std=math.sqrt(2 / (9 * width)))
 
     def forward(self, X: Positions) -> Positions:
-        """Convolve the image."""
+        """The image after its convolution and ReLU, as positions again."""
         image = X.mT.reshape(len(X), -1, self.side, self.side)
         return F.relu(self.layer(image)).flatten(2).mT
 
@@ -263,5 +263,5 @@ def averaging_ratio(network: MixingNetwork, X: Positions, draws: int = 4, seed: 
             mean = moved.mean(1, keepdim=True).expand(moved.shape)
             part = mean if kind == 0 else moved - mean
             gains[kind].append(float(part.square().mean() / direction.square().mean()))
-    shared, apart = (math.sqrt(sum(found) / len(found)) for found in gains)
+    shared, apart = (math.sqrt(sum(squares) / len(squares)) for squares in gains)
     return apart / shared if shared else math.inf

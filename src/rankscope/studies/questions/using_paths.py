@@ -17,17 +17,15 @@ training say whether it had one.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rankscope.lab import Initialisation, Recipe, Training
-from rankscope.lab.trial import free_memory
-from rankscope.studies.questions.long_paths import judged
-from rankscope.studies.questions.path_networks import SCHEMES, TITLES, attention_network, held_out_samples, path_task
+from rankscope.studies.questions.drawing import title_panel
+from rankscope.studies.questions.path_networks import CHANCE, TITLES, TOLD, attention_gains, judged
 from rankscope.studies.questions.path_uses import (
     ALONE,
     DRAWS,
@@ -39,11 +37,9 @@ from rankscope.studies.questions.path_uses import (
     PATH_DROPOUT,
     PENALTIES,
     SHORT_PENALTY,
-    PathUseModel,
-    PathUseTraining,
     Use,
-    evaluation_rows,
-    finish_training,
+    UseSizes,
+    trained,
 )  # fmt: skip
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
@@ -52,9 +48,7 @@ from rankscope.studies.study import PageTable, Setup
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TOLD = 0.05  # Accuracy that attention must add, with every seed, for a task to tell anything
 WORTH = 0.01  # A smaller gain in accuracy is not called one
-CHANCE = 0.05  # What would be seen by chance this often, or more, is not believed
 MEASURES = {
     "accuracy": "all in place", "noise": "noise on embeddings", "heads": "1/4 of heads out",
     "layers": "one layer out", "length out": "one length out", "one length": "one length alone",
@@ -67,56 +61,7 @@ CHANGED = (
     "control; the hypothesis on residuals lost its clause on causes. The other thresholds stayed as they were."
 )
 UNTRAINED = ("noise", "heads", "layers")  # What no network was trained with
-ROWS = {
-    "task": pl.String, "kind": pl.String, "strength": pl.Float64, "seed": pl.Int64, "quantity": pl.String,
-    "at": pl.Int64, "value": pl.Float64,
-}  # fmt: skip
 ROWS_OF_SEED = ("task", "kind", "strength", "quantity", "seed")  # Columns that are the same over draws and lengths
-
-
-@dataclass(frozen=True)
-class UseSizes:
-    """How large the experiment is. `widths` to `rates` have one number for each task."""
-
-    tasks: tuple[str, ...]
-    layers: int
-    first_seed: int  # Seeds are every other number from here on: a network's embedding is drawn with its seed + 1
-    seeds: int
-    widths: tuple[int, ...]
-    heads: tuple[int, ...]
-    steps: tuple[int, ...]
-    batches: tuple[int, ...]
-    rates: tuple[float, ...]
-    context: int  # Characters of a sample of text
-    samples: int  # Samples of hulls to learn from
-    dropouts: tuple[float, ...]  # Strengths of ordinary dropout
-    chances: tuple[float, ...]  # Strengths of path dropout and diverse lengths
-    penalties: tuple[float, ...]  # Nats for all of the output
-    evaluation_samples: int
-    probe_samples: int  # Samples that shares are read on
-
-    @property
-    def long(self) -> int:
-        """The length from which on paths count as long: 3 of 6, as in figure 4."""
-        return math.ceil(self.layers / 2)
-
-    @property
-    def controls(self) -> list[Use]:
-        """What a gain must be one over: plain training, and ordinary dropout."""
-        return [Use(), *(Use(DROPOUT, p) for p in self.dropouts)]
-
-    @property
-    def networks(self) -> range:
-        """The seeds."""
-        return range(self.first_seed, self.first_seed + 2 * self.seeds, 2)
-
-    @property
-    def uses(self) -> list[Use]:
-        """Every use of paths, at each strength."""
-        return [
-            *(Use(kind, p) for kind in NOISES for p in self.chances),
-            *(Use(kind, penalty) for kind in PENALTIES for penalty in self.penalties),
-        ]
 
 
 QUICK = UseSizes(
@@ -131,71 +76,19 @@ FULL = UseSizes(
 )  # fmt: skip
 
 
-# ---- What is run
-
-
-def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> Training:
-    """The training of some seeds with a use of paths, not begun yet."""
-    place, task = sizes.tasks.index(name), path_task(name, sizes.context, sizes.samples)
-    arch = attention_network(name, task, sizes.layers, sizes.widths[place], sizes.heads[place])
-    recipe = Recipe(
-        steps=sizes.steps[place], batch=sizes.batches[place], lr=sizes.rates[place], weight_decay=0.0, frozen=("gain",)
-    )
-    lengths = range(sizes.layers + 1)
-    penalised = {SHORT_PENALTY: [k < sizes.long for k in lengths], LONG_PENALTY: [k >= sizes.long for k in lengths]}
-    model = partial(
-        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch,
-        penalties=[use.strength * chosen for chosen in penalised.get(use.kind, [])],
-    )  # fmt: skip
-    start = Initialisation(SCHEMES[name], 1.0, dropout=use.strength if use.kind == DROPOUT else 0.0)
-    return PathUseTraining(
-        task, arch, recipe, seeds=seeds, device=device, initialisation=start, capture=True, model=model
-    )
-
-
 def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
     """Train every use of every task and read what came of it.
 
     One cached piece has all seeds of a use, which learn at once; with ordinary dropout networks learn one after the
     other, and each has a piece.
     """
-    parts: dict[str, Callable[[], pl.DataFrame]] = {}
+    parts = {}
     for task in sizes.tasks:
         for use in (*sizes.controls, Use(ALONE), *sizes.uses):
-            if use.kind == DROPOUT:
-                groups = {f" seed {seed}": [seed] for seed in sizes.networks}
-            else:
-                groups = {"": [*sizes.networks]}
-            for suffix, seeds in groups.items():
+            apart = {f" seed {seed}": [seed] for seed in sizes.networks}
+            for suffix, seeds in (apart if use.kind == DROPOUT else {"": [*sizes.networks]}).items():
                 parts[f"{task} {use.label}{suffix}"] = partial(trained, task, use, sizes, seeds, setup.device)
     return {"uses": setup.cached_parts(parts, **asdict(sizes))}
-
-
-def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: str = "cpu") -> pl.DataFrame:
-    """Train some seeds of a use; rows of one number each: task · kind · strength · seed · quantity · at · value.
-
-    | quantity           | what it is, on held-out samples                                   | `at`   |
-    |--------------------|-------------------------------------------------------------------|--------|
-    | `loss`, `accuracy` | with all in place                                                 |        |
-    | `noise`            | accuracy with noise on the embedding                              |        |
-    | `heads`            | accuracy without some heads                                       | draw   |
-    | `layers`           | accuracy without a layer                                          | layer  |
-    | `length out`       | accuracy without the paths of a length                            | length |
-    | `one length`       | accuracy of the paths of a length alone                           | length |
-    | `share`            | of the output, by length                                          | length |
-    | `residual`         | relative residual of tokens after the last layer, mean of samples |        |
-    """
-    training, rows = training_of(task, use, sizes, seeds, device), []
-    try:
-        finish_training(training, use)
-        batch = held_out_samples(training.task, sizes.evaluation_samples, 1)[0].to(device)
-        for seed, model in zip(seeds, training.models, strict=True):
-            for row in evaluation_rows(model, training.task, batch, sizes.probe_samples):
-                rows.append((task, use.kind, use.strength, seed, *row))
-    finally:
-        del training
-        free_memory(device)
-    return pl.DataFrame(rows, schema=ROWS, orient="row")
 
 
 # ---- The answer, from tables alone
@@ -225,9 +118,7 @@ class Readings:
 
     def tell(self, task: str) -> bool:
         """True if attention adds enough to the accuracy of the plain network, with every seed."""
-        whole, alone = (self.of(task, use, "accuracy") for use in (Use(), Use(ALONE)))
-        same = len(whole) == len(alone) > 0
-        return same and min(best - without for best, without in zip(whole, alone, strict=True)) >= TOLD
+        return bool(attention_gains(self.of(task, Use(), "accuracy"), self.of(task, Use(ALONE), "accuracy")))
 
 
 @dataclass(frozen=True)
@@ -237,7 +128,7 @@ class Gain:
     task: str
     measure: str
     use: Use
-    mine: list[float]
+    values: list[float]  # Of the use itself
     controls: dict[Use, list[float]]
 
     @property
@@ -247,7 +138,7 @@ class Gain:
 
     def over(self, control: Use) -> list[float]:
         """The use less a control, seed by seed."""
-        return [mine - theirs for mine, theirs in zip(self.mine, self.controls[control], strict=True)]
+        return [value - control_value for value, control_value in zip(self.values, self.controls[control], strict=True)]
 
     @property
     def size(self) -> float:
@@ -267,27 +158,27 @@ class Gain:
     @property
     def text(self) -> str:
         """The use and the best control with their spread."""
-        return f"{spread(self.mine, '.2f')} against {spread(self.controls[self.control], '.2f')}"
+        return f"{spread(self.values, '.2f')} against {spread(self.controls[self.control], '.2f')}"
 
     @property
     def medians(self) -> str:
         """The use and the best control without their spread."""
-        return f"{statistics.median(self.mine):.2f} against {statistics.median(self.controls[self.control]):.2f}"
+        return f"{statistics.median(self.values):.2f} against {statistics.median(self.controls[self.control]):.2f}"
 
 
 def gain(readings: Readings, task: str, use: Use, measure: str) -> Gain | None:
     """A use of paths beside all controls; None where a number of some seed is missing."""
     controls = {control: readings.of(task, control, measure) for control in readings.sizes.controls}
-    mine = readings.of(task, use, measure)
-    complete = all(len(values) == readings.sizes.seeds for values in (mine, *controls.values()))
-    return Gain(task, measure, use, mine, controls) if complete else None
+    values = readings.of(task, use, measure)
+    complete = all(len(by_seed) == readings.sizes.seeds for by_seed in (values, *controls.values()))
+    return Gain(task, measure, use, values, controls) if complete else None
 
 
 def gains(readings: Readings, measures: Iterable[str]) -> list[Gain]:
     """What every use of paths gives at these measures, on tasks that tell anything; the largest gain first."""
     tasks, uses = filter(readings.tell, readings.sizes.tasks), readings.sizes.uses
-    found = [gain(readings, *case) for case in itertools.product(tasks, uses, measures)]
-    return sorted((entry for entry in found if entry is not None), key=lambda entry: (-entry.beyond, -entry.size))
+    entries = [gain(readings, *case) for case in itertools.product(tasks, uses, measures)]
+    return sorted((entry for entry in entries if entry is not None), key=lambda entry: (-entry.beyond, -entry.size))
 
 
 def by_chance(sizes: UseSizes) -> float:
@@ -338,27 +229,27 @@ def _alike(readings: Readings, task: str) -> str:
 def _sentence(readings: Readings) -> str:
     """The answer: whether a use of paths gives accuracy, robustness to what it was not trained with, or neither."""
     seeds, chance = readings.sizes.seeds, by_chance(readings.sizes) > CHANCE
-    found = [gains(readings, measures) for measures in (["accuracy"], UNTRAINED, ["one length"])]
-    if not all(found):
+    ranked = [gains(readings, measures) for measures in (["accuracy"], UNTRAINED, ["one length"])]
+    if not all(ranked):
         return "It cannot be told: the plain network learnt no more than one that reads each token alone."
-    accurate, robust, apart = (entries[0].beyond for entries in found)
+    accurate, robust, apart = (entries[0].beyond for entries in ranked)
     if (accurate or robust or apart) and chance:
-        largest = next(entries[0] for entries in found if entries[0].beyond)
+        largest = next(entries[0] for entries in ranked if entries[0].beyond)
         return f"It cannot be told with {seeds} seeds: {_described(largest)}, which may be chance."
-    lead = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness"}
-    absent = all(entry.absent for entries in found for entry in entries)
+    leads = {(True, True): "Yes", (True, False): "For accuracy", (False, True): "For robustness"}
+    absent = all(entry.absent for entries in ranked for entry in entries)
     single = "Only when the test keeps a single length, which is what training did"
-    first = lead.get((accurate, robust), single if apart else "No" if absent else "No gain could be shown")
-    deciding = found[:2] if accurate or robust else found[2:]
+    lead = leads.get((accurate, robust), single if apart else "No" if absent else "No gain could be shown")
+    deciding = ranked[:2] if accurate or robust else ranked[2:]
     tasks, told = ({entry.task for entry in itertools.chain(*deciding) if entry.beyond or every} for every in (0, 1))
-    first += f", on {' and '.join(sorted(tasks))}" if tasks and tasks != told else ""
-    pairs = ", ".join(f"{best.medians if robust else best.text} on {best.task}" for best in _best(found[0]))
+    lead += f", on {' and '.join(sorted(tasks))}" if tasks and tasks != told else ""
+    pairs = ", ".join(f"{best.medians if robust else best.text} on {best.task}" for best in _best(ranked[0]))
     clauses = [
-        _described(found[0][0]) if accurate else f"no gain in accuracy was shown (at best {pairs})",
-        _described(found[1][0]) if robust else "none in robustness to noise, removed heads or layers",
-        _described(found[2][0]) if apart else "none of single lengths",
+        _described(ranked[0][0]) if accurate else f"no gain in accuracy was shown (at best {pairs})",
+        _described(ranked[1][0]) if robust else "none in robustness to noise, removed heads or layers",
+        _described(ranked[2][0]) if apart else "none of single lengths",
     ]
-    return f"{first}: {'; '.join(clauses)}."
+    return f"{lead}: {'; '.join(clauses)}."
 
 
 def _best(entries: Sequence[Gain]) -> list[Gain]:
@@ -373,13 +264,13 @@ def _described(entry: Gain) -> str:
 def _none_verdict(readings: Readings, measure: str) -> HypothesisVerdict:
     """Whether no use of paths gives more than all controls; it cannot be told where a gain may be chance, or where
     seeds of a use are on either side of a gain."""
-    found = gains(readings, [measure])
-    if not found:
+    entries = gains(readings, [measure])
+    if not entries:
         return HypothesisVerdict("cannot be told", None)
-    texts = [f"{best.task}: at best {best.use.label}, {best.text} of {best.control.label}" for best in _best(found)]
-    if any(entry.beyond for entry in found):
+    texts = [f"{best.task}: at best {best.use.label}, {best.text} of {best.control.label}" for best in _best(entries)]
+    if any(entry.beyond for entry in entries):
         return HypothesisVerdict("; ".join(texts), None if by_chance(readings.sizes) > CHANCE else False)
-    absent = all(entry.absent for entry in found)
+    absent = all(entry.absent for entry in entries)
     return HypothesisVerdict("; ".join(texts) + ("" if absent else "; no gain could be shown"), absent or None)
 
 
@@ -404,18 +295,18 @@ def _moved_verdict(readings: Readings, uses: Mapping[Use, bool], quantity: str) 
     cases: dict[str, list[bool]] = {}
     texts = []
     for task, (use, up) in itertools.product(readings.sizes.tasks, uses.items()):
-        mine, plain = (readings.of(task, one, quantity) for one in (use, Use()))
-        if mine and len(mine) == len(plain):
-            moved = [(here > there) == up for here, there in zip(mine, plain, strict=True) if here != there]
-            sure = len(moved) == len(mine) and len({*moved}) == 1 and 0.5 ** len(mine) <= CHANCE
+        moved_values, plain_values = (readings.of(task, way, quantity) for way in (use, Use()))
+        if moved_values and len(moved_values) == len(plain_values):
+            pairs = zip(moved_values, plain_values, strict=True)
+            moved = [(after > before) == up for after, before in pairs if after != before]
+            sure = len(moved) == len(moved_values) and len({*moved}) == 1 and 0.5 ** len(moved_values) <= CHANCE
             cases.setdefault(task, []).extend(moved[:1] if sure else [True, False])
-            texts.append(f"{task}: {use.label} {spread(mine, '.2f')}, plain {spread(plain, '.2f')}")
+            texts.append(f"{task}: {use.label} {spread(moved_values, '.2f')}, plain {spread(plain_values, '.2f')}")
     return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
 
 
 def _table(readings: Readings, task: str) -> PageTable:
     sizes, rows = readings.sizes, []
-    place = sizes.tasks.index(task)
     for use in (Use(ALONE), *sizes.controls, *sizes.uses):
         cells = []
         for quantity in ("accuracy", "loss", *[*MEASURES][1:], "long share", "residual"):
@@ -424,14 +315,13 @@ def _table(readings: Readings, task: str) -> PageTable:
             cells.append(f"{mark}{spread(readings.of(task, use, quantity), '.2f')}{mark}")
         rows.append([use.label, *cells])
     return PageTable(
-        f"{task}: {sizes.layers} layers, width {sizes.widths[place]}, {sizes.heads[place]} heads, {sizes.steps[place]} "
-        f"steps; held-out accuracy, median (range) of {sizes.seeds} seeds",
+        f"{sizes.title(task)}, median (range) of {sizes.seeds} seeds",
         ["trained with", "accuracy", "loss", *[*MEASURES.values()][1:], f"share of lengths ≥ {sizes.long}", "residual"],
         rows,
         f"**Bold**: with every seed above plain training and ordinary dropout, and {WORTH} in the median. *Noise*: "
         f"normal, {NOISE} of the tokens' root mean square. *Heads*: mean of {DRAWS} draws of {HEADS_OUT:.0%} of all "
         "heads. *Layers*, *lengths*: mean over each. *Share*: of the output. *Residual*: relative, of tokens after the "
-        "last layer." if place == 0 else "",
+        "last layer." if task == sizes.tasks[0] else "",
     )  # fmt: skip
 
 
@@ -447,16 +337,16 @@ def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
     figure, axes = panels(1, width=8.6, height=3.2, rows=len(sizes.tasks))
     step = 0.8 / len(shown)
     for panel, task in zip(axes, sizes.tasks, strict=True):
-        for number, use in enumerate(shown):
+        for index, use in enumerate(shown):
             colour = palette()[kinds.index(use.kind)]
             weak = use.strength < max(sizes.penalties if use.kind in PENALTIES else sizes.chances)
-            for place, measure in enumerate(MEASURES):
-                pair = [readings.of(task, one, measure) for one in (use, Use())]
+            for position, measure in enumerate(MEASURES):
+                pair = [readings.of(task, way, measure) for way in (use, Use())]
                 if not all(pair) or len(pair[0]) != len(pair[1]):
                     continue
-                found = [mine - plain for mine, plain in zip(*pair, strict=True)]
-                x, middle = place + (number - (len(shown) - 1) / 2) * step, statistics.median(found)
-                panel.plot([x, x], [min(found), max(found)], color=colour, linewidth=1.2)
+                differences = [value - plain for value, plain in zip(*pair, strict=True)]
+                x, middle = position + (index - (len(shown) - 1) / 2) * step, statistics.median(differences)
+                panel.plot([x, x], [min(differences), max(differences)], color=colour, linewidth=1.2)
                 face = "white" if weak else colour
                 panel.plot([x], [middle], marker="o", markersize=4.5, color=colour, markerfacecolor=face, zorder=3)
         panel.grid(False, axis="x")
@@ -465,8 +355,7 @@ def draw(tables: Tables, sizes: UseSizes) -> "dict[str, Figure]":
             panel.axvline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
         panel.set_xticks(range(len(MEASURES)), [*MEASURES.values()], fontsize=8)
         panel.set_xlim(-0.5, len(MEASURES) - 0.5)
-        panel.set_ylabel("accuracy less plain")
-        panel.set_title(TITLES[task], loc="left", fontsize=9)
+        title_panel(panel, TITLES[task], "", "accuracy less plain")
     handles = [Line2D([], [], color=palette()[n], marker="o", linewidth=1.2, label=k) for n, k in enumerate(kinds)]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return {QUESTION.name: figure}
@@ -508,9 +397,9 @@ QUESTION = Question(
         "alone tell nothing."
     ),
     refuted_by=(
-        "A rate and a length of training tuned for each way to train, as noise may want more steps; data so few that "
-        "regularisation pays more; training with removed heads or layers (LayerDrop) as a further control where a "
-        "gain is in robustness to these; networks with MLPs, larger ones, and paths weighted one by one in place of "
+        "A rate and a length of training tuned for each way to train, as noise may want more steps. Data so few that "
+        "regularisation pays more. Training with removed heads or layers (LayerDrop) as a further control where a "
+        "gain is in robustness to these. Networks with MLPs, larger ones, and paths weighted one by one in place of "
         "by length."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=180.0,

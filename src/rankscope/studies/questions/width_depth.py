@@ -3,106 +3,45 @@
 The bound of Dong et al. (2021) for pure attention, `||res X_{l+1}|| <= (4 gamma beta H / sqrt(d_qk)) ||res X_l||^3`,
 has the width of heads in it: wider networks should collapse slower. Whole networks are chosen by their loss. Both are
 asked of the same shapes: what is left of differences between tokens, which paths carry the output, what attention looks
-like, what the network learns at a learning rate of its own, and what `forecast` said before.
+like, what the network learns at a learning rate of its own, and what `forecast` said before. `shape_trainings.py` has
+the shapes (layers, width) of equal parameters and of equal compute, and how each is trained and measured.
 
-Two families of shapes (layers, width), as `shapes` makes them: of equal parameters, `L d^2` is the same; of equal
-compute, `L (24 d^2 + 4 n d)` is, the operations of one token among n in all blocks.
-
-The bound is held against fresh networks of heads alone, where nothing is trained. Its norms of weights change with the
-width as well, so that the whole bound has another slope than its `1 / sqrt(d_qk)`: both are computed, in two factors
-(what scores are at a given difference between tokens, and what values make of them), beside the measured ones.
+The bound is held against fresh networks of heads alone, where nothing is trained. Besides `1 / sqrt(d_qk)` the
+bound has norms of weights, which change with the width too, so that the whole bound need not fall as `1 / sqrt(d_qk)`
+does. The study therefore measures the slope in the width of the constant c, and of its two factors (how large scores
+are for a given difference between tokens, and what values make of scores), and computes the same slopes of the bound.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-import torch
 
-from rankscope.forecasts.forecast import forecast
-from rankscope.lab import Initialisation
-from rankscope.lab.trial import NONE, Trial, TrialSizes, free_memory, train_until
-from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure
-from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
+from rankscope.lab.trial import TrialSizes
+from rankscope.studies.questions import shape_trainings as shape
+from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs
+from rankscope.studies.questions.shape_trainings import FAMILIES, HEADS, ShapeSizes, shapes
+from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs, unanimous
 from rankscope.studies.study import PageTable, Setup
-from rankscope.theory.dong2021 import log_base, log_gamma
-from rankscope.theory.observation import observe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAMILIES = ("parameters", "compute")
-HEADS = 4
-TUNING = 100  # The first of the seeds that learning rates are chosen on; reported networks have other seeds
-RESIDUAL = "relative_residual"
-FRESH, PLACE, CHANCE, LENGTH = "fresh_residual", "forecast_place", "forecast_probability", "path_length"
-BLIND, RATE = "blind", "rate"  # The loss of a guess by frequency; the learning rate that was chosen
 RELATED = 0.7  # Rank correlation from which on one thing is said to order another
 BOUND = -0.5  # The slope that the bound's 1 / sqrt(d_qk) stands for, in the log of the width
 NEAR = 0.25  # A measured slope so near to that is taken for the same
-QUANTITIES = ("loss", "accuracy", RESIDUAL, "entropy", "parameters", LENGTH, FRESH, PLACE, CHANCE, BLIND, RATE)
-CONSTANTS = ("left", "relative", "c", "scores", "values", "bound", "bound_scores", "bound_values", "gamma")
-ROWS = {
-    "family": pl.String, "layers": pl.Int64, "width": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
-    "value": pl.Float64,
-}  # fmt: skip
-TUNED = {"layers": pl.Int64, "width": pl.Int64, "rate": pl.Float64, "seed": pl.Int64, "loss": pl.Float64}
-PURE = {"width": pl.Int64, "seed": pl.Int64, "quantity": pl.String, "log10": pl.Float64}
-
-
-@dataclass(frozen=True)
-class ShapeSizes:
-    """How large the experiment is."""
-
-    depths: tuple[int, ...]
-    middle_depth: int  # The shape that both families share
-    middle_width: int
-    context: int
-    batch: int
-    steps: int
-    rates: tuple[float, ...]  # Learning rates of which each shape gets its best
-    tuning_seeds: int
-    seeds: int
-    widths: tuple[int, ...]  # Of pure attention, at one depth
-    pure_depth: int
-    pure_tokens: int
-    pure_seeds: int
-
-
 QUICK = ShapeSizes((1, 2, 4, 8), 4, 32, context=32, batch=8, steps=120, rates=(1e-2, 3e-2, 1e-1), tuning_seeds=1,
                    seeds=2, widths=(16, 32, 64, 128), pure_depth=6, pure_tokens=16, pure_seeds=3)  # fmt: skip
 FULL = ShapeSizes((1, 2, 3, 6, 12, 24, 36), 6, 128, context=64, batch=32, steps=600, rates=(1e-3, 3e-3, 1e-2, 3e-2),
                   tuning_seeds=2, seeds=4, widths=(16, 32, 64, 128, 256, 512), pure_depth=8, pure_tokens=32,
                   pure_seeds=5)  # fmt: skip
-
-
-def shapes(sizes: ShapeSizes) -> list[tuple[str, int, int]]:
-    """(family, layers, width) of every shape; widths are multiples of the number of heads.
-
-    >>> [width for family, _, width in shapes(QUICK) if family == "parameters"]
-    [64, 44, 32, 24]
-    """
-    n, found = sizes.context, []
-    parameters = sizes.middle_depth * sizes.middle_width**2
-    compute = sizes.middle_depth * (24 * sizes.middle_width**2 + 4 * n * sizes.middle_width)
-    for layers in sizes.depths:
-        found.append(("parameters", layers, _whole_heads(math.sqrt(parameters / layers))))
-        of_layer = compute / layers  # 24 d^2 + 4 n d, solved for d
-        found.append(("compute", layers, _whole_heads((math.sqrt(16 * n**2 + 96 * of_layer) - 4 * n) / 48)))
-    return found
-
-
-def _whole_heads(width: float) -> int:
-    return max(2 * HEADS, HEADS * round(width / HEADS))
 
 
 def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
@@ -113,148 +52,29 @@ def gather(setup: Setup, sizes: ShapeSizes) -> dict[str, pl.DataFrame]:
     """
     distinct = sorted({(layers, width) for _, layers, width in shapes(sizes)}, reverse=True)  # The longest first
     learning = {"context": sizes.context, "batch": sizes.batch, "steps": sizes.steps}
-    tuning: dict[str, Callable[[], pl.DataFrame]] = {
-        f"tuning {layers}x{width} at {rate:g}": partial(tuned, layers, width, rate, sizes, setup.device)
+    tuning = {
+        f"tuning {layers}x{width} at {rate:g}": partial(shape.tuned, layers, width, rate, sizes, setup.device)
         for layers, width in distinct for rate in sizes.rates
     }  # fmt: skip
-    before: dict[str, Callable[[], pl.DataFrame]] = {
-        f"before {layers}x{width}": partial(before_rows, layers, width, sizes) for layers, width in distinct
-    }
-    constants: dict[str, Callable[[], pl.DataFrame]] = {
-        f"pure {width} {seed}": partial(pure_constants, width, seed, sizes)
+    before = {f"before {depth}x{width}": partial(shape.before_rows, depth, width, sizes) for depth, width in distinct}
+    constants = {
+        f"pure {width} {seed}": partial(shape.pure_constants, width, seed, sizes)
         for width in sizes.widths for seed in range(sizes.pure_seeds)
     }  # fmt: skip
-    tables = {"tuning": setup.cached_parts(tuning, **learning, seeds=sizes.tuning_seeds)}
-    chosen = {shape: best_rate(tables["tuning"], *shape) for shape in distinct}
-    after: dict[str, Callable[[], pl.DataFrame]] = {
-        f"after {layers}x{width} at {rate:g}": partial(after_rows, layers, width, rate, sizes, setup.device)
-        for (layers, width), rate in chosen.items()
+    tuned = setup.cached_parts(tuning, **learning, seeds=sizes.tuning_seeds)
+    rates = {(layers, width): shape.best_rate(tuned, layers, width) for layers, width in distinct}
+    after = {
+        f"after {layers}x{width} at {rate:g}": partial(shape.after_rows, layers, width, rate, sizes, setup.device)
+        for (layers, width), rate in rates.items()
     }
-    found = pl.concat([setup.cached_parts(parts, **learning, seeds=sizes.seeds) for parts in (before, after)])
+    quantities = pl.concat([setup.cached_parts(parts, **learning, seeds=sizes.seeds) for parts in (before, after)])
     families = pl.DataFrame(shapes(sizes), schema=["family", "layers", "width"], orient="row")
-    tables["shapes"] = families.join(found, on=["layers", "width"], maintain_order="left_right").select([*ROWS])
-    tables["pure"] = setup.cached_parts(
-        constants, depth=sizes.pure_depth, tokens=sizes.pure_tokens, quantities=CONSTANTS
-    )
-    return tables
-
-
-def _trial(layers: int, width: int, rate: float, seeds: Sequence[int], sizes: ShapeSizes) -> Trial:
-    chosen = TrialSizes(
-        width=width, heads=HEADS, context=sizes.context, batch=sizes.batch, steps=sizes.steps, lr=rate
-    )  # fmt: skip
-    return Trial(NONE, "pre", layers, tuple(seeds), chosen)
-
-
-def tuned(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str = "cpu") -> pl.DataFrame:
-    """Held-out losses of a shape at one learning rate, on the tuning seeds; infinite where a training diverged."""
-    seeds = range(TUNING, TUNING + sizes.tuning_seeds)
-    training = _trial(layers, width, rate, seeds, sizes).training(device)
-    alive = train_until(training)
-    losses = [found.loss for found in training.evaluate(TrialSizes().evaluation_samples)]
-    del training
-    free_memory(device)
-    rows = [
-        (layers, width, rate, seed, loss if well and math.isfinite(loss) else math.inf)
-        for seed, loss, well in zip(seeds, losses, alive, strict=True)
-    ]
-    return pl.DataFrame(rows, schema=TUNED, orient="row")
-
-
-def best_rate(tuning: pl.DataFrame, layers: int, width: int) -> float:
-    """The learning rate of the lowest median loss of a shape over tuning seeds; the smaller one where two are equal."""
-    rows = tuning.filter(layers=layers, width=width).group_by("rate").agg(pl.col("loss").median()).sort("loss", "rate")
-    return float(rows["rate"][0])
-
-
-def before_rows(layers: int, width: int, sizes: ShapeSizes) -> pl.DataFrame:
-    """What is known of a shape before it is trained: its forecast with the first seed, at the lab's usual rate, and
-    log10 of the relative residual after the last layer with every seed."""
-    usual = TrialSizes()
-    trial = _trial(layers, width, usual.lr, range(sizes.seeds), sizes)
-    training = trial.training()
-    start = Initialisation(usual.scheme, usual.embedding_std)
-    expected = forecast(training.models[0].net.arch, task=trial.task, init=start, steps=sizes.steps, lr=usual.lr,
-                        batch=sizes.batch)  # fmt: skip
-    rows: list[tuple[int, str, float]] = [
-        (0, PLACE, expected.place), (0, CHANCE, expected.probability), (0, BLIND, trial.task.blind),
-    ]  # fmt: skip
-    for seed, net, X in zip(training.seeds, training.networks(), training.tokens()[0], strict=True):
-        profile = measure(net.to(torch.float64), X.double(), metrics=RESIDUAL)
-        logs, marks = (profile.curve(RESIDUAL, column)[:, -1] for column in ("log10", "below_floor"))
-        rows.append((seed, FRESH, float(logs.mean()) if not bool((marks == 1).any()) else math.nan))
-    return _framed(layers, width, rows)
-
-
-def after_rows(layers: int, width: int, rate: float, sizes: ShapeSizes, device: str = "cpu") -> pl.DataFrame:
-    """What became of a shape at its learning rate, with every reported seed: loss, residual, entropy, path lengths."""
-    trial = _trial(layers, width, rate, range(sizes.seeds), sizes)
-    found = trial.table(device).filter(pl.col("value").is_not_null())
-    rows = [
-        (seed, quantity, value)
-        for seed, quantity, value in found.select("seed", "quantity", "value").iter_rows()
-        if quantity in QUANTITIES
-    ]
-    rows += [(seed, LENGTH, _mean_length(found.filter(seed=seed))) for seed in range(sizes.seeds)]
-    return _framed(layers, width, [*rows, (0, RATE, rate)])
-
-
-def _framed(layers: int, width: int, rows: Sequence[tuple[int, str, float]]) -> pl.DataFrame:
-    kinds = {name: kind for name, kind in ROWS.items() if name != "family"}
-    return pl.DataFrame([(layers, width, *row) for row in rows], schema=kinds, orient="row")
-
-
-def _mean_length(rows: pl.DataFrame) -> float:
-    """How many heads the paths that carry the output go through, on average; a negative share counts by its size."""
-    shares = {
-        int(quantity.removeprefix("path_share_")): abs(value)
-        for quantity, value in rows.select("quantity", "value").iter_rows()
-        if quantity.startswith("path_share_")
+    settings = {"depth": sizes.pure_depth, "tokens": sizes.pure_tokens, "quantities": shape.CONSTANTS}
+    return {
+        "tuning": tuned,
+        "shapes": families.join(quantities, on=["layers", "width"], maintain_order="left_right").select([*shape.ROWS]),
+        "pure": setup.cached_parts(constants, **settings),
     }
-    total = sum(shares.values())
-    return sum(length * share for length, share in shares.items()) / total if total else math.nan
-
-
-def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
-    """log10 of c in `||R_L|| = c ||R_{L-1}||^3`, of a fresh network of heads alone, and of what the bound has for it.
-
-    R is the residual about the mean, in the measure of the bound, `||R|| = sqrt(||R||_1 ||R||_inf)`. Once tokens are
-    nearly the same, a layer of pure attention cubes what they differ by. Quantities, all of the last layer:
-
-    | quantity       | what it is                                                                        |
-    |----------------|-----------------------------------------------------------------------------------|
-    | `left`         | the relative residual after the last layer, in deviation arithmetic               |
-    | `relative`     | the same constant as c, of relative residuals: without a unit                     |
-    | `c`            | measured in deviation arithmetic; NaN where rounding decided                      |
-    | `scores`       | `o / ||R||^2`, o the largest difference between two scores of a row, over heads   |
-    | `values`       | `c / scores`: what values and the average over keys make of scores                |
-    | `bound`        | `4 kappa gamma beta H / sqrt(d_qk)`, which c cannot exceed                        |
-    | `bound_scores` | `max_h ||W_QK,h||_1 / sqrt(d_qk)`, the bound's part for scores                    |
-    | `bound_values` | `bound / bound_scores`                                                            |
-    | `gamma`        | that of the bound                                                                 |
-    """
-    arch = Architecture(layers=sizes.pure_depth, width=width, heads=HEADS)
-    net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
-    X, padding = word_tokens(bundled_excerpts(sizes.pure_tokens)[:1], width, sizes.pure_tokens)
-    profile = measure(net, X, padding, ["residual", RESIDUAL])
-    known = not bool((profile.curve("residual", "below_floor")[0, -2:] == 1).any())
-    before, after = (float(log) for log in profile.curve("residual", "log10")[0, -2:])
-    relative_before, left = (float(log) for log in profile.curve(RESIDUAL, "log10")[0, -2:])
-    facts = observe(net, X[0], padding=None if padding is None else padding[0])
-    layer, ten = facts.layers[-1], math.log(10)
-    found = {
-        "left": left,
-        "relative": left - 3 * relative_before,
-        "c": after - 3 * before,
-        "scores": layer.log_oscillation / ten - 2 * before,
-        "bound": log_base(facts, layer, log_gamma(layer)) / ten,
-        "bound_scores": float(layer.heads.scores.log().max()) / ten - math.log10(arch.divisor),
-        "gamma": log_gamma(layer) / ten,
-    }
-    found["values"] = found["c"] - found["scores"]
-    found["bound_values"] = found["bound"] - found["bound_scores"]
-    rows = [(width, seed, name, found[name] if known else math.nan) for name in CONSTANTS]
-    return pl.DataFrame(rows, schema=PURE, orient="row")
 
 
 # ---- The answer, from tables alone
@@ -263,10 +83,10 @@ def pure_constants(width: int, seed: int, sizes: ShapeSizes) -> pl.DataFrame:
 def by_shape(table: pl.DataFrame, family: str, quantity: str) -> dict[int, list[float]]:
     """The values of a quantity by depth, one for each seed in their order; what is not a number is left out."""
     rows = table.filter(family=family, quantity=quantity).filter(pl.col("value").is_finite()).sort("layers", "seed")
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for layers, value in rows.select("layers", "value").iter_rows():
-        found.setdefault(layers, []).append(value)
-    return found
+        values.setdefault(layers, []).append(value)
+    return values
 
 
 def slopes(pure: pl.DataFrame, quantity: str) -> list[float]:
@@ -274,9 +94,9 @@ def slopes(pure: pl.DataFrame, quantity: str) -> list[float]:
     out."""
     rows = pure.filter(pl.col("log10").is_finite(), quantity=quantity).sort("seed")
     return [
-        float(np.polyfit(np.log10(one["width"].to_numpy()), one["log10"].to_numpy(), 1)[0])
-        for _, one in rows.group_by("seed", maintain_order=True)
-        if one["width"].n_unique() > 1
+        float(np.polyfit(np.log10(rows_of_seed["width"].to_numpy()), rows_of_seed["log10"].to_numpy(), 1)[0])
+        for _, rows_of_seed in rows.group_by("seed", maintain_order=True)
+        if rows_of_seed["width"].n_unique() > 1
     ]
 
 
@@ -308,12 +128,12 @@ def family_result(table: pl.DataFrame, family: str) -> FamilyResult:
     """Which shapes of a family learn best. A shape has learnt if its worst loss is below that of a guess by more than
     its seeds differ; one seed has no spread, and nothing is said of it."""
     losses = by_shape(table, family, "loss")
-    guesses = table.filter(quantity=BLIND)["value"].drop_nans()
+    guesses = table.filter(quantity=shape.BLIND)["value"].drop_nans()
     blind = float(guesses[0]) if len(guesses) else math.nan
     rows = table.filter(family=family).select("layers", "width").unique()
     widths = dict(rows.iter_rows())
     learnt = [
-        depth for depth, found in losses.items() if len(found) > 1 and blind - max(found) > max(found) - min(found)
+        depth for depth, values in losses.items() if len(values) > 1 and blind - max(values) > max(values) - min(values)
     ]
     if not learnt:
         return FamilyResult(losses, widths, blind, None, ())
@@ -332,7 +152,7 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
         _whole_bound_verdict(slopes(pure, "c"), slopes(pure, "bound")),
     ]  # fmt: skip
     evidence = [*(_shape_table(table, family) for family in FAMILIES), *_pure_tables(pure, sizes)]
-    rates = {depth: values[0] for depth, values in by_shape(table, FAMILIES[0], RATE).items()}
+    rates = {depth: values[0] for depth, values in by_shape(table, FAMILIES[0], shape.RATE).items()}
     edge = [str(depth) for depth, rate in rates.items() if rate in (min(sizes.rates), max(sizes.rates))]
     at_end = f" (those of {', '.join(edge)} layers)" if edge else ""
     listed = ", ".join(f"{rate:g}" for rate in sizes.rates)
@@ -352,17 +172,17 @@ def answer(tables: Tables, sizes: ShapeSizes) -> StudyAnswer:
     return StudyAnswer(_sentence(families, pure), verdicts, evidence, notes)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _sentence(families: dict[str, FamilyResult], pure: pl.DataFrame) -> str:
-    told = "; ".join(f"at equal {family}, {found.text}" for family, found in families.items())
-    steep = slopes(pure, "c")
-    width = _width_text(pure)
-    if steep:
-        width += f"; the bound's constant c falls as width^{spread(steep, '.2f')}, the bound says -0.5"
-    return f"{told[0].upper()}{told[1:]}. {width[0].upper()}{width[1:]}."
+    best_shapes = "; ".join(f"at equal {family}, {result.text}" for family, result in families.items())
+    c_slopes = slopes(pure, "c")
+    width_text = _width_text(pure)
+    if c_slopes:
+        width_text += f"; the bound's constant c falls as width^{spread(c_slopes, '.2f')}, the bound says -0.5"
+    return f"{best_shapes[0].upper()}{best_shapes[1:]}. {width_text[0].upper()}{width_text[1:]}."
 
 
 def _width_text(pure: pl.DataFrame) -> str:
@@ -373,8 +193,10 @@ def _width_text(pure: pl.DataFrame) -> str:
     ends = [int(width) for width in (rows["width"].min(), rows["width"].max())]  # type: ignore[arg-type]
     left = {width: dict(rows.filter(width=width).select("seed", "log10").iter_rows()) for width in ends}
     narrow, wide = left.values()
-    more = {wide[seed] > narrow[seed] for seed in narrow.keys() & wide.keys()}
-    verb = {frozenset({True}): "slows", frozenset({False}): "does not slow"}.get(frozenset(more), "may slow")
+    wider_keeps_more = {wide[seed] > narrow[seed] for seed in narrow.keys() & wide.keys()}
+    verb = {frozenset({True}): "slows", frozenset({False}): "does not slow"}.get(
+        frozenset(wider_keeps_more), "may slow"
+    )
     listed = ", ".join(f"{spread_of_logs([*values.values()])} at width {width}" for width, values in left.items())
     return f"width {verb} the collapse of pure attention (relative residual at the last layer: {listed})"
 
@@ -382,7 +204,7 @@ def _width_text(pure: pl.DataFrame) -> str:
 def _depth_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether deeper shapes of equal parameters keep less of differences before training, with every seed; beside it
     what trained ones do."""
-    fresh, trained = (_depth_ranks(by_shape(table, "parameters", quantity)) for quantity in (FRESH, RESIDUAL))
+    fresh, trained = (_depth_ranks(by_shape(table, FAMILIES[0], name)) for name in (shape.FRESH, shape.RESIDUAL))
     if not fresh:
         return HypothesisVerdict("not measured", None)
     after = f", after it {spread(trained, '.2f')}" if trained else ""
@@ -397,33 +219,33 @@ def _depth_ranks(residuals: dict[int, list[float]]) -> list[float]:
     return [rank for rank in ranks if not math.isnan(rank)]
 
 
-def _bound_verdict(steep: list[float]) -> HypothesisVerdict:
-    if not steep:
+def _bound_verdict(c_slopes: list[float]) -> HypothesisVerdict:
+    """Whether c falls with the width as the bound's `1 / sqrt(d_qk)` says, with every seed."""
+    if not c_slopes:
         return HypothesisVerdict("not measured", None)
-    near = [abs(slope - BOUND) <= NEAR for slope in steep]
-    holds = True if all(near) else None if any(near) else False
-    return HypothesisVerdict(f"slope of log c in log width {spread(steep, '.2f')}", holds)
+    ours = f"slope of log c in log width {spread(c_slopes, '.2f')}"
+    return HypothesisVerdict(ours, unanimous([abs(slope - BOUND) <= NEAR for slope in c_slopes]))
 
 
-def _whole_bound_verdict(steep: list[float], whole: list[float]) -> HypothesisVerdict:
+def _whole_bound_verdict(c_slopes: list[float], bound_slopes: list[float]) -> HypothesisVerdict:
     """Whether the slope of the whole bound is that of c, seed by seed."""
-    if not steep or len(steep) != len(whole):
+    if not c_slopes or len(c_slopes) != len(bound_slopes):
         return HypothesisVerdict("not measured", None)
-    near = [abs(mine - bound) <= NEAR for mine, bound in zip(steep, whole, strict=True)]
-    ours = f"slope of the whole bound {spread(whole, '.2f')}, of c {spread(steep, '.2f')}"
-    return HypothesisVerdict(ours, True if all(near) else None if any(near) else False)
+    ours = f"slope of the whole bound {spread(bound_slopes, '.2f')}, of c {spread(c_slopes, '.2f')}"
+    pairs = zip(c_slopes, bound_slopes, strict=True)
+    return HypothesisVerdict(ours, unanimous([abs(slope - bound) <= NEAR for slope, bound in pairs]))
 
 
-def _inner_verdict(found: FamilyResult) -> HypothesisVerdict:
+def _inner_verdict(family: FamilyResult) -> HypothesisVerdict:
     """Whether the best loss is at neither end of a family, by more than seeds differ."""
-    if found.best is None or len(found.losses) < 3:
-        return HypothesisVerdict(found.text if found.best is None else "fewer than three shapes", None)
-    ends = {min(found.losses), max(found.losses)}
-    ours = f"{found.text}; ends: " + ", ".join(
-        f"{_count(depth, 'layer')} {spread(found.losses[depth], '.3f')}" for depth in sorted(ends)
+    if family.best is None or len(family.losses) < 3:
+        return HypothesisVerdict(family.text if family.best is None else "fewer than three shapes", None)
+    ends = {min(family.losses), max(family.losses)}
+    ours = f"{family.text}; ends: " + ", ".join(
+        f"{_count(depth, 'layer')} {spread(family.losses[depth], '.3f')}" for depth in sorted(ends)
     )
-    at_end = ends & {*found.tied}
-    return HypothesisVerdict(ours, True if not at_end else False if {*found.tied} <= ends else None)
+    at_end = ends & {*family.tied}
+    return HypothesisVerdict(ours, True if not at_end else False if {*family.tied} <= ends else None)
 
 
 def _forecast_verdict(
@@ -433,27 +255,27 @@ def _forecast_verdict(
     counts once. Beside it the same for losses at the rate that the forecast is made for, where that was trained."""
     places: dict[tuple[int, int], float] = {}
     losses: dict[tuple[int, int], float] = {}
-    for family, found in families.items():
-        for depth, values in found.losses.items():
-            if depth in by_shape(table, family, PLACE):
-                places[depth, found.widths[depth]] = by_shape(table, family, PLACE)[depth][0]
-                losses[depth, found.widths[depth]] = statistics.median(values)
+    for family, result in families.items():
+        for depth, values in result.losses.items():
+            if depth in by_shape(table, family, shape.PLACE):
+                places[depth, result.widths[depth]] = by_shape(table, family, shape.PLACE)[depth][0]
+                losses[depth, result.widths[depth]] = statistics.median(values)
     rank = rank_correlation([*places.values()], [*losses.values()]) if places else math.nan
-    if math.isnan(rank) or all(found.best is None for found in families.values()):
+    if math.isnan(rank) or all(result.best is None for result in families.values()):
         return HypothesisVerdict("not measured, or nothing was learnt", None)
     ours = f"rank correlation {rank:.2f} over {len(places)} shapes"
     usual = tuning.filter(rate=TrialSizes().lr).group_by("layers", "width").agg(pl.col("loss").median())
     at_usual = {(layers, width): loss for layers, width, loss in usual.iter_rows() if (layers, width) in places}
     if len(at_usual) == len(places):
-        same_rate = rank_correlation([places[shape] for shape in at_usual], [*at_usual.values()])
+        same_rate = rank_correlation([places[key] for key in at_usual], [*at_usual.values()])
         ours += f"; {same_rate:.2f} with losses at the rate that was forecast"
     return HypothesisVerdict(ours, rank >= RELATED)
 
 
 def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
     """Whether the mean length of paths grows with depth, at a smaller power than one."""
-    lengths = {depth: statistics.median(found) for depth, found in by_shape(table, "parameters", LENGTH).items()}
-    lengths = {depth: length for depth, length in lengths.items() if length > 0}
+    medians = {depth: statistics.median(values) for depth, values in by_shape(table, FAMILIES[0], shape.LENGTH).items()}
+    lengths = {depth: length for depth, length in medians.items() if length > 0}
     if len(lengths) < 3:
         return HypothesisVerdict("fewer than three shapes", None)
     slope = float(np.polyfit(np.log([*lengths]), np.log([*lengths.values()]), 1)[0])
@@ -462,20 +284,15 @@ def _length_verdict(table: pl.DataFrame) -> HypothesisVerdict:
 
 
 def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
+    forms = {shape.RATE: ".3g", "loss": ".3f", shape.FRESH: "", shape.RESIDUAL: "", "entropy": ".2f",
+             shape.LENGTH: ".2f", shape.PLACE: ".2f", shape.CHANCE: ".2f"}  # fmt: skip
     rows = []
-    for layers in table.filter(family=family)["layers"].unique().sort():
-        mine = table.filter(family=family, layers=layers)
-
-        def of(quantity: str, mine: pl.DataFrame = mine) -> list[float]:
-            return mine.filter(quantity=quantity)["value"].drop_nans().to_list()
-
-        rows.append([
-            f"{layers} × {mine['width'][0]}", f"{max(of('parameters'), default=0):,.0f}", spread(of(RATE)),
-            spread(of("loss"), ".3f"), spread_of_logs(of(FRESH)), spread_of_logs(of(RESIDUAL)),
-            spread(of("entropy"), ".2f"), spread(of(LENGTH), ".2f"), spread(of(PLACE), ".2f"),
-            spread(of(CHANCE), ".2f"),
-        ])  # fmt: skip
-    guess = table.filter(quantity=BLIND)["value"].drop_nans()
+    for layers, width in table.filter(family=family).select("layers", "width").unique().sort("layers").iter_rows():
+        shape_rows = table.filter(family=family, layers=layers)
+        values = {name: shape_rows.filter(quantity=name)["value"].drop_nans().to_list() for name in shape.QUANTITIES}
+        cells = [spread(values[name], form) if form else spread_of_logs(values[name]) for name, form in forms.items()]
+        rows.append([f"{layers} × {width}", f"{max(values['parameters'], default=0):,.0f}", *cells])
+    guess = table.filter(quantity=shape.BLIND)["value"].drop_nans()
     return PageTable(
         f"Equal {family}: median (range) over seeds",
         ["layers × width", "parameters", "rate chosen", "held-out loss", "fresh residual", "trained residual",
@@ -489,13 +306,13 @@ def _shape_table(table: pl.DataFrame, family: str) -> PageTable:
 def _pure_tables(pure: pl.DataFrame, sizes: ShapeSizes) -> list[PageTable]:
     """The constant of a layer by width, and slopes of its parts beside those of the bound."""
 
-    def of(quantity: str, width: int) -> str:
+    def text_of(quantity: str, width: int) -> str:
         return spread_of_logs(pure.filter(quantity=quantity, width=width)["log10"].drop_nans().to_list())
 
     columns = ("left", "relative", "c", "bound", "gamma")
-    rows = [[str(width), *(of(name, width) for name in columns)] for width in sizes.widths]
+    rows = [[str(width), *(text_of(name, width) for name in columns)] for width in sizes.widths]
     named = {"whole": ("c", "bound"), "scores": ("scores", "bound_scores"), "values": ("values", "bound_values")}
-    steep = [
+    slope_rows = [
         [part, *(spread(slopes(pure, name), "+.2f") for name in names)]
         for part, names in named.items()
     ]  # fmt: skip
@@ -509,7 +326,7 @@ def _pure_tables(pure: pl.DataFrame, sizes: ShapeSizes) -> list[PageTable]:
             "alone. The constant of relative residuals has none.",
         ),
         PageTable(
-            "Slopes in log10 of the width", ["factor", "measured", "of the bound"], steep,
+            "Slopes in log10 of the width", ["factor", "measured", "of the bound"], slope_rows,
             "*Scores*: the largest difference between two scores of a row over ‖R‖²; in the bound `max ‖W_QK‖₁ / "
             "√d_qk`. *Values*: what is left. The bound's norms add up entries of `W_QK` and of `W_V W_O`, more of "
             "them in wider networks. Tokens that are nearly the same differ along few directions v: their scores are "
@@ -528,20 +345,18 @@ def draw(tables: Tables, sizes: ShapeSizes) -> "dict[str, Figure]":
     figure, axes = panels(2, width=5.0, height=3.2, rows=2)
     shown = {
         "loss": ("Held-out loss, at the best rate", "nats"),
-        FRESH: ("Fresh networks: relative residual, last layer", "log10"),
-        LENGTH: ("Trained: mean length of paths", "heads"),
+        shape.FRESH: ("Fresh networks: relative residual, last layer", "log10"),
+        shape.LENGTH: ("Trained: mean length of paths", "heads"),
     }
     for panel, (quantity, (title, unit)) in zip(axes, shown.items(), strict=False):
-        for number, family in enumerate(FAMILIES):
-            _by_depth(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[number])
+        for index, family in enumerate(FAMILIES):
+            seed_band(panel, by_shape(tables["shapes"], family, quantity), f"equal {family}", palette()[index])
         _doubling(panel, sizes.depths)
-        panel.set_title(title, loc="left", fontsize=9)
-        panel.set_xlabel("layers")
-        panel.set_ylabel(unit)
-    guess = tables["shapes"].filter(quantity=BLIND)["value"].drop_nans()
+        title_panel(panel, title, "layers", unit)
+    guess = tables["shapes"].filter(quantity=shape.BLIND)["value"].drop_nans()
     if len(guess):
         axes[0].axhline(float(guess[0]), color="grey", linewidth=0.9, linestyle="--", label="guess by frequency")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, frameon=False, loc="best")
     _constants(axes[3], tables["pure"])
     return {QUESTION.name: figure}
 
@@ -558,7 +373,7 @@ def _constants(axes: "Axes", pure: pl.DataFrame) -> None:
     from rankscope.figures.matplotlib import palette
 
     widths = sorted({*pure["width"].to_list()})
-    for number, (quantity, label) in enumerate(
+    for index, (quantity, label) in enumerate(
         (("c", "c, measured"), ("bound", "whole bound"), ("relative", "c of relative residuals"))
     ):
         rows = pure.filter(pl.col("log10").is_finite(), quantity=quantity).sort("width", "seed")
@@ -566,24 +381,14 @@ def _constants(axes: "Axes", pure: pl.DataFrame) -> None:
         for width, log in rows.select("width", "log10").iter_rows():
             values.setdefault(width, []).append(log)
         if values:
-            first = statistics.median(values[min(values)])
-            shifted = {width: [log - first for log in logs] for width, logs in values.items()}
-            _by_depth(axes, shifted, label, palette()[number + 2])
+            at_narrowest = statistics.median(values[min(values)])
+            shifted = {width: [log - at_narrowest for log in logs] for width, logs in values.items()}
+            seed_band(axes, shifted, label, palette()[index + 2])
     line = [BOUND * math.log10(width / widths[0]) for width in widths]
     axes.plot(widths, line, color="grey", linewidth=0.9, linestyle="--", label="width^(−1/2)")
     _doubling(axes, widths)
-    axes.set_title("Pure attention: ‖R_L‖ = c ‖R_(L−1)‖³", loc="left", fontsize=9)
-    axes.set_xlabel("width")
-    axes.set_ylabel("log10, relative to the narrowest")
-    axes.legend(fontsize=8, frameon=False)
-
-
-def _by_depth(axes: "Axes", values: dict[int, list[float]], label: str, colour: str) -> None:
-    depths = sorted(values)
-    middle = [statistics.median(values[depth]) for depth in depths]
-    low, high = ([pick(values[depth]) for depth in depths] for pick in (min, max))
-    axes.fill_between(depths, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(depths, middle, color=colour, marker="o", markersize=4, linewidth=1.4, label=label)
+    title_panel(axes, "Pure attention: ‖R_L‖ = c ‖R_(L−1)‖³", "width", "log10, relative to the narrowest")
+    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 QUESTION = Question(

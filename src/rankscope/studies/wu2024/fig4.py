@@ -65,7 +65,7 @@ def _figure(table: pl.DataFrame, names: list[str]) -> Figure:
     title(sigma, "Smallest singular value", xlabel="layer", ylabel=r"$\sigma_{\min}(X)$")
     powers_of_ten(sigma)
     title(cosine, "Angles of pairs", xlabel="layer", ylabel=r"mean $|\cos(x_i, x_j)|$", ylim=(0, 1))
-    cosine.legend(fontsize=8, frameon=False)
+    cosine.legend(fontsize=8, frameon=False, loc="best")
     return figure
 
 

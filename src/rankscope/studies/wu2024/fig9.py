@@ -65,7 +65,7 @@ def _figure(tables: dict[str, pl.DataFrame]) -> Figure:
         axes.axvline(0, color=INK, linewidth=0.8)
         title(axes, name, xlabel=r"$\cos(x_i, x_j)$ at layer 0", xlim=(-0.5, 1))
     row[0].set_ylabel("share of pairs")
-    row[0].legend(fontsize=8, frameon=False)
+    row[0].legend(fontsize=8, frameon=False, loc="best")
     return figure
 
 

@@ -175,7 +175,7 @@ def _figure(table: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     spread.annotate("unstable above", (max(sizes), 1.0), color=INK, **above)
     rank = "rank of the equilibrium"
     title(spread, "Most stable choice of signs", xlabel=rank, ylabel="largest |multiplier|, tokens 2 to $N$")
-    spread.legend(fontsize=9, ncols=2, frameon=False)
+    spread.legend(fontsize=9, ncols=2, frameon=False, loc="best")
     size = r"stable rank $\|X\|_F^2 / \|X\|_2^2$"
     title(stable, "Any rank, nearly one direction", xlabel=rank, ylabel=size, ylim=(0.995, 1.1))
     look: dict[str, Any] = {"color": PALETTE[1], "marker": "o", "capsize": 3, "linewidth": 1.6}
