@@ -388,7 +388,7 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption=(
-        "Median and range over seeds. Reading each token alone is length 0; *≤* the largest length, and *≥ 0*, is the "
+        "Median and range over seeds. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the "
         "whole network."
     ),
 )  # fmt: skip

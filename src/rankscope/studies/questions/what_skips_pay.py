@@ -479,9 +479,9 @@ QUESTION = Question(
         "without, and their tokens are at least twice as long after the last layer as before the first.",
         "Both sides pull harder with training: with skips, constants of MLPs grow at least 1.5 times, and attention "
         "weakens differences more than at first, with every seed.",
-        "A step along the gradient of the loss shows the price where random noise does not: with skips, the largest "
-        "MLP tolerates at least 1.5 times smaller steps at the embedding than the smallest, at equal width and at "
-        "equal parameters, with every seed.",
+        "Written after the first quick run: a step along the gradient of the loss shows the price where random noise "
+        "does not. With skips, the largest MLP tolerates at least 1.5 times smaller steps at the embedding than the "
+        "smallest, at equal width and at equal parameters, with every seed.",
     ),
     method=(
         "Tokens are a common part, their mean, and differences from it. For every branch (attention, MLP) the size of "
