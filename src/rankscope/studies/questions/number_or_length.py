@@ -369,17 +369,27 @@ def _sentence(evidence: SetEvidence) -> str:
         return "It cannot be told: there are too few sets of equal numbers of every length."
     start = {"length": "Length", "number": "Number"}.get(leads.pop(), "It depends") if len(leads) == 1 else "It depends"
 
-    def listed(length: int, choice: str, reader: str = "head") -> str:
-        by_task = [evidence.accuracy(task, length, choice, reader) for task in tasks]
-        return "/".join(f"{statistics.median(values):.2f}" if values else "–" for values in by_task)
+    def median(task: str, length: int, choice: str, reader: str = "head") -> str:
+        accuracies = evidence.accuracy(task, length, choice, reader)
+        return f"{statistics.median(accuracies):.2f}" if accuracies else "no value"
 
-    most = numbers[-1]
+    equal = f"number {EQUAL}"
+    by_task = [
+        (median(task, 1, equal), median(task, last, equal), median(task, 1, f"number {numbers[0]}")) for task in tasks
+    ]
+    single, has = ("a single path", "has") if numbers[0] == 1 else (f"{numbers[0]} paths", "have")
+    clauses = [
+        f"on {TASKS[tasks[0]]} {EQUAL} paths have accuracy {by_task[0][0]} at length 1 and {by_task[0][1]} at length "
+        f"{last}, {single} of length 1 {has} {by_task[0][2]}"
+    ]
+    clauses += [
+        f"on {TASKS[task]} {short}, {long} and {alone}"
+        for task, (short, long, alone) in zip(tasks[1:], by_task[1:], strict=True)
+    ]
+    read = " and ".join(median(task, last, "all", BESIDE) for task in tasks)
     return (
-        f"{start}, for sets of {numbers[0]} to {most} paths on {'/'.join(TASKS[task] for task in tasks)}: accuracy of "
-        f"{EQUAL} paths is {listed(1, f'number {EQUAL}')} at length 1, {listed(last, f'number {EQUAL}')} at length "
-        f"{last}; at length 1, {listed(1, f'number {numbers[0]}')} with {numbers[0]} and "
-        f"{listed(1, f'number {most}')} with {most}; a refitted readout beside the token reads "
-        f"{listed(last, 'all', BESIDE)} off all paths of length {last}."
+        f"{start}: {'; '.join(clauses)}. A new readout that also sees the token itself reads {read} off all paths of "
+        f"length {last}."
     )
 
 
