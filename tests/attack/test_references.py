@@ -434,6 +434,7 @@ def test_an_entropy_below_the_last_digit_keeps_all_of_its_terms() -> None:
         assert abs(found - mp.log10(mp.exp(-900) * 901)) < mp.mpf(10) ** -50
 
 
+@pytest.mark.slow
 def test_every_kind_is_drawn_with_every_feature() -> None:
     for feature in FEATURES:
         for seed, kind in enumerate(KINDS):

@@ -27,6 +27,7 @@ def test_runs_are_compared_at_the_steps_that_they_share(tmp_path: Path) -> None:
     assert "They end at steps 50, 90" in said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -57,6 +57,7 @@ def test_a_kernel_brings_its_deviation_rule_as_the_built_in_ones_do() -> None:
     torch.testing.assert_close(curve, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in KERNELS if name not in ("sinkhorn", "linformer", "sink")])
 def test_built_in_kernels_may_be_given_as_objects(name: str) -> None:
     """Under any name, by the rules that they carry; of those left out two take a number, and one has weights."""

@@ -195,6 +195,7 @@ def test_leaving_before_anything_was_answered_calls_it_off_too() -> None:
         assert jobs.started[0].ended.wait(60) and jobs.started[0].cancelled
 
 
+@pytest.mark.slow
 def test_too_many_are_sent_away_and_told_when_to_come_back() -> None:
     with serving(small_networks(), Jobs(waiting=0)) as explorer:
         url = f"{explorer.url}/api/answer"

@@ -89,6 +89,7 @@ def test_a_large_network_is_forecast_on_demand_and_a_huge_one_not(panel: Forecas
         list(panel.parts(request, stopped))
 
 
+@pytest.mark.slow
 def test_repeated_layers_are_said_to_be(panel: ForecastPanel) -> None:
     (part,) = parts_of(panel, setting={**SETTING, "layers": 3})
     assert part["sentences"][-1] == "Layers after the first 2 repeat those, with the same weights."
@@ -130,6 +131,7 @@ def test_time_that_is_up_ends_it_and_nothing_is_kept() -> None:
     assert "probability" in part
 
 
+@pytest.mark.slow
 def test_measurements_do_not_wait_for_a_forecast_and_a_newer_one_takes_its_place(served: Served) -> None:
     answers: list[httpx.Response] = []
     older = threading.Thread(target=lambda: answers.append(posted(served, "a", setting=LARGE, large=True)))

@@ -102,6 +102,7 @@ def test_many_other_lines_have_a_legend_beside_the_axes() -> None:
     assert len(shown) == 29
 
 
+@pytest.mark.slow
 def test_a_depth_axis_is_linear() -> None:
     for found in (ONE, certify(SAN, 0.1 * X), collapse_depth(SAN, 0.1 * X)):
         assert all(axes.get_xscale() == "linear" for axes in found.plot().axes)

@@ -116,6 +116,7 @@ def test_the_same_network_by_any_way_in() -> None:
     )
 
 
+@pytest.mark.slow
 def test_depth_and_remedies_are_those_asked_for() -> None:
     deeper = forecast(SMALL, depth=6, remedies=["rezero"], **OPTIONS)
     assert deeper.table.height == 7 and deeper.readings["remedies"] == 1.0

@@ -54,6 +54,7 @@ def own_states(name: str, model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
     return states
 
 
+@pytest.mark.sampled(6)
 @every
 def test_tokens_are_the_models_own_hidden_states(name: str) -> None:
     model, batch = made(name)

@@ -32,6 +32,7 @@ def test_a_model_whose_only_child_is_called_module_keeps_its_forward() -> None:
     assert torch.equal(w.profile().curve("mu"), inner.profile().curve("mu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [

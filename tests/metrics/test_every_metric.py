@@ -25,6 +25,7 @@ def padded(rows: Tensor, before: int, after: int, filler: float) -> tuple[Tensor
     return X, padding
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", TOKENS + CENTRED)
 @given(n=st.integers(1, 5), before=st.integers(0, 2), after=st.integers(0, 3), seed=st.integers(0, 999))
 def test_a_padded_batch_gives_what_each_sequence_gives_alone(

@@ -76,6 +76,7 @@ def test_layers_that_stay_compute_as_before(name: str) -> None:
         assert torch.equal(again.run(X).output, cut.run(X).output)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
     "heads",

@@ -63,6 +63,7 @@ def test_a_collapsed_network_is_at_its_floor(
         assert bool(profile.curve(name, "below_floor")[:, 8:].all())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_lies_above_the_floor_has_the_right_size(arithmetic: str, seed: int) -> None:

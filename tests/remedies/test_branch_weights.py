@@ -35,6 +35,7 @@ class Weighted(Network):
         return times(1 / mp.sqrt(index + 1), X) if part.name == "lnscale" else X
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mask", ["complete", "causal"])
 @pytest.mark.parametrize(
     ("name", "place"),

@@ -110,6 +110,7 @@ def test_nothing_hidden_is_read(name: str, place: Any, mask: str) -> None:
     assert torch.equal(net.run(padded, PADDING).output, net.run(X, PADDING).output)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_doubled_precision_agrees(name: str) -> None:
     net, X = stirred(small(norm_place="pre", mask="causal", layers=1).with_remedy(name)), normal(2, 5, 4)

@@ -76,6 +76,7 @@ SHAPED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("case", "mask"), thinned(SHAPED, MASKS))
 def test_shaped_pure_attention(case: tuple[str, bool], mask: str) -> None:
     spec, collapses = case

@@ -87,6 +87,7 @@ def test_saved_and_read_back(spec: str, tmp_path: Any) -> None:
     assert torch.equal(again.run(X).output, net.run(X).output)
 
 
+@pytest.mark.slow
 def test_theorems_and_paths_refuse_with_a_reason() -> None:
     san = network(variant="san")
     actual = certify(san.with_remedy("differential"), X, theorems="dong2021-2.3").table

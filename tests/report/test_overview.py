@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rankscope.figures import Line
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
@@ -17,6 +19,7 @@ def run_of(folder: str, profile: Profile | Summary | None = None, **more: object
     return ReportedRun(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
     profile = profile_of()
     runs = [

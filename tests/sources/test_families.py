@@ -100,6 +100,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str)
     assert found.states <= 1e-12 and found.attention <= 1e-13 and found.gradient <= 1e-11
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "label"), CASES)
 @torch.no_grad()
 def test_without_lifting_only_float32_parts_differ(name: str, label: str) -> None:

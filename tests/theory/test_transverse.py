@@ -149,6 +149,7 @@ def test_a_complete_mask_leaves_the_skip_alone(skip: float, seed: int) -> None:
     assert found.rate == pytest.approx(math.log(skip), abs=1e-12) and found.mode == 0.0
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize("w", [0.8, -0.8, -3.0])
 @pytest.mark.parametrize("skip", [0.5, 1.0])

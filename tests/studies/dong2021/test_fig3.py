@@ -4,12 +4,14 @@ from itertools import product
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from rankscope.studies import Setup
 from rankscope.studies.dong2021 import fig3
 from rankscope.studies.dong2021.circle import ENDS, NETWORKS
 
 
+@pytest.mark.slow
 def test_a_rerun_gives_the_same_tables(tmp_path: Path) -> None:
     sizes = fig3.CircleSizes(seeds=2, rounds=2, published_seeds=1, published_rounds=2, widths=(4,), steps=10)
     first, again, cached = (fig3._run(Setup(folder=tmp_path / name), sizes) for name in ("one", "two", "one"))

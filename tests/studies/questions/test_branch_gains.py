@@ -119,6 +119,7 @@ def test_sensitivities_of_a_linear_network_have_a_closed_form(padded: int) -> No
     assert 10 ** found["jacobian common"] == pytest.approx(3.5 * float(ratio), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_accuracy_without_noise_is_that_of_the_network_and_noise_takes_it_away() -> None:
     pytest.importorskip("sklearn")
     from rankscope.lab.tasks import Digits

@@ -256,7 +256,7 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     found = QUESTION.answer(made, SIZES)
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
     assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
-    assert "pre-norm: valueresidual, tuning's best, does not beat the baseline" in found.sentence
+    assert "pre-norm: valueresidual, the best in tuning, does not beat the baseline" in found.sentence
     assert "without skips (baseline learns nothing): neutreno gains +1.10" in found.sentence
     assert "a larger residual goes with a lower loss post-norm and without skips" in found.sentence
     assert QUESTION.draw(made, SIZES)[QUESTION.name].axes

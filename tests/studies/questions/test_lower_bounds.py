@@ -207,6 +207,7 @@ def test_without_skips_nothing_is_proved() -> None:
     assert all(row[name] is None for row in rows for name in ("sizes", "direction", "untouched", "lambda", "loose"))
 
 
+@pytest.mark.slow
 def test_padding_is_in_no_number() -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="post"), 0, "xavier")
     X = torch.stack([tokens(5, 8, k) for k in (0, 1)])

@@ -204,8 +204,8 @@ def tables(
 
 def test_the_sentence_turns_with_what_decides() -> None:
     length, number = (QUESTION.answer(tables(by), MADE_UP) for by in ("length", "number"))
-    assert length.sentence.startswith("Length, for sets of 1 to 5 paths on sorting: ")
-    assert number.sentence.startswith("Number, for sets of 1 to 5 paths")
+    assert length.sentence.startswith("Length: on sorting 5 paths ")
+    assert number.sentence.startswith("Number: on sorting 5 paths ")
     assert [length.verdicts[at].holds for at in (0, 2, 3, 4)] == [True] * 4
     assert [number.verdicts[at].holds for at in (1, 2, 3)] == [True, False, False]
     assert len(length.sentence.split()) <= 60
@@ -231,7 +231,7 @@ def test_networks_that_differ_leave_it_open() -> None:
     first, second = tables("length", seeds=2), tables("number", seeds=2)
     mixed = {name: pl.concat([first[name].filter(seed=100), second[name].filter(seed=102)]) for name in first}
     found = QUESTION.answer(mixed, MADE_UP)
-    assert found.sentence.startswith("It depends, ") and found.verdicts[2].holds is None
+    assert found.sentence.startswith("It depends: ") and found.verdicts[2].holds is None
 
 
 @pytest.mark.slow  # trains three networks and draws

@@ -6,6 +6,7 @@ from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 
 
+@pytest.mark.slow
 def test_put_cold_says_how_far_tokens_move(tables: RemedyMeasurements) -> None:
     assert on_trained_model.mean(tables.cold, "attnscale", "moved") == 0.0
     net, X, padding = on_trained_model.subject("bert-tiny")

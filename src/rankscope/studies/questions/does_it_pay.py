@@ -142,7 +142,7 @@ def _sentence(results: PayResults) -> str:
     known = [setting for setting in SETTINGS if results.complete(setting)]
     if not results.any_learns(known):
         return "Cannot be told: no network beats guessing, or no setting was trained with every remedy."
-    parts, paying, preventing, not_tunings_best = [], [], [], False
+    parts, paying, preventing, others_win = [], [], [], False
     for setting in known:
         name = results.best(setting)
         gain = spread(results.gains(setting, name), "+.2f")
@@ -155,9 +155,9 @@ def _sentence(results: PayResults) -> str:
         if not results.any_learns([setting]):
             parts.append(f"{LABELS[setting]}: nothing learns")
         elif name not in winners:
-            not_tunings_best |= bool(winners)
+            others_win |= bool(winners)
             but = f", only {_listed(winners)}" if winners else ""
-            parts.append(f"{where}: {name}, tuning's best, does not beat the baseline ({gain}){but}")
+            parts.append(f"{where}: {name}, the best in tuning, does not beat the baseline ({gain}){but}")
         else:
             less = results.less_collapsed(setting, name)
             more = name in results.winners_everywhere(setting, REPORTED, MORE)
@@ -166,7 +166,7 @@ def _sentence(results: PayResults) -> str:
             but = "" if less and more else f", not over {EXTRA:g}× compute" if less else ", no larger residual measured"
             parts.append(f"{where}: {name} gains {gain} nats{but}")
     start = "Yes" if preventing == known else "It depends on the network" if preventing else "No"
-    if not preventing and (paying or not_tunings_best):
+    if not preventing and (paying or others_win):
         start = "A remedy pays, not by preventing collapse" if paying else "Not told"
     widths = results.sizes.widths
     pays = {setting: {results.relation(setting, width, "trained").pays for width in widths} for setting in known}
