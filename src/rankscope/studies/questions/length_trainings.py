@@ -20,6 +20,7 @@ from rankscope.studies.questions.path_networks import (
     SCHEMES,
     PathTrainingSizes,
     held_out_samples,
+    mean_sizes,
     residuals,
     self_attention,
     shares,
@@ -83,7 +84,9 @@ def arms(task: str, sizes: LengthSizes) -> list[Arm]:
     ways += [Arm("exact", last, remedy, skips=False) for remedy in ("", *sizes.remedies)]
     ways += [Arm("exact", k, detached=True) for k in dict.fromkeys((1, last))]
     for by in sizes.factors if task == sizes.tasks[0] else ():
-        ways += [Arm(factor=by), *(Arm("exact", last, skips=skips, factor=by) for skips in (True, False))]
+        # Without skips and remedies tokens are equal to rounding, whatever the rate: rates are varied with a remedy.
+        bare = [Arm("exact", last, remedy, skips=False, factor=by) for remedy in sizes.remedies]
+        ways += [Arm(factor=by), Arm("exact", last, factor=by), *bare]
     return ways
 
 
@@ -108,7 +111,9 @@ def trained(task: str, arm: Arm, sizes: LengthSizes, device: str = "cpu") -> pl.
     | `new head`         | the same with a linear head fitted to other held-out samples; whole nets   | length |
     | `fresh`            | the same before training                                                   | length |
     | `share MARK`       | of the output of whole networks, after that share of the steps             | length |
+    | `size MARK`        | the same of the norms of all lengths, which has no sign                    | length |
     | `residual`         | log10 of the relative residual of each length's sum, trained               | length |
+    | `fresh residual`   | the same before training, of networks without skips                        | length |
     | `self-attention`   | mean of the diagonal of the attention pattern, trained                     |        |
     """
     training = training_of(task, arm, sizes, device)
@@ -123,19 +128,27 @@ def trained(task: str, arm: Arm, sizes: LengthSizes, device: str = "cpu") -> pl.
 
 def _rows(training: Training, arm: Arm, sizes: LengthSizes) -> Iterator[tuple[int, str, int | None, float]]:
     is_whole_network = arm.kind == "all" and arm.factor == 1
-    marks = {f"share {mark:g}": round(mark * training.recipe.steps) for mark in MARKS} if is_whole_network else {}
+    marks = {f"{mark:g}": round(mark * training.recipe.steps) for mark in MARKS} if is_whole_network else {}
     if is_whole_network:
         yield from _head_rows(training, sizes, "fresh")
+    if not arm.skips:
+        yield from _residual_rows(training, sizes, "fresh residual")
     yield from _share_rows(training, sizes, [name for name, mark in marks.items() if mark == 0])
     for step in training:
         yield from _share_rows(training, sizes, [name for name, mark in marks.items() if mark == step])
     yield from _head_rows(training, sizes, "own head")
     if is_whole_network:
         yield from _head_rows(training, sizes, "new head")
+    yield from _residual_rows(training, sizes, "residual")
+    for seed, net, X in zip(training.seeds, training.networks(), training.tokens(sizes.probe_samples)[0], strict=True):
+        yield seed, "self-attention", None, self_attention(net, X)
+
+
+def _residual_rows(training: Training, sizes: LengthSizes, quantity: str) -> Iterator[tuple[int, str, int, float]]:
+    """The log10 of the relative residual of each length's sum as it is now, under this name."""
     for seed, net, X in zip(training.seeds, training.networks(), training.tokens(sizes.probe_samples)[0], strict=True):
         for length, residual in enumerate(residuals(net, X)):
-            yield seed, "residual", length, residual
-        yield seed, "self-attention", None, self_attention(net, X)
+            yield seed, quantity, length, residual
 
 
 def _head_rows(training: Training, sizes: LengthSizes, quantity: str) -> Iterator[tuple[int, str, int | None, float]]:
@@ -167,13 +180,12 @@ def _head_rows(training: Training, sizes: LengthSizes, quantity: str) -> Iterato
             yield seed, quantity, length, float(task.accuracy(length_logits, test))
 
 
-def _share_rows(
-    training: Training, sizes: LengthSizes, quantities: Sequence[str]
-) -> Iterator[tuple[int, str, int, float]]:
-    """The shares of the output by length as they are now, under each of these names."""
-    if not quantities:
+def _share_rows(training: Training, sizes: LengthSizes, marks: Sequence[str]) -> Iterator[tuple[int, str, int, float]]:
+    """The shares of the output and of norms by length as they are now, under the name of each of these marks."""
+    if not marks:
         return
     for seed, net, X in zip(training.seeds, training.networks(), training.tokens(sizes.probe_samples)[0], strict=True):
-        for length, value in enumerate(shares(net, X)):
-            for quantity in quantities:
-                yield seed, quantity, length, value
+        for name, by_length in (("share", shares(net, X)), ("size", mean_sizes(net, X))):
+            for length, value in enumerate(by_length):
+                for mark in marks:
+                    yield seed, f"{name} {mark}", length, value

@@ -8,10 +8,12 @@ other (`lab/path_model.py`), with autograd through the path algebra.
 What else could be why a length fails, and how it is held apart: the head (a new linear head is fitted, on held-out
 samples, to the sums of the network that was trained whole, and to those of a fresh one), the number of paths (`C(L, k)
 H^k` grows with k; `≤ k` and `≥ k` are trained beside `= k`), attention that short paths decide (networks
-without skips have long paths alone, attention included), gradients through attention (`detached`), the learning rate,
-and collapse (remedies without an identity in the attention pattern, which would be a skip inside every head).
+without skips have long paths alone, attention included; they learn only with a remedy that keeps tokens apart),
+gradients through attention (`detached`), the learning rate, and collapse (remedies without an identity in the attention
+pattern, which would be a skip inside every head).
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
+import torch
 
 from rankscope.paths import path_counts
 from rankscope.studies.questions.drawing import seed_band, title_panel
@@ -34,14 +37,19 @@ if TYPE_CHECKING:
 
 NEAR_GUESS = 0.05  # How far above a network that reads each token alone still is a guess; figure 4's own margin
 LEARNT = 0.5  # Paths of a length have learnt where they recover this share of what attention adds
-SMALL = 0.1  # Long paths carry little of an output of which they are less than this share
+SMALL = 0.1  # Long paths are little where their norms are less than this share of the norms of all lengths
+CEILING = 0.95  # Who has this share of what attention adds in the best network of a task has no room to improve
+LEAST_ERROR = 1e-4  # Smaller errors are drawn as this one, as a log axis has no 0
 REMEDY, CONTRAST = "centred", "contranorm"
 CHANGED = (
     "Seen before the expectations were written: trials of 150 to 300 steps on sorting with one or two seeds (whole, "
     "lengths 3 and 6, no skips) and of 120 steps of three arms on hull and text, in which the whole network had not "
     "learnt; a quick run cannot tell the hypotheses on these. Changed after a full run with seeds 0 to 4: all seeds; "
     "centred in place of shaped attention, which adds the identity to every pattern and so a skip to every head; new "
-    "heads that are whitened and fitted to held-out samples; rates of networks without skips; a rule on chance."
+    "heads that are whitened and fitted to held-out samples; rates of networks without skips; a rule on chance. "
+    "Changed after the quick run of 18 November 2026 (seeds 0 and 2): networks without skips are compared, and their rates varied, with a remedy, and the last two hypotheses were "
+    "written anew, as tokens are equal to rounding without one; how much long paths are is judged by norms (before: by "
+    "shares of the output, which have signs and cancel), at the same threshold; arms at the ceiling tell nothing."
 )
 QUICK = LengthSizes(
     ("sort",), layers=3, first_seed=0, seeds=2, widths=(48,), heads=(2,), steps=(200,), batches=(32,), rates=(1e-3,),
@@ -61,7 +69,8 @@ def gather(setup: Setup, sizes: LengthSizes) -> dict[str, pl.DataFrame]:
         for arm in arms(task, sizes):
             name = f"{task} {arm.kind} {'' if arm.length is None else arm.length} {arm.condition}"
             parts[" ".join(name.split())] = partial(trained, task, arm, sizes, setup.device)
-    return {"paths": setup.cached_parts(parts, **asdict(sizes))}
+    # Parts of runs that did not read the norms of lengths have no such setting, and are not taken.
+    return {"paths": setup.cached_parts(parts, **asdict(sizes), reads_norms=True)}
 
 
 # ---- The answer, from tables alone
@@ -105,7 +114,8 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
 
     A task is *learnt* where networks trained on the longest paths alone recover half of what attention adds (median
     over seeds). Where they do and a new head on networks trained whole does not, uselessness came by training; where
-    networks without skips do not learn at any rate, only as long as short paths may decide attention.
+    networks without skips do not learn with any remedy at any rate, that is shown only where short paths may decide
+    attention. "By nature" is never concluded: networks that do not learn may want another recipe.
     """
     table, last = tables["paths"], sizes.layers
     alone = {task: recovered(table, task, seen(table, task, Arm("exact", last))) for task in sizes.tasks}
@@ -113,15 +123,18 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
         task: recovered(table, task, *(seen(table, task, Arm(), "new head", length) for length in (last, 0)))
         for task in sizes.tasks
     }
-    longest, bare = Arm("exact", last), Arm("exact", last, skips=False)
+    longest, bare = Arm("exact", last), Arm("exact", last, REMEDY, skips=False)
     verdicts = [
         _guess_verdict(table, sizes),
         _verdict(headed, lambda share: share < LEARNT),
         _verdict(alone, lambda share: share >= LEARNT),
-        _compared(table, sizes, longest, replace(longest, remedy=REMEDY)),
-        _share_verdict(table, sizes),
-        _compared(table, sizes, bare, longest),
-        _compared(table, sizes, bare, replace(bare, remedy=REMEDY)),
+        _compared(table, sizes, longest, replace(longest, remedy=REMEDY), ceiling=CEILING),
+        _size_verdict(table, sizes),
+        _compared(table, sizes, bare, replace(longest, remedy=REMEDY)),
+        _verdict(
+            {task: recovered(table, task, seen(table, task, bare)) for task in sizes.tasks},
+            lambda share: share >= LEARNT,
+        ),
     ]
     if sizes == QUICK:
         for index in (2, 5, 6):
@@ -135,7 +148,7 @@ def answer(tables: Tables, sizes: LengthSizes) -> StudyAnswer:
         f"Seeds {', '.join(map(str, sizes.networks))}: they decide weights and the order of samples; sort and hull "
         "have one training set and one test set for all seeds, so that ranges are of training and not of data.",
         "Attention patterns are still computed from hidden states that include short paths. Only networks without "
-        "skips have patterns computed from full-length paths alone.",
+        "skips have patterns computed from full-length paths alone." + _fresh_sentence(table, sizes),
         CHANGED,
         *(note for task in sizes.tasks if (note := _undertrained(table, task, sizes))),
     ]
@@ -163,13 +176,23 @@ def _sentence(
     known = [task for task in sizes.tasks if alone[task] and headed[task]]
     if not known:
         return "It cannot be told: the whole network learnt no more than one that reads each token alone."
-    bare = {task: _best_rate(table, task, Arm("exact", last, skips=False), sizes) for task in known}
-    causes = {_cause(alone[task], headed[task], bare[task]) for task in known}
-    lead = causes.pop() if len(causes) == 1 else "It depends on the task"
+    bare = {task: _best_recovered(table, task, sizes, [""]) for task in known}
+    mended = {task: _best_recovered(table, task, sizes, sizes.remedies) for task in known}
+    tasks_by_cause: dict[str, list[str]] = {}
+    for task in known:
+        best = max(bare[task], mended[task], key=lambda shares: statistics.median(shares or [-math.inf]))
+        tasks_by_cause.setdefault(_cause(alone[task], headed[task], best), []).append(task)
+    causes = [f"{cause} ({', '.join(tasks)})" for cause, tasks in tasks_by_cause.items()]
+    lead = "; ".join(causes if len(causes) > 1 else tasks_by_cause)
+    lead = lead[0].upper() + lead[1:]
     trained_on = ", ".join(f"{spread(alone[task], '.0%')} on {task}" for task in known)
     read = ", ".join(f"{statistics.median(headed[task]):.0%}" for task in known)
-    clause = ", ".join(f"{statistics.median(shares):.0%}" for shares in bare.values() if shares)
-    clause = f"; without skips {clause}" if all(bare.values()) else ""
+    pairs = (("; without skips", bare), (", with a remedy at best", mended))
+    clause = "".join(
+        f"{name} {', '.join(f'{statistics.median(shares):.0%}' for shares in values.values())}"
+        for name, values in pairs
+        if all(values.values())
+    )
     clause += "".join(f"; {task} cannot be told" for task in sizes.tasks if task not in known)
     return (
         f"{lead}: networks trained on paths of length {last} alone recover {trained_on} of the accuracy that "
@@ -178,20 +201,50 @@ def _sentence(
 
 
 def _cause(alone: Sequence[float], headed: Sequence[float], bare: Sequence[float]) -> str:
-    """Why long paths are useless on a task, from what is recovered by each way to train."""
+    """Why long paths are useless on a task, from what is recovered by each way to train.
+
+    Args:
+        alone: What networks trained on the longest paths alone recover, with skips.
+        headed: What a new head on the longest paths of networks trained whole recovers.
+        bare: What the best networks without skips recover; empty where there are none.
+    """
     if statistics.median(alone) < LEARNT:
-        return "Not learnt with this recipe"
+        return "not learnt with this recipe"
     if statistics.median(headed) >= LEARNT:
-        return "By neither"
-    limited = bare and statistics.median(bare) < LEARNT
-    return "By training, as long as short paths may decide attention" if limited else "By training"
+        return "not useless, a new head reads them"
+    free = bare and statistics.median(bare) >= LEARNT
+    return "by training" if free else "by training, shown only where short paths may decide attention"
 
 
-def _best_rate(table: pl.DataFrame, task: str, arm: Arm, sizes: LengthSizes) -> list[float]:
-    """What an arm recovers at the learning rate of the largest median: a failure at one rate may be that rate's."""
-    arms_by_rate = [replace(arm, factor=factor) for factor in (1.0, *sizes.factors)]
-    shares_by_rate = [recovered(table, task, seen(table, task, arm)) for arm in arms_by_rate]
-    return max(filter(None, shares_by_rate), key=statistics.median, default=[])
+def _best_recovered(table: pl.DataFrame, task: str, sizes: LengthSizes, remedies: Sequence[str]) -> list[float]:
+    """What the longest paths recover without skips, with the remedy and the learning rate of the largest median: a
+    failure with one of them may be that one's."""
+    ways = itertools.product(remedies, (1.0, *sizes.factors))
+    shares = (recovered(table, task, seen(table, task, _bare(sizes, *way))) for way in ways)
+    return max(filter(None, shares), key=statistics.median, default=[])
+
+
+def _bare(sizes: LengthSizes, remedy: str = "", factor: float = 1.0) -> Arm:
+    """The longest paths without skips."""
+    return Arm("exact", sizes.layers, remedy, skips=False, factor=factor)
+
+
+def _fresh_sentence(table: pl.DataFrame, sizes: LengthSizes) -> str:
+    """A sentence on how far apart tokens are before the first step without skips; empty where that was not read."""
+    texts = []
+    for task in sizes.tasks:
+        plain, mended = (
+            seen(table, task, _bare(sizes, remedy), "fresh residual", sizes.layers) for remedy in ("", REMEDY)
+        )
+        if plain and mended:
+            texts.append(f"{spread_of_logs(plain)} on {task} ({REMEDY}: {spread_of_logs(mended)})")
+    if not texts:
+        return ""
+    return (
+        f" Before the first step their relative residual is {', '.join(texts)}; float32, in which they learn, tells "
+        f"tokens apart down to about {torch.finfo(torch.float32).eps:.0e}. Networks near or below that cannot learn, "
+        "so those without skips are judged with a remedy."
+    )
 
 
 def _guess_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
@@ -215,10 +268,19 @@ def _verdict(shares: dict[str, list[float]], holds: Callable[[float], bool]) -> 
     return HypothesisVerdict("; ".join(texts), judged({task: [*map(holds, values)] for task, values in shares.items()}))
 
 
-def _compared(table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm) -> HypothesisVerdict:
+def _compared(
+    table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm, ceiling: float = math.inf
+) -> HypothesisVerdict:
     """Whether one arm is more accurate than another on every task that tells, by more than seeds differ.
 
     Of n seeds each, drawn alike, all of one arm are above all of the other with chance `1 / C(2n, n)`.
+
+    Args:
+        table: The numbers of all arms.
+        sizes: The sizes of the run.
+        lower: The arm that is expected to be less accurate.
+        higher: The arm that is expected to be more accurate.
+        ceiling: A task tells nothing where `lower` has a larger share of what attention adds in the best network.
     """
     cases: dict[str, list[bool]] = {}
     texts = []
@@ -228,15 +290,27 @@ def _compared(table: pl.DataFrame, sizes: LengthSizes, lower: Arm, higher: Arm) 
             continue
         above, below = min(high) > max(low), max(high) < min(low)
         few = 1 / math.comb(len(low) + len(high), len(low)) > CHANCE
-        cases[task] = [above] if (above or below) and not few and _tells(table, task) else []
-        names = (f"{arm.condition} {spread(values, '.2f')}" for arm, values in ((higher, high), (lower, low)))
-        texts.append(f"{task}: {', '.join(names)}")
+        full = _share_of_best(table, task, low) > ceiling
+        cases[task] = [above] if (above or below) and not few and not full and _tells(table, task) else []
+        names = [f"{arm.condition} {spread(values, '.2f')}" for arm, values in ((higher, high), (lower, low))]
+        texts.append(f"{task}: {', '.join(names + ['at the ceiling'] * full)}")
     return HypothesisVerdict("; ".join(texts) or "not measured", judged(cases))
 
 
-def _share_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
-    """Whether long lengths are a small share of the output of whole networks after training."""
-    lengths, quantity = range(sizes.long, sizes.layers + 1), f"share {MARKS[-1]:g}"
+def _share_of_best(table: pl.DataFrame, task: str, accuracies: Sequence[float]) -> float:
+    """The share of what attention adds in the most accurate arm of a task that these accuracies have, by medians.
+
+    The whole network is not always the most accurate: where it is undertrained, shares of what it has are no ceiling.
+    """
+    by_arm = table.filter(task=task, quantity="accuracy").group_by("kind", "length", "condition")
+    best = max(by_arm.agg(pl.col("value").median())["value"].to_list())
+    alone = statistics.median(seen(table, task, Arm("exact", 0)) or [math.nan])
+    return (statistics.median(accuracies) - alone) / (best - alone) if best > alone else math.nan
+
+
+def _size_verdict(table: pl.DataFrame, sizes: LengthSizes) -> HypothesisVerdict:
+    """Whether the norms of long lengths are a small share of the norms of all, in whole networks after training."""
+    lengths, quantity = range(sizes.long, sizes.layers + 1), f"size {MARKS[-1]:g}"
     by_length = {task: [seen(table, task, Arm(), quantity, length) for length in lengths] for task in sizes.tasks}
     ends = {task: [*map(sum, zip(*shares, strict=True))] for task, shares in by_length.items()}
     texts = [f"{task} {spread(values, '.2f')}" for task, values in ends.items() if values]
@@ -250,19 +324,22 @@ def _length_table(table: pl.DataFrame, task: str, sizes: LengthSizes) -> PageTab
     for k in range(sizes.layers + 1):
         trained_on = [Arm("exact", k), *(_ended(Arm(kind, k), sizes) for kind in ("most", "least"))]
         read = [spread(seen(table, task, Arm(), quantity, k), ".2f") for quantity in ("own head", "new head", "fresh")]
-        start, end = (spread(seen(table, task, Arm(), f"share {m:g}", k), ".2f") for m in (MARKS[0], MARKS[-1]))
+        first, last = MARKS[0], MARKS[-1]
+        names = (f"size {first:g}", f"size {last:g}", f"share {last:g}")
+        sizes_and_share = [spread(seen(table, task, Arm(), name, k), ".2f") for name in names]
         residual_texts = [spread_of_logs(seen(table, task, arm, "residual", k)) for arm in (Arm(), Arm("exact", k))]
         diagonal = spread(seen(table, task, Arm("exact", k), "self-attention"), ".2f")
         cells = [spread(seen(table, task, arm), ".2f") for arm in trained_on]
-        rows.append([str(k), f"{counts[k]:,}", *cells, *read, start, end, *residual_texts, diagonal])
+        rows.append([str(k), f"{counts[k]:,}", *cells, *read, *sizes_and_share, *residual_texts, diagonal])
     full = spread(seen(table, task, Arm()), ".3f")
     return PageTable(
         f"{sizes.title(task)} by length, median (range) of {sizes.seeds} seeds; the whole network has {full}",
         ["length", "paths", "trained on it alone", "on ≤", "on ≥", "trained whole, own head", "new head",
-         "fresh, new head", "share at the start", "share at the end", "residual, trained whole", "trained on it",
-         "self-attention, trained on it"], rows,
-        "*New head*: a linear head fitted to the sum of that length on other held-out samples. *Share*: of the output "
-        "of the whole network. "
+         "fresh, new head", "norms at the start", "norms at the end", "share at the end", "residual, trained whole",
+         "trained on it", "self-attention, trained on it"], rows,
+        "*New head*: a linear head fitted to the sum of that length on other held-out samples. *Norms*: the norm of "
+        "that length's sum as a share of the norms of all lengths, in the whole network. *Share*: of its output, with "
+        "a sign: lengths may cancel. "
         "*Residual*: relative, of the sum of that length. *Self-attention*: mean of the diagonal of the attention "
         "pattern. " * (task == sizes.tasks[0]) + f"Even attention gives {even_attention(task, sizes.context):.2f}.",
     )  # fmt: skip
@@ -298,7 +375,7 @@ def _control_table(table: pl.DataFrame, sizes: LengthSizes) -> PageTable:
 
 
 def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
-    """Accuracy by length for each task, and shares of lengths along the training of whole networks."""
+    """Held-out error by length for each task, and norms of lengths along the training of whole networks."""
     from rankscope.figures.matplotlib import palette, panels
 
     table, lengths = tables["paths"], range(sizes.layers + 1)
@@ -314,23 +391,26 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
     }
     for panel, task in zip(axes, sizes.tasks, strict=False):
         for index, (label, accuracies_of) in enumerate(curves.items()):
-            points = {k: accuracies_of(task, k) for k in lengths}
+            points = {k: [max(1 - accuracy, LEAST_ERROR) for accuracy in accuracies_of(task, k)] for k in lengths}
+            # The first line, which the question is about, is above those that it may coincide with.
+            style = {"markersize": 5.5, "zorder": 4} if index == 0 else {"markersize": 3.5}
             dash = "-" if index == 0 or index > 2 else "--"
-            seed_band(panel, points, label, palette()[index], markersize=3.5, linestyle=dash)
+            seed_band(panel, points, label, palette()[index], linestyle=dash, **style)
+        panel.set_yscale("log")
         title_panel(panel, TITLES[task], "length k")
         panel.set_xticks(list(lengths))
     for panel in axes[:: math.ceil((len(sizes.tasks) + 1) / rows)]:
-        panel.set_ylabel("held-out accuracy")
+        panel.set_ylabel("held-out error")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     last = axes[len(sizes.tasks)]
     marks = range(len(MARKS))
     for k in lengths:
-        points = {mark: seen(table, sizes.tasks[0], Arm(), f"share {MARKS[mark]:g}", k) for mark in marks}
+        points = {mark: seen(table, sizes.tasks[0], Arm(), f"size {MARKS[mark]:g}", k) for mark in marks}
         seed_band(last, points, f"length {k}", palette()[k % len(palette())], markersize=3.5)
     last.set_xticks(list(marks), [f"{mark:.0%}" for mark in MARKS])
-    title = f"Trained whole on {sizes.tasks[0]}: shares by length"
-    title_panel(last, title, "steps of the training", "share of the output")
+    title = f"Trained whole on {sizes.tasks[0]}: norms by length"
+    title_panel(last, title, "steps of the training", "share of the norms")
     last.legend(fontsize=7, frameon=False, ncols=2, loc="best")
     for panel in axes[len(sizes.tasks) + 1 :]:
         panel.set_visible(False)
@@ -362,11 +442,12 @@ QUESTION = Question(
         "Long paths can learn: trained on the longest paths alone, networks recover at least half of that.",
         "They learn better where collapse is held off: centred attention makes the longest paths alone more accurate, "
         "by more than seeds differ.",
-        f"In networks trained whole, long paths are less than {SMALL} of the output at the end of training.",
-        "They need short paths to decide attention: without skips the longest paths are less accurate than with skips, "
-        "by more than seeds differ.",
-        "Written after earlier runs: without skips, centred attention makes the longest paths more accurate, by more "
-        "than seeds differ.",
+        "In networks trained whole, long paths are little at the end of training: their norms are less than "
+        f"{SMALL} of the norms of all lengths.",
+        "Written after the quick run: short paths help to decide attention: with centred attention, the longest paths "
+        "are less accurate without skips than with skips, by more than seeds differ.",
+        "Written after the quick run: they are not needed for it: without skips and with centred attention, the "
+        "longest paths recover at least half of what attention adds.",
     ),
     method=(
         "Networks of attention, skips and norms as in figure 4 (sort and hull: post-norm, at the paper's width and "
@@ -378,17 +459,19 @@ QUESTION = Question(
         "which reads each token alone, or, of new heads, less what the same reader has at length 0; shares of it are "
         f"taken seed by seed, on tasks where it is at least {TOLD}. New heads are logistic regressions on whitened "
         "features, fitted to held-out samples and evaluated on others (of a text: on another stretch). "
-        "Shares of the output and residuals are those of `decompose`."
+        "Shares of the output and residuals are those of `decompose`; *norms* are `|Y_k| / sum_j |Y_j|`, Y_k the sum "
+        "of all paths of length k, mean of tokens. An arm is at the ceiling of a task where it has more than "
+        f"{CEILING} of what attention adds in the most accurate arm."
     ),
     refuted_by=(
         "A rate and a length of training tuned for every restriction (on sorting the rate is varied). Tasks that need "
-        "several steps of composition, where short paths cannot suffice. Attention that does not give tokens to "
-        "themselves, by which a long path can be a short one in disguise (the tables have how much it does). Deeper "
-        "networks, where the longest paths are longer."
+        "several steps of composition, where short paths cannot suffice. Heads that attend little to "
+        "their own token: a head that attends to itself acts like a skip, so a long path can behave like a short one "
+        "(the tables have the self-attention). Deeper networks, where the longest paths are longer."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption=(
-        "Median and range over seeds. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the "
-        "whole network."
+        "Held-out error (1 less the accuracy), median and range over seeds; right: norms of each length's sum as shares "
+        "of the norms of all. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the whole network."
     ),
 )  # fmt: skip

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from rankscope.errors import ClosureError, StudyError, one_of
 from rankscope.lab import Batch, Recipe, Task
+from rankscope.lab.path_model import EPS, Stack
 from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.next_character import HELD_SHARE
 from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths.frozen import freeze
 from rankscope.paths.lengths import by_length
+from rankscope.shapes import Float
 from rankscope.studies.dong2021.fig4 import PublishedSort
 
 TITLES = {"sort": "Sorting", "hull": "Convex hull", "text": "Text"}
@@ -152,6 +154,24 @@ def even_attention(name: str, context: int) -> float:
 def shares(net: Transformer, X: Tensor) -> list[float]:
     """The share of the output that paths of each length are, mean of samples; NaN where the terms do not add up."""
     return _mean_by_length(net, X, pl.col("share"))
+
+
+def size_shares(terms: Stack) -> Float[Tensor, "length batch token"]:
+    """The norm of each length's sum as a share of the norms of all, `|Y_k| / sum_j |Y_j|`, token by token.
+
+    Unlike the share of the output, `<Y_k, Y> / <Y, Y>`, it is never negative: terms that cancel do not make it small.
+    """
+    norms = (terms.square().sum(-1) + EPS).sqrt()
+    return norms / norms.sum(0)
+
+
+def mean_sizes(net: Transformer, X: Tensor) -> list[float]:
+    """The `size_shares` of each length, mean of tokens and samples; NaN where the terms do not add up."""
+    try:
+        lengths = by_length(freeze(net.to(torch.float64), X.double()))
+    except ClosureError:
+        return [math.nan] * (net.arch.layers + 1)
+    return [float(size) for size in size_shares(lengths.embedding + lengths.bias).mean((1, 2))]
 
 
 def residuals(net: Transformer, X: Tensor) -> list[float]:

@@ -23,13 +23,13 @@ from torch.nn import functional as F
 
 from rankscope.errors import StudyError, one_of
 from rankscope.lab import Batch, Initialisation, Interface, Model, Task, Training
-from rankscope.lab.path_model import EPS, PathModel, Stack
+from rankscope.lab.path_model import EPS, PathModel
 from rankscope.lab.trial import free_memory
 from rankscope.metrics import relative_residual
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.shapes import Bool, Float
-from rankscope.studies.questions.path_networks import SCHEMES, PathTrainingSizes, held_out_samples, shares
+from rankscope.studies.questions.path_networks import SCHEMES, PathTrainingSizes, held_out_samples, shares, size_shares
 
 PLAIN, ALONE, DROPOUT = "plain", "token by token", "dropout"
 PATH_DROPOUT, DIVERSE = "path dropout", "diverse lengths"
@@ -135,15 +135,6 @@ class PathUseModel(PathModel):
         return torch.cat([logits, penalty[..., None]], -1)
 
 
-def size_shares(terms: Stack) -> Float[Tensor, "length batch token"]:
-    """The norm of each length's sum as a share of the norms of all, `|Y_k| / sum_j |Y_j|`, token by token.
-
-    Unlike the share of the output, `<Y_k, Y> / <Y, Y>`, it is never negative: no penalty is paid by terms that cancel.
-    """
-    sizes = (terms.square().sum(-1) + EPS).sqrt()
-    return sizes / sizes.sum(0)
-
-
 class PathUseTraining(Training):
     """A training whose loss has the penalty that models add as a last column; all else is `Training`."""
 
@@ -228,6 +219,7 @@ def trained(task: str, use: Use, sizes: UseSizes, seeds: Sequence[int], device: 
     | `length out`       | accuracy without the paths of a length                            | length |
     | `one length`       | accuracy of the paths of a length alone                           | length |
     | `share`            | of the output, by length                                          | length |
+    | `size`             | share of the norms of all lengths, which penalties are on         | length |
     | `residual`         | relative residual of tokens after the last layer, mean of samples |        |
     """
     training, rows = training_of(task, use, sizes, seeds, device), []
@@ -282,6 +274,8 @@ def evaluation_rows(
     for length, alone in enumerate(selections):
         yield "length out", length, accuracy(precise.read(terms, precise.lengths - alone))
         yield "one length", length, accuracy(precise.read(terms, alone))
+    for length, size in enumerate(size_shares(terms).mean((1, 2)).tolist()):
+        yield "size", length, size
     *_, last = net.steps(X)
     yield "residual", None, float(relative_residual(last.state).mean())
     for length, value in enumerate(shares(net, X[:probe_samples])):

@@ -88,7 +88,8 @@ def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
             apart = {f" seed {seed}": [seed] for seed in sizes.networks}
             for suffix, seeds in (apart if use.kind == DROPOUT else {"": [*sizes.networks]}).items():
                 parts[f"{task} {use.label}{suffix}"] = partial(trained, task, use, sizes, seeds, setup.device)
-    return {"uses": setup.cached_parts(parts, **asdict(sizes))}
+    # Parts of runs that did not read the norms of lengths have no such setting, and are not taken.
+    return {"uses": setup.cached_parts(parts, **asdict(sizes), reads_norms=True)}
 
 
 # ---- The answer, from tables alone
