@@ -47,9 +47,10 @@ CHANGED = (
     "learnt; a quick run cannot tell the hypotheses on these. Changed after a full run with seeds 0 to 4: all seeds; "
     "centred in place of shaped attention, which adds the identity to every pattern and so a skip to every head; new "
     "heads that are whitened and fitted to held-out samples; rates of networks without skips; a rule on chance. "
-    "Changed after the quick run of 18 November 2026 (seeds 0 and 2): networks without skips are compared, and their rates varied, with a remedy, and the last two hypotheses were "
-    "written anew, as tokens are equal to rounding without one; how much long paths are is judged by norms (before: by "
-    "shares of the output, which have signs and cancel), at the same threshold; arms at the ceiling tell nothing."
+    "Changed after the quick run of 18 November 2026 (seeds 0 and 2): networks without skips are compared, and their "
+    "rates varied, with a remedy, and the last two hypotheses were written anew, as tokens are equal to rounding "
+    "without one at six layers; how much long paths are is judged by norms (before: by shares of the "
+    "output, which have signs and cancel), at the same threshold; arms at the ceiling tell nothing."
 )
 QUICK = LengthSizes(
     ("sort",), layers=3, first_seed=0, seeds=2, widths=(48,), heads=(2,), steps=(200,), batches=(32,), rates=(1e-3,),
@@ -471,7 +472,8 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption=(
-        "Held-out error (1 less the accuracy), median and range over seeds; right: norms of each length's sum as shares "
-        "of the norms of all. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the whole network."
+        "Held-out error (1 less the accuracy), median and range over seeds; right: norms of each length's sum as "
+        "shares of the norms of all. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the whole "
+        "network."
     ),
 )  # fmt: skip
