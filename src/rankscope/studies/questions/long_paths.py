@@ -49,8 +49,9 @@ CHANGED = (
     "heads that are whitened and fitted to held-out samples; rates of networks without skips; a rule on chance. "
     "Changed after the quick run of 18 November 2026 (seeds 0 and 2): networks without skips are compared, and their "
     "rates varied, with a remedy, and the last two hypotheses were written anew, as tokens are equal to rounding "
-    "without one at six layers; how much long paths are is judged by norms (before: by shares of the "
-    "output, which have signs and cancel), at the same threshold; arms at the ceiling tell nothing."
+    "without one; how much long paths are is judged by norms (before: by shares of the "
+    "output, which have signs and cancel), at the same threshold; arms at the ceiling, as in "
+    "the full run with seeds 0 to 4, tell nothing."
 )
 QUICK = LengthSizes(
     ("sort",), layers=3, first_seed=0, seeds=2, widths=(48,), heads=(2,), steps=(200,), batches=(32,), rates=(1e-3,),
@@ -377,6 +378,8 @@ def _control_table(table: pl.DataFrame, sizes: LengthSizes) -> PageTable:
 
 def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
     """Held-out error by length for each task, and norms of lengths along the training of whole networks."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     from rankscope.figures.matplotlib import palette, panels
 
     table, lengths = tables["paths"], range(sizes.layers + 1)
@@ -398,6 +401,10 @@ def draw(tables: Tables, sizes: LengthSizes) -> "dict[str, Figure]":
             dash = "-" if index == 0 or index > 2 else "--"
             seed_band(panel, points, label, palette()[index], linestyle=dash, **style)
         panel.set_yscale("log")
+        low, high = panel.get_ylim()
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 6, 8)))
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
         title_panel(panel, TITLES[task], "length k")
         panel.set_xticks(list(lengths))
     for panel in axes[:: math.ceil((len(sizes.tasks) + 1) / rows)]:
@@ -445,9 +452,9 @@ QUESTION = Question(
         "by more than seeds differ.",
         "In networks trained whole, long paths are little at the end of training: their norms are less than "
         f"{SMALL} of the norms of all lengths.",
-        "Written after the quick run: short paths help to decide attention: with centred attention, the longest paths "
+        "Written after earlier runs: short paths help to decide attention: with centred attention, the longest paths "
         "are less accurate without skips than with skips, by more than seeds differ.",
-        "Written after the quick run: they are not needed for it: without skips and with centred attention, the "
+        "Written after earlier runs: they are not needed for it: without skips and with centred attention, the "
         "longest paths recover at least half of what attention adds.",
     ),
     method=(

@@ -11,7 +11,7 @@ at the same chances and at a weak one, since it acts at many places and noise on
 must be one over plain training and over ordinary dropout at every strength, seed by seed, and beyond chance in all
 comparisons together. Networks that withstand what
 they were trained with are no surprise: lengths removed at test time are read apart from noise on embeddings, removed
-heads and removed layers, which no network was trained with. A penalty may be without effect: shares of lengths after
+heads and removed layers, which no network was trained with. A penalty may be without effect: norms of lengths after
 training say whether it had one.
 """
 
@@ -105,15 +105,14 @@ def gather(setup: Setup, sizes: UseSizes) -> dict[str, pl.DataFrame]:
 class Readings:
     """The numbers of a table by task, use and quantity: one for each seed, in their order.
 
-    Of heads, layers and lengths it is the mean over what was taken away; `long size` is the share of the norms of all
-    lengths that long paths have together.
+    Of heads, layers and lengths it is the mean over what was taken away; `long size` and `long share` are the shares
+    of the norms of all lengths, and of the output, that long paths have together.
     """
 
     def __init__(self, table: pl.DataFrame, sizes: UseSizes) -> None:
-        long = table.filter(pl.col("at") >= sizes.long, quantity="size")
-        sums = (
-            long.with_columns(pl.lit("long size").alias("quantity")).group_by(*ROWS_OF_SEED).agg(pl.col("value").sum())
-        )
+        long = table.filter(pl.col("at") >= sizes.long, pl.col("quantity").is_in(["size", "share"]))
+        long = long.with_columns(quantity=pl.format("long {}", "quantity"))
+        sums = long.group_by(*ROWS_OF_SEED).agg(pl.col("value").sum())
         means = table.group_by(*ROWS_OF_SEED).agg(pl.col("value").mean())
         self.sizes, self.values = sizes, dict[tuple[str, Use, str], list[float]]()
         rows = pl.concat([means, sums]).filter(pl.col("value").is_finite()).sort(*ROWS_OF_SEED)
@@ -274,7 +273,7 @@ def _sentence(readings: Readings) -> str:
     doubt = _doubt(ranked[1])
     clauses = [
         _described(ranked[0][0]) if accurate else f"no gain in accuracy was shown (at best {pairs})",
-        _described(ranked[1][0]) if robust else f"none in robustness to {' or '.join(UNTRAINED.values())}{doubt}",
+        _described(ranked[1][0]) if robust else f"none in robustness to noise, removed heads or layers{doubt}",
         _described(ranked[2][0]) if apart else "none of single lengths",
     ]
     return f"{lead}: {'; '.join(clauses)}."
@@ -343,19 +342,20 @@ def _table(readings: Readings, task: str) -> PageTable:
     sizes, rows = readings.sizes, []
     for use in (Use(ALONE), *sizes.controls, *sizes.uses):
         cells = []
-        for quantity in ("accuracy", "loss", *[*MEASURES][1:], "long size", "residual"):
+        for quantity in ("accuracy", "loss", *[*MEASURES][1:], "long size", "long share", "residual"):
             compared = gain(readings, task, use, quantity) if use in sizes.uses and quantity in MEASURES else None
             mark = "**" if compared is not None and compared.beyond else ""
             cells.append(f"{mark}{spread(readings.of(task, use, quantity), '.2f')}{mark}")
         rows.append([use.label, *cells])
+    long = [f"{name} of lengths ≥ {sizes.long}" for name in ("norms", "share")]
     return PageTable(
         f"{sizes.title(task)}, median (range) of {sizes.seeds} seeds",
-        ["trained with", "accuracy", "loss", *[*MEASURES.values()][1:], f"norms of lengths ≥ {sizes.long}", "residual"],
+        ["trained with", "accuracy", "loss", *[*MEASURES.values()][1:], *long, "residual"],
         rows,
         "**Bold**: a gain over plain training and ordinary dropout, by the rule of the method. *Noise*: "
         f"normal, {NOISE} of the tokens' root mean square. *Heads*: mean of {DRAWS} draws of {HEADS_OUT:.0%} of all "
         "heads. *Layers*, *lengths*: mean over each. *Norms*: as a share of the norms of all lengths. "
-        "*Residual*: relative, of tokens after the last layer." if task == sizes.tasks[0] else "",
+        "*Share*: of the output, with a sign: lengths may cancel. *Residual*: relative, of tokens after the last layer." if task == sizes.tasks[0] else "",
     )  # fmt: skip
 
 
