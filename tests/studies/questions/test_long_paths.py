@@ -1,5 +1,6 @@
 """Long paths: what is trained and read, and that the answer follows the tables."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,12 @@ def test_a_tiny_study_is_answered_resumed_and_drawn(tmp_path: Path) -> None:
     table = first.tables["paths"]
     assert table.equals(again.tables["paths"]) and first.summary == again.summary
     assert first.figures[QUESTION.name].axes and len(first.page_tables) == 2
-    for mark in MARKS:  # shares of the output of whole networks add up to one
-        found = table.filter(kind="all", condition="plain", quantity=f"share {mark:g}")
+    for mark, name in itertools.product(MARKS, ("share", "size")):  # of whole networks, these add up to one
+        found = table.filter(kind="all", condition="plain", quantity=f"{name} {mark:g}")
         assert found.group_by("seed").agg(pl.col("value").sum())["value"].to_list() == pytest.approx([1, 1])
+        assert name == "share" or found["value"].min() >= 0  # type: ignore[operator]
+    fresh = table.filter(quantity="fresh residual", at=1)
+    assert {*fresh["condition"]} == {"no skips", f"no skips {REMEDY}"} and fresh["value"].is_finite().all()
     bare = table.filter(condition="no skips", quantity="residual").sort("at", "seed")["value"]
     assert bare[:2].is_nan().all() and bare[2:].is_finite().all()  # without skips there is no path of length 0
 

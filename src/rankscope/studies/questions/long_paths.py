@@ -479,7 +479,7 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption=(
-        "Held-out error (1 less the accuracy), median and range over seeds; right: norms of each length's sum as "
+        "Held-out error (1 less the accuracy), median and range over seeds; last panel: norms of each length's sum as "
         "shares of the norms of all. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the whole "
         "network."
     ),

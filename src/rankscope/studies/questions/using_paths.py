@@ -355,7 +355,8 @@ def _table(readings: Readings, task: str) -> PageTable:
         "**Bold**: a gain over plain training and ordinary dropout, by the rule of the method. *Noise*: "
         f"normal, {NOISE} of the tokens' root mean square. *Heads*: mean of {DRAWS} draws of {HEADS_OUT:.0%} of all "
         "heads. *Layers*, *lengths*: mean over each. *Norms*: as a share of the norms of all lengths. "
-        "*Share*: of the output, with a sign: lengths may cancel. *Residual*: relative, of tokens after the last layer." if task == sizes.tasks[0] else "",
+        "*Share*: of the output, with a sign: lengths may cancel. *Residual*: relative, of tokens after the "
+        "last layer." if task == sizes.tasks[0] else "",
     )  # fmt: skip
 
 
