@@ -42,7 +42,7 @@ MOST, FEWEST = 0.9, 0.1  # Shares of networks that count as nearly all, and as n
 LEARNT = 0.3  # Nats below a guess by frequencies, from which on a network has learnt
 COST = 0.1  # Nats that a change may cost
 FLOOR_DRAWN = -6.0  # log10 below which bounds, and those that say nothing, are drawn in a grey band
-BAND = 0.9  # Decades of a figure that the grey band takes
+BAND, APART = 0.9, 0.15  # Decades of a figure that the grey band takes, and that marks in it are apart at least
 WITH_SKIPS = pl.col("kind") != SKIPLESS
 CHANGED = (
     "One network of each kind had been seen (sizes and directions after its last layer) before thresholds were fixed. "
@@ -50,7 +50,8 @@ CHANGED = (
     "character, so the quick size now has 140 steps, a larger batch and rate. The first said that branches that start "
     "at a quarter make sizes do at no cost; the third does not. Since the third a change counts only if networks learn "
     "under it: with weight decay 10 sizes prove networks that have not learnt. Changed after the quick run of 18 "
-    "November 2026, before any full run: four samples in place of two, and a third learning rate at full size; the "
+    "November 2026, before any full run: four samples in place of two (of two, sizes proved 2 of 10 trained networks), "
+    "and a third learning rate at full size; the "
     "hypothesis on networks without skips is new, since that of before (“no bound says anything”) could not fail: the "
     "theorems by size and direction ask for a skip; a change is cheap, or cheaper than a shallower network, only if it "
     "is so with every seed, and “cannot be told” where seeds disagree; networks that did not learn are left out of all "
@@ -174,7 +175,12 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
         ),
         *([f"Not at hand where this was run: {', '.join(absent)}."] if absent else []),
     ]
-    evidence = [_ladder_table(ends), _steps_table(plain), _terms_table(plain), _change_table(tried)]
+    evidence = [
+        _ladder_table(ends),
+        _steps_table(plain),
+        _terms_table(plain),
+        _change_table(tried, sorted(sizes.rates)),
+    ]
     left_out = plain.filter(WITH_SKIPS, pl.col("layer") == pl.col("depth"), stage="trained").height - len(trained)
     return StudyAnswer(_sentence(fresh, trained, tried, left_out), verdicts, evidence, notes)
 
@@ -194,7 +200,7 @@ def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame, l
     loose = spread(trained["loose"].drop_nulls().to_list(), ".2f")
     besides = f" ({left_out} more did not learn)" if left_out else ""
     sentence = (
-        f"On each input read, the direction of what branches add proves tokens apart (relative mu at least "
+        f"On each input read, the direction of what branches add proves tokens apart (relative mu ≥ "
         f"{10**HELD:g}) in {known or 'none'} of {len(trained)} trained networks with skips{besides}, {loose} decades "
         f"below the measurement. Branch sizes prove {small or 'none'} of {len(trained)} "
         f"({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), weight norms {by_weights or 'none'}"
@@ -202,7 +208,7 @@ def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame, l
     best = _mended(tried)
     if best is not None:
         higher = f"{abs(best['cost']):.2f} nats {'higher' if best['cost'] >= 0 else 'lower'}"
-        sentence += f"; with {best['change']} ({best['kind']}), branch sizes prove every seed, at a loss {higher}"
+        sentence += f"; with “{best['change']}” ({best['kind']}) sizes prove every seed, at a loss {higher}"
     return sentence + "."
 
 
@@ -289,13 +295,10 @@ def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
         loss=pl.when(pl.col("loss").is_finite()).then(pl.col("loss").cast(pl.Float64)).otherwise(math.inf)
     )  # fmt: skip
     rates = ends.group_by("kind", "change", "rate", maintain_order=True).agg(pl.mean("loss").alias("mean"))
-    best = (
-        rates.sort("mean")
-        .group_by("kind", "change", maintain_order=True)
-        .agg(
-            pl.first("rate", "mean"), at_end=(pl.first("rate") == pl.min("rate")) | (pl.first("rate") == pl.max("rate"))
-        )
-    )
+    least, most = pl.min("rate"), pl.max("rate")
+    at_end = (least < most) & ((pl.first("rate") == least) | (pl.first("rate") == most))
+    by_change = rates.sort("mean").group_by("kind", "change", maintain_order=True)
+    best = by_change.agg(pl.first("rate", "mean"), at_end=at_end)
     chosen = ends.join(best, on=["kind", "change", "rate"])
     base = chosen.filter(change=NONE).select("kind", "seed", base="loss")
     judged = chosen.join(base, on=["kind", "seed"]).with_columns(dearer=pl.col("loss") - pl.col("base"))
@@ -413,7 +416,7 @@ def _terms_table(plain: pl.DataFrame) -> PageTable:
     )  # fmt: skip
 
 
-def _change_table(tried: pl.DataFrame) -> PageTable:
+def _change_table(tried: pl.DataFrame, rates: Sequence[float]) -> PageTable:
     rows = [
         [row["kind"], row["change"], f"{row['rate']:g}{', end of those tried' if row['at_end'] else ''}",
          f"{row['mean']:.3f} ({row['least']:.3f}–{row['most']:.3f})",
@@ -427,7 +430,8 @@ def _change_table(tried: pl.DataFrame) -> PageTable:
          "direction: log10 share", "measured"], rows,
         "Cost: the mean, and its range seed by seed. Bounds after the last layer: the least of all seeds; measured: "
         "the median. Shallower networks are controls: they have fewer factors to lose. *End of those tried*: no "
-        "lower, or no higher, rate was tried; another one may be better.",
+        f"lower, or no higher, rate was tried; another one may be better. Rates tried: "
+        f"{', '.join(f'{rate:g}' for rate in rates)}.",
     )  # fmt: skip
 
 
@@ -454,9 +458,11 @@ def _band(axes: Axes, rows: pl.DataFrame, x: str, name: str, drop: float = 0.3, 
     axes.plot(curve[x], curve["middle"], linewidth=1.5, **style)
 
 
-def _label_bounds(axes: Axes, title: str, x: str, y: str = "log10 of relative mu", columns: int = 4) -> None:
+def _label_bounds(
+    axes: Axes, title: str, x: str, y: str = "log10 of relative mu", columns: int = 4, band: float = BAND
+) -> None:
     """Labels, the line above which tokens are proved apart, and the grey band, of a panel of bounds."""
-    low = FLOOR_DRAWN - BAND
+    low = FLOOR_DRAWN - band
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.axhspan(low, FLOOR_DRAWN, color="grey", alpha=0.15, linewidth=0, zorder=0)
     axes.text(0.99, 0.01, "nothing, or below 1e-6", transform=axes.transAxes, ha="right", va="bottom", fontsize=7,
@@ -513,7 +519,8 @@ def _draw_changes(axes: Axes, tried: pl.DataFrame) -> None:
     shown = tried.filter(pl.col("cost").is_finite())
     names = shown["change"].unique(maintain_order=True).to_list()
     below = int((shown["bound"] < FLOOR_DRAWN).sum())
-    drops = iter([FLOOR_DRAWN - BAND * (k + 1) / (below + 1) for k in range(below)])  # one below the other
+    band = max(BAND, APART * (below + 1))
+    drops = iter([FLOOR_DRAWN - band * (k + 1) / (below + 1) for k in range(below)])  # one below the other
     for row in shown.iter_rows(named=True):
         colour = palette()[[*CHANGES].index(row["change"]) % len(palette())]
         bound = row["bound"] if row["bound"] >= FLOOR_DRAWN else next(drops)
@@ -524,7 +531,7 @@ def _draw_changes(axes: Axes, tried: pl.DataFrame) -> None:
                   markerfacecolor="white" if row["change"] in SHALLOW else colour)  # fmt: skip
     kinds = ", ".join(f"{shape} {kind}" for shape, kind in zip(("circles", "squares"), marks, strict=False))
     _label_bounds(axes, f"Changes, the least of all seeds: {kinds}", "cost, nats of held-out loss",
-                  "log10 of relative mu proved by sizes", columns=3)  # fmt: skip
+                  "log10 of relative mu proved by sizes", columns=3, band=band)  # fmt: skip
 
 
 QUESTION = Question(
