@@ -482,7 +482,7 @@ def test_made_up_tables_are_drawn() -> None:
     assert len(figure.axes) == 4
     silent = made_tables()["layers"].with_columns(sizes=pl.lit(-math.inf))  # every change proves nothing
     drawn = study.draw({"layers": silent}, QUICK)[QUESTION.name].axes[3]
-    heights = [line.get_ydata()[0] for line in drawn.lines if line.get_marker() == "o"]  # type: ignore[index]
+    heights = [float(line.get_xydata()[0, 1]) for line in drawn.lines if line.get_marker() == "o"]  # type: ignore[index,arg-type]
     assert len({*heights}) == len(heights) == 3 and drawn.get_ylim()[0] < min(heights) < study.FLOOR_DRAWN
 
 
