@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 import torch
 
+from rankscope.deviation import dissect
 from rankscope.lab.trial import SETTINGS
 from rankscope.nets import Architecture, Transformer
 from rankscope.studies.questions import bound_networks as networks
@@ -200,11 +201,41 @@ def test_bounds_of_other_samples_can_be_wrong() -> None:
     assert terms.carried([second, second]) == pytest.approx(math.log10(30.0 / 4.0))
 
 
-def test_without_skips_nothing_is_proved() -> None:
+def test_without_skips_direction_alone_is_a_bound_and_sizes_refuse() -> None:
+    """Direction as the product of |<F, R>| / |R|^2, from tokens before and after each half."""
     arch = Architecture(layers=2, width=8, heads=2, attention_skip=0.0, mlp_skip=0.0, norm_place="pre")
-    rows = network_rows(Transformer.random(arch, 0, "xavier"), torch.stack([tokens(4, 8, k) for k in (0, 1)]))
-    assert all(row["weights"] == -math.inf and row["carried"] is None for row in rows)
-    assert all(row[name] is None for row in rows for name in ("sizes", "direction", "untouched", "lambda", "loose"))
+    net, X = Transformer.random(arch, 0, "xavier"), torch.stack([tokens(4, 8, k) for k in (0, 1)])
+    rows = network_rows(net, X)
+    assert all(row["weights"] == -math.inf for row in rows)
+    assert all(row[name] is None for row in rows for name in ("sizes", "untouched", "lambda"))
+    bounds, slacks = [], []
+    for x in X:
+        start, product_of_a = float(off_mean(x).norm()), 1.0
+        states = [x]
+        for record in dissect(net, x[None]):
+            for half in record.halves:  # without a skip the branch is the next state
+                states.append(half.after.tokens()[0])
+                R, F = off_mean(states[-2]), off_mean(states[-1])
+                product_of_a *= abs(float((R * F).sum() / R.square().sum()))
+        size, left = float(states[-1].norm()), float(off_mean(states[-1]).norm())
+        bounds.append(math.log10(start * product_of_a / size))
+        slacks.append(math.log10(left / (start * product_of_a)))
+    assert rows[-1]["direction"] == pytest.approx(min(bounds)) and rows[-1]["loose"] == pytest.approx(max(slacks))
+    assert min(slacks) > 0
+
+
+@pytest.mark.parametrize("c", [-0.4, 2.0])
+def test_without_skips_direction_is_exact_where_a_branch_scales(c: float) -> None:
+    """Tokens attend to themselves alone, and the branch is c times each: what the bound proves is what is measured."""
+    arch = Architecture(layers=2, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0, biases=False)
+    eye = torch.eye(4, dtype=torch.float64)
+    state = {}
+    for name, tensor in Transformer.random(arch, 0).state().items():
+        factor = c if "output" in name else 1.0 if "value" in name else 100.0
+        state[name] = (factor * eye).reshape(tensor.shape)
+    row = network_rows(Transformer.from_weights(arch, state), 3 * eye[None])[-1]
+    assert row["direction"] == pytest.approx(row["measured"]) == pytest.approx(0.5 * math.log10(0.75))
+    assert row["loose"] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -302,8 +333,7 @@ def made_tables(**trained: Any) -> dict[str, pl.DataFrame]:
             rows += rows_of(kind, "fresh", seed=seed, loss=3.0)
             rows += rows_of(kind, "between", seed=seed, step=10) if kind == "pre" else []
             rows += rows_of(kind, "trained", seed=seed, **{"sizes": -3.0, **trained})
-        bare = {"sizes": None, "direction": None}
-        rows += rows_of(SKIPLESS, "trained", seed=seed, **bare)  # type: ignore[arg-type]
+        rows += rows_of(SKIPLESS, "trained", seed=seed, sizes=None, direction=-5.0)
         rows += rows_of("pre", "trained", seed=seed, change=QUARTER, loss=2.01 + 0.01 * seed, sizes=-1.5)
         rows += rows_of("pre", "trained", seed=seed, change=ONE_LAYER, depth=1, loss=2.3, sizes=-1.5)
     rows += [*rows_of("at hand", "fresh"), *rows_of("at hand", "trained", **{"sizes": -math.inf, **trained})]
@@ -317,7 +347,10 @@ def verdicts(tables: dict[str, pl.DataFrame]) -> list[bool | None]:
 def test_the_answer_that_was_expected() -> None:
     answer = study.answer(made_tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
-    assert "7 of 7" in answer.sentence and QUARTER in answer.sentence and "7 of 7 fresh" in answer.sentence
+    assert "in 7 of 7 trained networks with skips, " in answer.sentence
+    assert "Branch sizes prove none of 7 (7 of 7 fresh), weight norms none" in answer.sentence
+    assert f"with “{QUARTER}” (pre) sizes prove every seed, at a loss 0.0" in answer.sentence
+    assert answer.sentence.endswith(" nats higher.")
     assert "+0.01 (+0.01 to +0.02)" in answer.verdicts[5].ours or "+0.02 (+0.01 to +0.02)" in answer.verdicts[5].ours
     assert "from step" in answer.verdicts[1].ours and "6 of 6" in answer.verdicts[1].ours
     assert len(answer.sentence.split()) <= 60
@@ -348,8 +381,9 @@ def test_nothing_is_said_where_nothing_was_learnt() -> None:
 
 def test_a_bound_on_a_network_without_skips_would_refute() -> None:
     table = made_tables()["layers"]
-    said = pl.when(pl.col("kind") == SKIPLESS).then(-3.0).otherwise("direction")
-    assert verdicts({"layers": table.with_columns(direction=said)})[4] is False
+    for bound, holds in ((-1.0, False), (-3.0, True), (None, True)):  # a hundredth, or less, is proved
+        said = pl.when(pl.col("kind") == SKIPLESS).then(bound).otherwise("direction")
+        assert verdicts({"layers": table.with_columns(direction=said)})[4] is holds
     collapsed = pl.when(pl.col("kind") == SKIPLESS).then(-5.0).otherwise("measured")
     assert verdicts({"layers": table.with_columns(measured=collapsed)})[4] is None
 
@@ -363,12 +397,49 @@ def test_a_change_must_be_cheap_better_than_a_shallower_network_and_work_for_eve
     assert verdicts({"layers": shallow})[5] is False
     once = table.with_columns(sizes=pl.when(mine & (pl.col("seed") == 1)).then(-math.inf).otherwise("sizes"))
     assert verdicts({"layers": once})[5] is False
-    assert "the change" not in study.answer({"layers": once}, QUICK).sentence
+    assert "sizes prove every seed" not in study.answer({"layers": once}, QUICK).sentence
     idle = table.with_columns(loss=pl.when(mine).then(2.9).otherwise("loss"))  # provable, and it has not learnt
     assert verdicts({"layers": idle})[5] is False
-    assert "the change" not in study.answer({"layers": idle}, QUICK).sentence
+    assert "sizes prove every seed" not in study.answer({"layers": idle}, QUICK).sentence
     proved = table.with_columns(sizes=pl.when(pl.col("change") == NONE).then(-1.0).otherwise("sizes"))
     assert verdicts({"layers": proved})[5] is None
+
+
+def test_a_change_is_not_judged_where_seeds_disagree() -> None:
+    table = made_tables()["layers"]
+
+    def with_losses(**losses: tuple[float, float]) -> bool | None:
+        changed = table
+        for change, by_seed in losses.items():
+            name = {"quarter": QUARTER, "shallow": ONE_LAYER}[change]
+            for seed, loss in enumerate(by_seed):
+                mine = (pl.col("change") == name) & (pl.col("seed") == seed)
+                changed = changed.with_columns(loss=pl.when(mine).then(loss).otherwise("loss"))
+        return verdicts({"layers": changed})[5]
+
+    assert with_losses(quarter=(2.05, 2.08)) is True
+    assert with_losses(quarter=(2.05, 2.12)) is None  # cheap with one seed alone, though in the mean
+    assert with_losses(quarter=(2.12, 2.14)) is False
+    assert with_losses(quarter=(2.05, 2.08), shallow=(2.07, 2.3)) is None  # ranges overlap
+    assert with_losses(quarter=(2.05, 2.08), shallow=(2.01, 2.02)) is False
+    assert with_losses(quarter=(2.05, 2.08), shallow=(2.09, 2.10)) is True
+
+
+def test_networks_that_did_not_learn_are_counted_and_left_out() -> None:
+    table = made_tables()["layers"]
+    post = (pl.col("kind") == "post") & (pl.col("seed") == 1) & (pl.col("stage") == "trained")
+    idle = table.with_columns(
+        loss=pl.when(post).then(2.9).otherwise("loss"), mlp_lost=pl.when(post).then(9.0).otherwise("mlp_lost")
+    )
+    answer = study.answer({"layers": idle}, QUICK)
+    assert "6 of 6 trained networks with skips (1 more did not learn), " in answer.sentence
+    assert any("post, 4 layers (1 of 2 seeds)" in note for note in answer.notes)
+    ladder, _, parts, _ = answer.evidence
+    assert ["post, 4 layers", "trained; 1 of 2 did not learn"] in [row[:2] for row in ladder.rows]
+    assert [row[4] for row in parts.rows if row[:2] == ["post, 4 layers", "MLP"]] == ["0.05"]
+    assert "did not learn" not in study.answer(made_tables(), QUICK).sentence
+    diverged = idle.with_columns(measured=pl.when(post).then(None).otherwise("measured"))
+    assert "(1 more did not learn)" in study.answer({"layers": diverged}, QUICK).sentence
 
 
 def test_each_change_is_judged_at_its_best_rate_and_one_that_diverges_at_no_rate() -> None:
@@ -381,6 +452,10 @@ def test_each_change_is_judged_at_its_best_rate_and_one_that_diverges_at_no_rate
     row = tried.filter(change=QUARTER).row(0, named=True)
     assert row["rate"] == QUICK.rates[0] and row["seeds"] == row["proved"] == 2
     assert tried.filter(change=NONE)["rate"][0] == 1e-2
+    assert tried.filter(change=NONE)["at_end"][0] and not tried.filter(change=ONE_LAYER)["at_end"][0]  # one was tried
+    rows += [row for seed in (0, 1) for row in rows_of("pre", "trained", seed=seed, loss=1.95, rate=2e-2)]
+    inside = study.changes(pl.DataFrame(rows, schema=SCHEMA), replace(sizes, rates=(*sizes.rates, 2e-2)))
+    assert inside.filter(change=NONE)["rate"][0] == 1e-2 and not inside.filter(change=NONE)["at_end"][0]
     assert row["cost"] == pytest.approx(2.015 - 1.9) and row["cost_most"] == pytest.approx(2.02 - 1.9)
 
 
@@ -405,6 +480,10 @@ def test_layers_proved_are_counted_from_the_first() -> None:
 def test_made_up_tables_are_drawn() -> None:
     figure = study.draw(made_tables(), QUICK)[QUESTION.name]
     assert len(figure.axes) == 4
+    silent = made_tables()["layers"].with_columns(sizes=pl.lit(-math.inf))  # every change proves nothing
+    drawn = study.draw({"layers": silent}, QUICK)[QUESTION.name].axes[3]
+    heights = [float(line.get_xydata()[0, 1]) for line in drawn.lines if line.get_marker() == "o"]  # type: ignore[index,arg-type]
+    assert len({*heights}) == len(heights) == 3 and drawn.get_ylim()[0] < min(heights) < study.FLOOR_DRAWN
 
 
 def test_a_full_run_is_cut_into_many_parts() -> None:

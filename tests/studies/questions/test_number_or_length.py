@@ -1,6 +1,7 @@
 """Number or length of paths: sums against single paths, readouts and shares against other ways, and the answer."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -202,10 +203,88 @@ def tables(
     return study.summarised(table)
 
 
+def with_hull(head: str | float, refit: str | float) -> dict[str, pl.DataFrame]:
+    """Sorting that length decides for the head, and a hull whose accuracies are those of sorting, one number, or such
+    that number decides ('number'); constant guesses are right of a tenth."""
+
+    def changed(sets: pl.DataFrame) -> pl.DataFrame:
+        for reader, value in (("head", head), ("refit", refit)):
+            by_number = 0.3 + 0.1 * pl.col("number").clip(upper_bound=5) - 0.001 * pl.col("length")
+            known = {"number": by_number, "length": 0.9 - 0.15 * pl.col("length") + 0.001 * pl.col("number")}
+            made = known[value] if isinstance(value, str) else pl.lit(value) + 0.001 * pl.col("repeat")
+            is_set = (pl.col("kind") != "whole") & (pl.col("length") > 0)
+            sets = sets.with_columns(pl.when(is_set).then(made).otherwise(reader).alias(reader))
+        return sets
+
+    sort = tables()["sets"]
+    sort = sort.with_columns(refit=pl.when(pl.col("length") > 0).then(pl.col("head")).otherwise("refit"))
+    return study.summarised(pl.concat([sort, changed(sort.with_columns(task=pl.lit("hull")))]))
+
+
+TWO_TASKS = replace(MADE_UP, tasks=("sort", "hull"))
+
+
+def test_guesses_judge_nothing_and_readers_may_differ() -> None:
+    """The head guesses on the hull, where refitted readouts read by number: sorting alone is judged."""
+    found = QUESTION.answer(with_hull(0.11, "number"), TWO_TASKS)
+    assert found.sentence.startswith("Length, for the trained head: on sorting ")
+    assert "on convex hull the head guesses" in found.sentence
+    assert "Refitted readouts: length on sorting, number on convex hull; " in found.sentence
+    assert [found.verdicts[at].holds for at in (0, 2, 3)] == [True] * 3
+    assert all(found.verdicts[at].ours.endswith("; convex hull: cannot be told") for at in range(4))
+    grid = {tuple(row[:3]): row[-1] for row in found.evidence[2].rows}
+    assert grid["convex hull", "shared", "trained head"] == "no"
+    assert grid["convex hull", "shared", "refitted readout"] == grid["sorting", "shared", "trained head"] == "yes"
+
+
+def test_a_head_that_reads_a_second_task_is_judged_on_it() -> None:
+    other = QUESTION.answer(with_hull("number", "length"), TWO_TASKS)
+    assert other.sentence.startswith("It depends: ") and "guesses" not in other.sentence
+    assert "Refitted readouts: length on sorting and convex hull; " in other.sentence
+    assert other.verdicts[2].holds is False
+    same = QUESTION.answer(with_hull("length", "length"), TWO_TASKS)
+    assert same.sentence.startswith("Length: ") and [same.verdicts[at].holds for at in (0, 2)] == [True, True]
+    guessed = {name: table.filter(task="hull") for name, table in with_hull(0.11, 0.11).items()}
+    neither = QUESTION.answer(guessed, TWO_TASKS)
+    assert neither.sentence.startswith("It cannot be told of the trained head: on convex hull the head guesses")
+    assert "Refitted readouts: cannot be told; " in neither.sentence
+    assert {neither.verdicts[at].holds for at in range(4)} == {None}
+
+
+def test_what_is_read_beside_the_token_has_its_references() -> None:
+    found = QUESTION.answer(with_hull("length", "length"), TWO_TASKS)
+    assert "give 0.85 (token alone 0.30, whole 0.90), 0.85 (0.30, 0.90)." in found.sentence
+
+
+def test_numbers_on_the_grid_are_those_of_each_task() -> None:
+    made = with_hull("length", "length")
+    few = (pl.col("task") == "sort") & (pl.col("number") == 5) & (pl.col("length") == 1)
+    made["curves"] = made["curves"].filter(~few)
+    evidence = study.SetEvidence(made, TWO_TASKS)
+    assert evidence.numbers("sort") == [1, 2] and evidence.numbers("hull") == [1, 2, 5]
+    note = QUESTION.answer(made, TWO_TASKS).evidence[2].note
+    assert "(sorting: 1, 2; convex hull: 1, 2, 5)" in note
+
+
+@pytest.mark.parametrize("tasks", [("sort",), ("sort", "hull"), ("sort", "hull", "text")])
+def test_every_task_has_a_panel(tasks: tuple[str, ...]) -> None:
+    made = with_hull(0.11, "number")
+    made = {
+        name: pl.concat([table, table.filter(task="hull").with_columns(task=pl.lit("text"))])
+        for name, table in made.items()
+    }
+    sizes = replace(MADE_UP, tasks=tasks)
+    titles = [axes.get_title(loc="left") for axes in study.draw(made, sizes)[QUESTION.name].axes if axes.axison]
+    lengths = [title for title in titles if "equal number" in title]
+    assert [title.split(":")[0].lower() for title in lengths] == [study.TASKS[task] for task in tasks]
+    assert len(titles) == len(tasks) + 2
+
+
 def test_the_sentence_turns_with_what_decides() -> None:
     length, number = (QUESTION.answer(tables(by), MADE_UP) for by in ("length", "number"))
-    assert length.sentence.startswith("Length: on sorting 5 paths ")
-    assert number.sentence.startswith("Number: on sorting 5 paths ")
+    assert length.sentence.startswith("Length")
+    assert number.sentence.startswith("Number")
+    assert all(": on sorting 5 paths have accuracy " in found.sentence for found in (length, number))
     assert [length.verdicts[at].holds for at in (0, 2, 3, 4)] == [True] * 4
     assert [number.verdicts[at].holds for at in (1, 2, 3)] == [True, False, False]
     assert len(length.sentence.split()) <= 60

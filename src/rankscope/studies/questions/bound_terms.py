@@ -5,7 +5,7 @@ A half block is `X' = norm(w X + F)`, R and F the deviations of its input and of
 
     weights     (|w| - C) n      C >= c by norms of matrices (below), n = mu(norm U) / mu(U) as measured
     sizes       (|w| - c) n      `elementary-skip`: what can be said by who knows how large F is; F = -c R attains it
-    direction   |w + a| n        `aligned-skip`: by who knows <F, R> too; F = a R attains it
+    direction   |w + a| n        `aligned-skip`: by who knows <F, R> too; F = a R attains it; without a skip, |a| n
     measured    sqrt((w + a)^2 + c^2 - a^2) n
 
 so what direction loses in a half is exactly `log10 sqrt(1 + (c^2 - a^2) / (w + a)^2)`, and these add up over halves. C
@@ -158,7 +158,8 @@ def network_rows(
     | column                        | meaning                                                                      |
     |-------------------------------|------------------------------------------------------------------------------|
     | `measured`                    | relative mu, the least of all samples                                        |
-    | `weights`, and of `THEOREMS`  | what is proved of every sample: -inf for nothing, null for a refusal         |
+    | `weights`, and of `THEOREMS`  | what is proved of every sample: -inf for nothing, null for a refusal. Without |
+    |                               | skips `direction` is the product of |a| n, which `aligned-skip` does not give |
     | `loose`                       | decades between `direction` and measurement, the most of all samples         |
     | `carried`                     | the same of the bound made of the least factors of all other samples: below  |
     |                               | zero, it is wrong of this one; the least of all samples                      |
@@ -173,6 +174,7 @@ def network_rows(
     table = certify(net, X, padding, [*THEOREMS.values(), "norm-rank"], norms=norms).table
     per_sample = [half_terms(net, x, None if padding is None else padding[k], norms) for k, x in enumerate(X)]
     sizes = table.filter(theorem="aligned-skip")
+    skipless = all(half.weight == 0 for layer in per_sample[0] for half in layer)
     rows = []
     for layer in range(1, net.arch.layers + 1):
         aligned = sizes.filter(layer=layer).sort("sample")
@@ -180,11 +182,20 @@ def network_rows(
         growth = [_summed(halves[:layer], lambda half: half.log_growth) for halves in per_sample]
         starts = [m * TEN - grown for m, grown in zip(measured, growth, strict=True)]  # less the size of the tokens
         row: dict[str, Any] = {"layer": layer, "measured": min(measured)}
-        by_weights = [_summed(halves[:layer], lambda half: half.factors["weights"]) for halves in per_sample]
-        row["weights"] = min(times(start, factor) for start, factor in zip(starts, by_weights, strict=True)) / TEN
+        bounds = {  # of every sample, from its own factors
+            rung: [
+                times(start, _summed(halves[:layer], lambda half, rung=rung: half.factors[rung])) / TEN
+                for start, halves in zip(starts, per_sample, strict=True)
+            ]
+            for rung in ("weights", "direction")
+        }
+        row["weights"] = min(bounds["weights"])
         for column, theorem in THEOREMS.items():
             row[column] = _proved(table.filter(theorem=theorem, layer=layer).rows(named=True))
         slacks = aligned["slack"].to_list()
+        if skipless and not aligned["below_floor"].any():  # `aligned-skip` asks for a skip; Cauchy and Schwarz do not
+            row["direction"] = min(bounds["direction"])
+            slacks = [m - bound for m, bound in zip(measured, bounds["direction"], strict=True)]
         row["loose"] = None if None in slacks or row["direction"] is None else max(slacks)
         row["carried"] = None if row["direction"] is None else carried([halves[:layer] for halves in per_sample])
         ranks = table.filter(theorem="norm-rank", layer=layer)["log10_bound"].to_list()
