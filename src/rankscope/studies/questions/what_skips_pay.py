@@ -148,9 +148,9 @@ class PriceResults:
         return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
 
     def middle(self, model: str, part: str) -> float:
-        """log10 of what a part of a trained model does to differences over the common part, the median over layers; 0
-        of norms where none stands on a sum."""
-        return statistics.median(self.by_layer(model, part, "stream") or [0.0])
+        """log10 of what a part of a trained model does to differences over the common part, the median over layers; NaN
+        where that was not measured, or no norm stands on a sum."""
+        return statistics.median(self.by_layer(model, part, "stream") or [math.nan])
 
     def looseness(self, model: str) -> float:
         """log10 of the bound of MLPs over what they do to differences, the median over layers."""
@@ -215,7 +215,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     tug = ""
     if results.models:
         factors = {part: [10 ** results.middle(name, part) for name in results.models] for part in PULLERS}
-        by_part = ", ".join(f"{said}by {spread(factors[part], '.2f')}" for part, said in PULLERS.items())
+        by_part = ", ".join(f"{said}by {spread(_known(factors[part]), '.2f')}" for part, said in PULLERS.items())
         tug = f" In trained models, a layer's attention multiplies differences over the common part {by_part}."
     return f"{skips}. {mlps}.{tug}"
 
