@@ -275,7 +275,7 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
     found = QUESTION.answer(made, SIZES)
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
-    assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 65
+    assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 70
     assert "in pre-norm networks no gain was shown." in found.sentence
     assert "without skips neutreno lowers held-out loss by 1.10 nats (baseline learns nothing)" in found.sentence
     assert "A larger residual goes with a lower loss in post-norm networks and without skips." in found.sentence
@@ -292,7 +292,7 @@ def test_the_answer_turns_where_a_tuned_baseline_is_as_good() -> None:
 def test_the_answer_turns_where_remedies_win_everywhere() -> None:
     every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
     found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, FALLEN), every), SIZES)
-    assert found.sentence.startswith("Yes:") and len(found.sentence.split()) <= 65
+    assert found.sentence.startswith("Yes:") and len(found.sentence.split()) <= 70
     assert found.verdicts[2].holds is False and found.verdicts[5].holds is False
 
 
@@ -301,7 +301,7 @@ def test_a_remedy_that_pays_with_no_larger_residual_does_not_pay_by_preventing_c
     found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, by_remedy(-1, -2, -1.5, -3, -4)), every), SIZES)
     assert found.sentence.startswith("A remedy pays, not by preventing collapse:")
     assert "neutreno lowers held-out loss by 0.90 nats, no larger residual measured;" in found.sentence
-    assert len(found.sentence.split()) <= 65
+    assert len(found.sentence.split()) <= 70
 
 
 def test_a_remedy_that_more_compute_replaces_does_not_answer_yes() -> None:
@@ -362,7 +362,7 @@ def test_one_width_without_a_relation_refutes_and_one_that_is_not_told_does_not(
     assert [verdict.holds for verdict in tied.verdicts][3:5] == [None, None]
     assert "too few different losses" in tied.verdicts[3].ours
     related = changed(made, "runs", (pl.col("setting") == "pre") & (pl.col("width") == SIZES.widths[1]),
-                      2.0 - 10 * pl.col("residual"))  # fmt: skip
+                      1.0 - 10 * pl.col("residual"))  # fmt: skip
     assert QUESTION.answer(related, SIZES).verdicts[5].holds is False
 
 

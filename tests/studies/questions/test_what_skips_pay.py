@@ -157,8 +157,8 @@ def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
     assert found.sentence.startswith(
-        "Skips cost no robustness to random noise: networks with skips tolerate 1.00 times the embedding noise of those "
-        "without on digits."
+        "Skips cost no robustness to random noise: networks with skips tolerate 1.00 times the embedding noise of "
+        "those without on digits."
     )
     assert "without skips it does not mitigate collapse reliably" in found.sentence
     assert len(found.sentence.split()) <= 90

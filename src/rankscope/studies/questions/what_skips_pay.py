@@ -227,10 +227,11 @@ def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
     for name in results.models:
         attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
         shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
-        others[name] = [10 ** results.middle(name, part) for part in ("norms", "layer")]
+        middles = (10 ** results.middle(name, part) for part in ("norms", "layer"))
+        others[name] = [spread(_known([factor]), ".2f") for factor in middles]
     ours = "; ".join(
-        f"{name}: {down:.0%} and {up:.0%} of layers (norms × {others[name][0]:.2f}, layers in all × "
-        f"{others[name][1]:.2f})" for name, (down, up) in shares.items()
+        f"{name}: {down:.0%} and {up:.0%} of layers (norms × {others[name][0]}, layers in all × "
+        f"{others[name][1]})" for name, (down, up) in shares.items()
     )  # fmt: skip
     holds = all(min(pair) >= MOST_LAYERS for pair in shares.values()) if shares else None
     return HypothesisVerdict(ours or "no trained model was at hand", holds)
