@@ -57,7 +57,7 @@ CHANGED = (
     "after a full run was seen: reported seeds are new; 'yes' asks that the remedy, chosen on tuning seeds, also has "
     "the larger residual and beats the baseline with more compute; a baseline that diverges can be beaten; 1/√L, a "
     "weight of skips, is left out where there are none. Changed after the quick run of this study (3 layers, 60 steps, "
-    "widths 24 and 32), before the full run that came after it: a baseline learns nothing only if its best seed does, "
+    "widths 24 and 32), before the next full run: a baseline learns nothing only if its best seed does, "
     "at every rate of the grid (before, if some seed did at the chosen rate, unless that was an end of the grid); one "
     "correlation that is not as expected refutes a hypothesis about all of them (before, it left that open); where so "
     "many losses are equal that no order is improbable, there is no correlation (before, it was said to be weak); that "

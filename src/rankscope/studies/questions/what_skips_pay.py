@@ -148,9 +148,9 @@ class PriceResults:
         return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
 
     def middle(self, model: str, part: str) -> float:
-        """log10 of what a part of a trained model does to differences over the common part, the median over layers; NaN
+        """The factor of a part of a trained model on differences over the common part, the median over layers; NaN
         where that was not measured, or no norm stands on a sum."""
-        return statistics.median(self.by_layer(model, part, "stream") or [math.nan])
+        return statistics.median([10**log for log in self.by_layer(model, part, "stream")] or [math.nan])
 
     def looseness(self, model: str) -> float:
         """log10 of the bound of MLPs over what they do to differences, the median over layers."""
@@ -214,7 +214,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     mlps = f"With skips, a {large // small} times larger MLP {price}; without skips it {helps[mitigation.holds]}"
     tug = ""
     if results.models:
-        factors = {part: [10 ** results.middle(name, part) for name in results.models] for part in PULLERS}
+        factors = {part: [results.middle(name, part) for name in results.models] for part in PULLERS}
         by_part = ", ".join(f"{said}by {spread(_known(factors[part]), '.2f')}" for part, said in PULLERS.items())
         tug = f" In trained models, a layer's attention multiplies differences over the common part {by_part}."
     return f"{skips}. {mlps}.{tug}"
@@ -227,7 +227,7 @@ def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
     for name in results.models:
         attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
         shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
-        middles = (10 ** results.middle(name, part) for part in ("norms", "layer"))
+        middles = (results.middle(name, part) for part in ("norms", "layer"))
         others[name] = [spread(_known([factor]), ".2f") for factor in middles]
     ours = "; ".join(
         f"{name}: {down:.0%} and {up:.0%} of layers (norms × {others[name][0]}, layers in all × "
