@@ -327,7 +327,7 @@ def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
     made |= {"tuning": made["tuning"].with_columns(loss=worse), "runs": runs}
     sentence = QUESTION.answer(made, SIZES).sentence
     assert sentence.startswith("Not told: ")
-    assert "only neutreno and valueresidual gains, not gate, the best in tuning" in sentence
+    assert "a gain only by neutreno, valueresidual and contranorm, not gate, the best in tuning" in sentence
 
 
 def changed(made: dict[str, pl.DataFrame], table: str, rows: pl.Expr, loss: float | pl.Expr) -> dict[str, pl.DataFrame]:

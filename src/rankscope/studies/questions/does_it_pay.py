@@ -195,7 +195,7 @@ def _gain_clause(results: PayResults, setting: str) -> str:
         said = f"lowers held-out loss by {spread(gains, '.2f')} nats" if gains else "learns where the baseline diverges"
         but = _but(results, setting)
         return f"{where} {name} {said}{f', {but}' * bool(but)}{remark}"
-    said = f"only {_listed(winners)} gains, not {name}, the best in tuning" if winners else "no gain was shown"
+    said = f"a gain only by {_listed(winners)}, not {name}, the best in tuning" if winners else "no gain was shown"
     return f"{where} {said}{remark}"
 
 
