@@ -79,6 +79,43 @@ def test_numbers_of_branches_are_those_of_a_block_by_hand(weight: float) -> None
         assert found[k, "mlp", "bound"] >= found[k, "mlp", "steepest"]
 
 
+def test_norms_on_sums_and_whole_layers_are_those_of_a_block_by_hand() -> None:
+    """One post-norm layer: what both norms do, and that all parts together are the layer."""
+    arch = Architecture(layers=1, width=8, heads=2, norm_place="post", norm_eps=1e-5, mlp_width=12)
+    net = Transformer.random(arch, seed=1, init="xavier")
+    layer = net.weights.layers[0]
+    w, mlp = layer.attention, layer.mlp
+    assert mlp is not None
+    X = random_tokens(2, 6, 8) + 0.5
+    found = {(n.sample, n.part): n.value for n in branch_numbers(net, X) if n.quantity == "stream"}
+
+    def log_ratio(tokens: Tensor) -> float:
+        D, C = sizes(tokens)
+        return math.log10(D / C)
+
+    for k, x in enumerate(X):
+        q, key, v = (torch.einsum("td,dhk->htk", x, part.weight) for part in (w.query, w.key, w.value))
+        s = x + torch.einsum("htk,hkd->td", (q @ key.mT / 2).softmax(-1) @ v, w.output.weight)
+        y = F.layer_norm(s, (8,), eps=1e-5)
+        t = y + F.gelu(y @ mlp.up.weight) @ mlp.down.weight
+        z = F.layer_norm(t, (8,), eps=1e-5)
+        norms = log_ratio(y) - log_ratio(s) + log_ratio(z) - log_ratio(t)
+        assert abs(norms) > 0.01 and found[k, "norms"] == pytest.approx(norms, abs=1e-9)
+        assert found[k, "layer"] == pytest.approx(log_ratio(z) - log_ratio(x), abs=1e-9)
+        assert found[k, "layer"] == pytest.approx(
+            sum(found[k, part] for part in ("attention", "mlp", "norms")), abs=1e-9
+        )
+
+
+def test_norms_within_branches_are_no_part_of_the_stream() -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="pre"), seed=1, init="xavier")
+    found = {number[:4]: number.value for number in branch_numbers(net, random_tokens(1, 6, 8))}
+    assert {part for _, _, part, _ in found} == {"attention", "mlp", "layer"}
+    for layer in (1, 2):
+        both = sum(found[0, layer, part, "stream"] for part in ("attention", "mlp"))
+        assert found[0, layer, "layer", "stream"] == pytest.approx(both, abs=1e-9)
+
+
 def test_padding_is_in_no_number() -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2), seed=1, init="xavier")
     X = random_tokens(2, 6, 8)

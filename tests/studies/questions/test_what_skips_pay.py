@@ -140,6 +140,8 @@ def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
                 if layer in changes.get("against", ()):
                     numbers["stream"] *= -1
                 layers += [(name, "texts", 0, layer, part, quantity, value) for quantity, value in numbers.items()]
+            for part, value in changes.get("others", {"norms": -0.1, "layer": -0.1}).items():
+                layers.append((name, "texts", 0, layer, part, "stream", value))
         layers += [(name, "texts", 0, 0, "network", f"jacobian {part}", 0.0) for part in ("differences", "common")]
     return {
         "networks": pl.DataFrame(rows, schema=NETWORKS, orient="row"),
@@ -154,9 +156,12 @@ def verdicts(made: dict[str, pl.DataFrame]) -> list[bool | None]:
 def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
-    assert found.sentence.startswith("Skips pay no robustness: networks with skips tolerate 1.00 times the noise")
-    assert "an MLP 16 times as large does not mitigate collapse" in found.sentence
-    assert len(found.sentence.split()) <= 60
+    assert found.sentence.startswith(
+        "Skips cost no robustness to random noise: networks with skips tolerate 1.00 times the embedding noise of "
+        "those without on digits."
+    )
+    assert "without skips it does not mitigate collapse reliably" in found.sentence
+    assert len(found.sentence.split()) <= 90
 
 
 def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
@@ -166,6 +171,53 @@ def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
     absent = QUESTION.answer(tables(models=False), MADE_UP)
     assert [verdict.holds for verdict in absent.verdicts][:2] == [None, None]
     assert "trained models" not in absent.sentence and "minilm" in absent.notes[1]
+
+
+def test_norms_and_whole_layers_are_said_beside_the_two_sides() -> None:
+    """Attention and MLPs cancel, norms make tokens alike: whoever reads of both sides alone would not know."""
+    found = QUESTION.answer(tables(others={"norms": -0.6, "layer": -0.6}), MADE_UP)
+    assert "by 0.50, its MLP by 2.00, its norms by 0.25, all together by 0.25." in found.sentence
+    assert found.verdicts[TUG].holds is True and "(norms × 0.25, layers in all × 0.25)" in found.verdicts[TUG].ours
+    table = found.evidence[0]
+    by_heading = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (by_heading["both norms: stream"], by_heading["layer: stream"]) == ("0.25", "0.25")
+    absent = QUESTION.answer(tables(others={}), MADE_UP)  # not measured is not a factor of one
+    assert (
+        "its norms by –, all together by –." in absent.sentence and "1.00" not in absent.sentence.split("In trained")[1]
+    )
+
+
+def test_tasks_and_series_are_told_apart() -> None:
+    """Medians of opposite results would hide both."""
+    both = replace(MADE_UP, tasks=("digits", "text"))
+    made = tables()
+    dear = (pl.col("skip") == 1) & (pl.col("multiple") == 16) & (pl.col("series") == "parameters")
+    noise = pl.col("quantity") == "tolerance embedding"
+    digits = made["networks"].with_columns(value=pl.when(dear & noise).then(0.5).otherwise("value"))
+    frail = (pl.col("skip") == 1) & (pl.col("multiple") == 4) & noise
+    text = made["networks"].with_columns(task=pl.lit("text"), value=pl.when(frail).then(0.6).otherwise("value"))
+    sentence = QUESTION.answer(made | {"networks": pl.concat([digits, text])}, both).sentence
+    assert sentence.startswith("Skips cost sometimes much robustness to random noise: ")
+    assert "1.00 times the embedding noise of those without on digits, 0.60 times on next characters." in sentence
+    assert (
+        "a 16 times larger MLP tolerates 1.00 times the noise at equal width and 0.50 at equal parameters on digits, "
+        "1.00 times the noise at equal width and 1.00 at equal parameters on next characters;" in sentence
+    )
+
+
+def test_rates_are_shown_and_those_at_an_end_are_counted() -> None:
+    assert len(FULL.rates) > 2
+    made, sizes = tables(), replace(MADE_UP, rates=(1e-3, 3e-3, 1e-2))
+    kinds = networks.kinds(sizes)
+    inner = pl.when(pl.col("multiple") == 16).then(3e-3).otherwise(pl.col("rate"))
+    found = QUESTION.answer(made | {"networks": made["networks"].with_columns(rate=inner)}, sizes)
+    ends = sum(kind.multiple != 16 for kind in kinds)
+    assert f"{ends} of {len(kinds)} kinds of networks chose an end of the grid" in found.notes[-1]
+    table = found.evidence[1]
+    rates = {
+        row[table.headings.index("rate")] for row in table.rows if row[table.headings.index("MLP in widths")] == "16"
+    }
+    assert rates == {"0.003"} and "at one rate, 0.001" in QUESTION.answer(made, MADE_UP).notes[-1]
 
 
 def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -> None:
@@ -180,16 +232,19 @@ def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -
 def test_prices_are_judged_by_noise() -> None:
     dear = tables(tolerance_embedding={(1.0, 16): 0.6})
     assert verdicts(dear)[COSTS] is True and verdicts(dear)[STEPS] is False
-    assert "with skips it tolerates 0.60 times the noise;" in QUESTION.answer(dear, MADE_UP).sentence
+    told = (
+        "With skips, a 16 times larger MLP tolerates 0.60 times the noise at equal width and 0.60 at equal parameters"
+    )
+    assert told in QUESTION.answer(dear, MADE_UP).sentence
     assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
     assert QUESTION.answer(skips, MADE_UP).sentence.startswith(
-        "Skips pay much robustness: networks with skips tolerate 0.50"
+        "Skips cost much robustness to random noise: networks with skips tolerate 0.50"
     )
     little = tables(tolerance_embedding={(0.0, 4): 1.2})
     sentence = QUESTION.answer(little, MADE_UP).sentence
-    assert sentence.startswith("Skips pay little robustness: networks with skips tolerate 0.83")
+    assert sentence.startswith("Skips cost little robustness to random noise: networks with skips tolerate 0.83")
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 

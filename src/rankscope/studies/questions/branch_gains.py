@@ -11,7 +11,9 @@ differences and `C = ||1 x^T||` that of the common part, in Frobenius norms. A b
     steepest      log10 of the largest singular value of the MLP's Jacobian at one of these tokens
 
 so that `stream` below zero makes tokens more alike: with a skip, a branch that loses differences may yet leave most of
-them. All numbers are read in deviation arithmetic, since a network without skips makes tokens equal to more digits
+them. Norms on the sums of a post-norm block change the ratio too: `stream` of the part `norms` is what the norms of one
+layer do to it, and of the part `layer` what the layer does from its input to its output, the sum of all parts. All
+numbers are read in deviation arithmetic, since a network without skips makes tokens equal to more digits
 than float64 has.
 """
 
@@ -36,21 +38,23 @@ from rankscope.theory.weight_norms import MLPNorms
 
 TEN = math.log(10.0)
 STEPS = 12  # Of the search for the largest singular value of an MLP's Jacobian
+PARTS = ("attention", "mlp", "norms", "layer")  # What has numbers; `norms` only where norms stand on the sums
 HALF = 0.5  # Of what was learnt: where noise has taken so much, its size is what a network tolerates
 
 
 class BranchNumber(NamedTuple):
-    """One number of one branch of one layer, of one sample."""
+    """One number of one part of one layer, of one sample."""
 
     sample: int
     layer: int  # From 1 on
-    part: str  # attention or mlp
+    part: str  # One of `PARTS`
     quantity: str
     value: float  # log10
 
 
 def branch_numbers(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[BranchNumber]:
-    """What every branch of a network does to differences and to the common part, and how steep its MLPs are.
+    """What every branch of a network does to differences and to the common part, how steep its MLPs are, and what norms
+    on the sums and whole layers do to the ratio of both.
 
     Args:
         net: The network, taken in float64 on the CPU.
@@ -67,7 +71,7 @@ def branch_numbers(net: Transformer, X: Tensor, padding: Tensor | None = None) -
 
 
 def _numbers(net: Transformer, records: Iterable[BlockRecord]) -> Iterator[BranchNumber]:
-    """The numbers of every branch, read off the records of all blocks."""
+    """The numbers of every branch and layer, read off the records of all blocks."""
     for index, record in enumerate(records):
         layer = net.weights.layers[index]
         bound = _log10(MLPNorms.of(net.arch, layer).spectral)
@@ -89,6 +93,21 @@ def _numbers(net: Transformer, records: Iterable[BlockRecord]) -> Iterator[Branc
                         numbers |= {"bound": bound, "steepest": _log10(steep[k])}
                     for quantity, value in numbers.items():
                         yield BranchNumber(k, index + 1, branch.kind, quantity, value)
+        yield from _layer_numbers(index + 1, record)
+
+
+def _layer_numbers(layer: int, record: BlockRecord) -> Iterator[BranchNumber]:
+    """What the norms on the sums of a layer, where there are any, and the layer as a whole do to the ratio of
+    differences and the common part."""
+    start, end = log_sizes(record.halves[0].before), log_sizes(record.state)
+    by_norm = [
+        [after.ratio - sums.ratio for after, sums in zip(log_sizes(half.after), log_sizes(half.summed), strict=True)]
+        for half in record.halves if half.after is not half.summed
+    ]  # fmt: skip
+    for k, (before, after) in enumerate(zip(start, end, strict=True)):
+        if by_norm:
+            yield BranchNumber(k, layer, "norms", "stream", sum(ratios[k] for ratios in by_norm))
+        yield BranchNumber(k, layer, "layer", "stream", after.ratio - before.ratio)
 
 
 class LogSizes(NamedTuple):

@@ -10,8 +10,9 @@ as well as its cause, and before, where it can be a cause alone. `pay_trainings.
 `pay_results.py` says who learns and who beats whom; here are the answer, its tables and its figure.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
@@ -42,10 +43,11 @@ from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 LABELS = {"pre": "pre-norm", "post": "post-norm", "no skips": "without skips"}
+PLACES = {"pre": "in pre-norm networks", "post": "in post-norm networks", "no skips": "without skips"}
 HARMED = ("post", "no skips")  # Settings in which the table of remedies has a baseline of 24 layers that learns nothing
 EXTRA = 1.5  # Of the baseline's compute, for the baseline that is given more
 MARKS = ("o", "s", "^", "D")  # Of widths
-GAINS = (-1, -0.1, -0.05, 0, 0.05, 0.1, 1)  # Ticks, in nats
+GAINS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # Ticks on both sides of 0, in nats, of which those near the data are drawn
 NOT_MEASURED = HypothesisVerdict("not measured", None)
 CHANGED = (
     "Changed after a quick run was seen (4 layers, 50 steps, widths 16 and 24), before any full one. In rank "
@@ -53,8 +55,14 @@ CHANGED = (
     "would else be ordered by chance; a correlation that is large enough, but whose p is not small, is not judged, "
     "and neither are fewer than five networks. The grids of rates moved, since many networks chose an end. Changed "
     "after a full run was seen: reported seeds are new; 'yes' asks that the remedy, chosen on tuning seeds, also has "
-    "the larger residual and beats the baseline with more compute; a baseline that diverges can be beaten; one at an "
-    "end of the grid is not said to learn nothing; 1/√L, a weight of skips, is left out where there are none."
+    "the larger residual and beats the baseline with more compute; a baseline that diverges can be beaten; 1/√L, a "
+    "weight of skips, is left out where there are none. Changed after the quick run of this study (3 layers, 60 steps, "
+    "widths 24 and 32), before the next full run: a baseline learns nothing only if its best seed does, "
+    "at every rate of the grid (before, if some seed did at the chosen rate, unless that was an end of the grid); one "
+    "correlation that is not as expected refutes a hypothesis about all of them (before, it left that open); where so "
+    "many losses are equal that no order is improbable, there is no correlation (before, it was said to be weak); that "
+    "no remedy helps pre-norm networks is left open where one gains with every seed at both widths; at full size "
+    "residuals are means of four excerpts (before, of one)."
 )
 
 QUICK = PaySizes(
@@ -64,7 +72,7 @@ QUICK = PaySizes(
 FULL = PaySizes(
     ("neutreno", "valueresidual", "sqrtl", "gate", "differential2", "contranorm"), depth=24, widths=(64, 128), heads=4,
     context=64, batch=32, steps=300, longer=4, rates=(2e-4, 7e-4, 2.3e-3, 8e-3, 2.7e-2), tuning_seeds=2, seeds=4,
-    samples=1, timed_steps=5,
+    samples=4, timed_steps=5,
 )  # fmt: skip
 
 
@@ -129,7 +137,8 @@ def answer(tables: Tables, sizes: PaySizes) -> StudyAnswer:
         f"training, {sizes.longer} times as many steps at width {sizes.widths[0]}, and the baseline with {EXTRA:g} "
         "times the compute have the rates of the usual length.",
         f"A network learns if its worst seed beats a guess by frequency (loss {results.blind:.3f}) by {LEARNS:g} nats "
-        "and by more than its seeds differ. A remedy beats the baseline if it learns, its worst seed is better than "
+        f"and by more than its seeds differ; it learns nothing if its best seed is not better by {LEARNS:g} nats. A "
+        "remedy beats the baseline if it learns, its worst seed is better than "
         f"the baseline's best, and medians are apart by {MATTERS:g} nats and by more than the seeds of either differ; "
         "it has to do so at both widths.",
         CHANGED,
@@ -142,41 +151,52 @@ def _sentence(results: PayResults) -> str:
     known = [setting for setting in SETTINGS if results.complete(setting)]
     if not results.any_learns(known):
         return "Cannot be told: no network beats guessing, or no setting was trained with every remedy."
-    parts, paying, preventing, others_win = [], [], [], False
-    for setting in known:
-        name = results.best(setting)
-        gain = spread(results.gains(setting, name), "+.2f")
-        winners = results.winners_everywhere(setting)
-        baselines = [results.cell(setting, width, NONE) for width in results.sizes.widths]
-        where = LABELS[setting]
-        if not any(baseline.learns(results.blind) for baseline in baselines):
-            at_end = any(results.sizes.at_end(baseline.rate) for baseline in baselines)
-            where += f" (baseline learns nothing{'; rate at grid end' * at_end})"
-        if not results.any_learns([setting]):
-            parts.append(f"{LABELS[setting]}: nothing learns")
-        elif name not in winners:
-            others_win |= bool(winners)
-            but = f", only {_listed(winners)}" if winners else ""
-            parts.append(f"{where}: {name}, the best in tuning, does not beat the baseline ({gain}){but}")
-        else:
-            less = results.less_collapsed(setting, name)
-            more = name in results.winners_everywhere(setting, REPORTED, MORE)
-            paying.append(setting)
-            preventing += [setting] if less and more else []
-            but = "" if less and more else f", not over {EXTRA:g}× compute" if less else ", no larger residual measured"
-            parts.append(f"{where}: {name} gains {gain} nats{but}")
+    paying = [setting for setting in known if results.best(setting) in results.winners_everywhere(setting)]
+    preventing = [setting for setting in paying if not _but(results, setting)]
     start = "Yes" if preventing == known else "It depends on the network" if preventing else "No"
-    if not preventing and (paying or others_win):
-        start = "A remedy pays, not by preventing collapse" if paying else "Not told"
+    if not preventing and paying:
+        start = "A remedy pays, not by preventing collapse"
+    elif not preventing and any(results.winners_everywhere(setting) for setting in known):
+        start = "Not told"
+    parts = [_gain_clause(results, setting) for setting in sorted(known, key=lambda setting: setting not in paying)]
     widths = results.sizes.widths
-    pays = {setting: {results.relation(setting, width, "trained").pays for width in widths} for setting in known}
-    related = [LABELS[setting] for setting in known if pays[setting] == {True}]
-    goes = "in no setting does a larger residual go with a lower loss at both widths"
-    if any(None in by_width for by_width in pays.values()):
-        goes = "whether a larger residual goes with a lower loss is not told"
+    pays = {setting: [results.relation(setting, width, "trained").pays for width in widths] for setting in known}
+    related = [PLACES[setting] for setting in known if all(pays[setting])]
+    goes = "In no setting does a larger residual go with a lower loss at both widths"
     if related:
-        goes = f"a larger residual goes with a lower loss {_listed(related)}"
-    return f"{start}: at equal compute and tuned rates, {'; '.join(parts)}; {goes}."
+        goes = f"A larger residual goes with a lower loss {_listed(related)}"
+    elif any(None in by_width and False not in by_width for by_width in pays.values()):
+        goes = "Whether remedies help by keeping tokens apart cannot be told"
+    return f"{start}: at equal compute and own learning rates, {'; '.join(parts)}. {goes}."
+
+
+def _but(results: PayResults, setting: str) -> str:
+    """Why the gain of a setting's best remedy need not be that of preventing collapse; empty if nothing says so."""
+    name = results.best(setting)
+    if not results.less_collapsed(setting, name):
+        return "no larger residual measured"
+    more = name in results.winners_everywhere(setting, REPORTED, MORE)
+    return "" if more else f"not below a baseline with {EXTRA:g}× compute"
+
+
+def _gain_clause(results: PayResults, setting: str) -> str:
+    """What the best remedy of a setting does to the loss, and what its baseline learns if not every seed does."""
+    name, winners, where = results.best(setting), results.winners_everywhere(setting), PLACES[setting]
+    if not results.any_learns([setting]):
+        return f"{where} nothing learns"
+    gains = results.gains(setting, name)
+    baselines = [results.cell(setting, width, NONE) for width in results.sizes.widths]
+    remark = ""
+    if all(baseline.learns_nothing(results.blind) for baseline in baselines):
+        remark = " (baseline learns nothing)"
+    elif not all(baseline.learns(results.blind) for baseline in baselines):
+        remark = " (baseline learns with some seeds)"
+    if name in winners:
+        said = f"lowers held-out loss by {spread(gains, '.2f')} nats" if gains else "learns where the baseline diverges"
+        but = _but(results, setting)
+        return f"{where} {name} {said}{f', {but}' * bool(but)}{remark}"
+    said = f"a gain only by {_listed(winners)}, not {name}, the best in tuning" if winners else "no gain was shown"
+    return f"{where} {said}{remark}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -185,21 +205,25 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _rate_verdict(results: PayResults) -> HypothesisVerdict:
-    """Whether the baseline of settings that collapse learns nothing at its own rate either; not told where that rate is
-    an end of the grid, or nothing learns at all."""
-    cells = [*product(HARMED, results.sizes.widths)]
-    known = {
-        f"{setting} {width}": baseline
-        for setting, width in cells if (baseline := results.cell(setting, width, NONE)).losses
-    }  # fmt: skip
-    ours = "; ".join(f"{name}: {spread(cell.losses, '.3f')} at {cell.rate:g}" for name, cell in known.items())
-    if len(known) < len(cells):
+    """Whether no seed of the baseline learns at any rate, in settings that collapse; refuted where a baseline learns
+    with every seed at its own rate. Not told where some seeds learn, or nothing learns at all."""
+    cells = [PayCell(setting, width, NONE) for setting, width in product(HARMED, results.sizes.widths)]
+    known = {cell: baseline for cell in cells if (baseline := results.cell(*cell)).losses}
+    tuned = {cell: cell.rows(results.tables["tuning"])["loss"].to_list() for cell in known}
+    lowest = {cell: min(losses) for cell, losses in tuned.items() if losses}
+    ours = "; ".join(
+        f"{cell.setting} {cell.width}: {spread(baseline.losses, '.3f')} at {baseline.rate:g}"
+        + (f", in tuning at least {lowest[cell]:.3f}" if cell in lowest else "")
+        for cell, baseline in known.items()
+    )
+    if len(lowest) < len(cells):
         return HypothesisVerdict(ours or "not measured", None)
+    ours += f" (guessing: {results.blind:.3f})"
     if any(baseline.learns(results.blind) for baseline in known.values()):
         return HypothesisVerdict(ours, False)
-    ends = [name for name, baseline in known.items() if results.sizes.at_end(baseline.rate)]
-    ours += f" (an end of the grid: {_listed(ends)})" if ends else ""
-    return HypothesisVerdict(ours, None if ends or not results.any_learns() else True)
+    nothing = all(baseline.learns_nothing(results.blind) for baseline in known.values())
+    nothing &= all(results.blind - loss <= LEARNS for loss in lowest.values())
+    return HypothesisVerdict(ours, True if nothing and results.any_learns() else None)
 
 
 def _harmed_verdict(results: PayResults) -> HypothesisVerdict:
@@ -217,7 +241,8 @@ def _harmed_verdict(results: PayResults) -> HypothesisVerdict:
 
 
 def _pre_verdict(results: PayResults) -> HypothesisVerdict:
-    """Whether no remedy beats the baseline where that learns; not told where one does at one width alone."""
+    """Whether no remedy beats the baseline where that learns; not told where one does at one width alone, or gains with
+    every seed though by less than seeds differ."""
     if not results.complete("pre"):
         return NOT_MEASURED
     by_width = {width: results.winners("pre", width) for width in results.sizes.widths}
@@ -230,19 +255,25 @@ def _pre_verdict(results: PayResults) -> HypothesisVerdict:
     )
     if not all(results.cell("pre", width, NONE).learns(results.blind) for width in results.sizes.widths):
         return HypothesisVerdict(f"{ours}; the baseline does not learn", None)
-    everywhere = results.winners_everywhere("pre")
-    return HypothesisVerdict(ours, False if everywhere else None if any(by_width.values()) else True)
+    if results.winners_everywhere("pre"):
+        return HypothesisVerdict(ours, False)
+    paired = [name for name in results.sizes.conditions("pre")[1:] if results.gains_by_seed("pre", name)]
+    if paired:
+        by_name = [f"{name} {spread(results.gains('pre', name), '+.3f')}" for name in paired]
+        ours += f"; with every seed, though by less than seeds differ: {_listed(by_name)}"
+    return HypothesisVerdict(ours, None if paired or any(by_width.values()) else True)
 
 
 def _relation_verdict(results: PayResults, settings: Sequence[str], when: str, wanted: bool) -> HypothesisVerdict:
-    """Whether residual and loss go together at every width of some settings, or (`wanted=False`) at none."""
+    """Whether residual and loss go together at every width of some settings, or (`wanted=False`) at none: one width
+    where it is otherwise refutes that, and one that is not told leaves it open."""
     relations = {
         f"{setting} {width}": results.relation(setting, width, when)
         for setting, width in product(settings, results.sizes.widths)
     }
     ours = "; ".join(f"{name}: {relation.text}" for name, relation in relations.items())
     pays = {relation.pays for relation in relations.values()}
-    return HypothesisVerdict(ours, None if len(pays) != 1 or pays == {None} else pays == {wanted})
+    return HypothesisVerdict(ours, False if (not wanted) in pays else None if None in pays else True)
 
 
 def _longer_verdict(results: PayResults) -> HypothesisVerdict:
@@ -266,8 +297,9 @@ def _setting_table(results: PayResults, setting: str) -> PageTable:
             continue
         baseline, gain = results.cell(setting, cell.width, NONE), "–"
         if cell.remedy != NONE and baseline.losses:
-            won = result.beats(baseline, results.blind)
-            gain = f"{baseline.loss - result.loss:+.3f}{' **beats**' * won}"
+            apart = baseline.loss - result.loss  # infinite, or not a number, where a training diverged
+            gain = f"{apart:+.3f}" if math.isfinite(apart) else "–"
+            gain += " **beats**" * result.beats(baseline, results.blind)
         fresh = cell.rows(tables["fresh"])
         longer = results.cell(*cell, LONGER).losses
         timed = setting == "pre" and cell.width == sizes.widths[0]
@@ -305,7 +337,8 @@ def _relations(results: PayResults) -> PageTable:
          "first layer's gradient before training"], rows,
         "In brackets 90% of the draws of seeds; p: the share of all orders of networks with as large a correlation, of "
         "either sign. Negative: less collapse, or a larger gradient, goes with a lower loss; where both do, a shortcut "
-        "to the first layer explains as much. *Not told*: nothing learns, or too few networks.",
+        "to the first layer explains as much. *Not told*: nothing learns, there are too few networks, or losses of so "
+        "many are equal (networks that learn nothing) that even a perfect order may be chance.",
     )  # fmt: skip
 
 
@@ -345,37 +378,43 @@ def draw(tables: Tables, sizes: PaySizes) -> dict[str, Figure]:
                 label = ("no remedy" if remedy == NONE else remedy) if k == 0 else None
                 panel.plot(*zip(*seeds, strict=True), linestyle="none", marker=MARKS[k % len(MARKS)], markersize=5,
                            color=colours[remedy], markerfacecolor=colours[remedy] if k == 0 else "none",
-                           label=label)  # fmt: skip
+                           alpha=0.7, label=label)  # fmt: skip
         panel.axhline(results.blind, color="grey", linewidth=0.9, linestyle="--")
         panel.set_title(f"{LABELS[setting][0].upper()}{LABELS[setting][1:]}", loc="left", fontsize=9)
         panel.set_xlabel("log10 of the relative residual after training")
         panel.set_ylabel("held-out loss, nats")
-    _gain_panel(axes[3], results)
+    _gain_panel(axes[3], results, colours)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
     return {QUESTION.name: figure}
 
 
-def _gain_panel(axes: Axes, results: PayResults) -> None:
-    """Median and range of gains over the tuned baseline, by remedy: settings apart by colour and height."""
-    colours = dict(zip(SETTINGS, ("#4c72b0", "#dd8452", "#55a868"), strict=True))
-    names, arms = results.sizes.remedies, {REPORTED: 0.0, LONGER: 0.11}
-    for (row, remedy), (k, setting), arm in product(enumerate(names), enumerate(SETTINGS), arms):
+def _gain_panel(axes: Axes, results: PayResults, colours: Mapping[str, str]) -> None:
+    """Median and range of gains over the tuned baseline: setting by setting, remedies in their colours from above."""
+    names, arms, shown = results.sizes.remedies, {REPORTED: 0.0, LONGER: 0.4}, [0.0]
+    step = 0.8 / max(1, len(names))
+    for (row, setting), (k, remedy), arm in product(enumerate(SETTINGS), enumerate(names), arms):
         gains = results.gains(setting, remedy, arm)
         if gains:
-            colour, y = colours[setting], row + 0.27 * (k - 1) + arms[arm]
+            colour, y = colours[remedy], row + step * (k - (len(names) - 1) / 2 + arms[arm])
             axes.plot([min(gains), max(gains)], [y, y], color=colour, linewidth=1.2)
             axes.plot([statistics.median(gains)], [y], linestyle="none", marker="o" if arm == REPORTED else "D",
-                      markersize=4, color=colour, markerfacecolor=colour if arm == REPORTED else "white",
-                      label=LABELS[setting] if row == 0 and arm == REPORTED else None)  # fmt: skip
+                      markersize=4, color=colour, markerfacecolor=colour if arm == REPORTED else "white")  # fmt: skip
+            shown += gains
+    for row in range(1, len(SETTINGS)):
+        axes.axhline(row - 0.5, color="lightgrey", linewidth=0.9)
     axes.axvline(0, color="grey", linewidth=0.9)
     axes.set_xscale("symlog", linthresh=0.1)
-    axes.set_xticks(GAINS, [f"{gain:g}" for gain in GAINS])
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
+    low, high = min(shown), max(shown)
+    ticks = [tick for tick in (*(-gain for gain in GAINS), 0.0, *GAINS) if 1.5 * low <= tick <= 1.5 * high]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(1.2 * low - 0.01, 1.2 * high + 0.01)
+    axes.set_ylim(len(SETTINGS) - 0.5, -0.5)
+    axes.set_yticks(range(len(SETTINGS)), [LABELS[setting] for setting in SETTINGS], fontsize=8)
+    axes.grid(visible=False, axis="y")
     axes.set_title("Gain over the tuned baseline, equal compute", loc="left", fontsize=9)
     axes.set_xlabel("nats")
-    axes.legend(fontsize=7, frameon=False, loc="best")
 
 
 QUESTION = Question(

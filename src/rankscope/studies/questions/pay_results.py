@@ -58,6 +58,11 @@ class CellResult:
         """True if the worst seed beats a guess, of loss `blind`, by `LEARNS` nats and by more than seeds differ."""
         return len(self.losses) > 1 and blind - max(self.losses) > max(self.range, LEARNS)
 
+    def learns_nothing(self, blind: float) -> bool:
+        """True if not even the best seed beats a guess, of loss `blind`, by more than `LEARNS` nats. Networks of which
+        some seeds learn neither learn nor learn nothing."""
+        return bool(self.losses) and blind - min(self.losses) <= LEARNS
+
     def beats(self, rival: "CellResult", blind: float) -> bool:
         """True if these networks learn, their worst seed is better than the rival's best, and their median is lower by
         `MATTERS` nats and by more than the seeds of either differ."""
@@ -119,6 +124,12 @@ class PayResults:
         ]  # fmt: skip
         return [baseline - loss for baseline, loss in pairs if math.isfinite(baseline) and math.isfinite(loss)]
 
+    def gains_by_seed(self, setting: str, remedy: str) -> bool:
+        """True if a remedy gains more than `MATTERS` nats with every seed at every width, whether or not seeds differ
+        by more than that."""
+        gains = self.gains(setting, remedy)
+        return len(gains) == self.sizes.seeds * len(self.sizes.widths) and min(gains) > MATTERS
+
     def best(self, setting: str) -> str:
         """The remedy of the lowest loss on tuning seeds, the mean over widths: what reported seeds then show of it is
         not better for having been chosen."""
@@ -147,7 +158,8 @@ class PayResults:
             arm: Which training.
 
         Returns:
-            `UNTOLD` where nothing learns, or too few networks have both numbers for any order to be improbable.
+            `UNTOLD` where nothing learns, or too few networks have both numbers for any order to be improbable; `TIED`
+            where too few of their losses differ.
         """
         pairs, learnt = [], False
         for remedy in self.sizes.conditions(setting):
@@ -171,6 +183,7 @@ class Relation:
     p: float = math.nan  # The share of all orders of the networks that have as large a rank correlation, of either sign
     low: float = math.nan
     high: float = math.nan  # 90% of the draws of seeds lie between
+    missing: str = "not told"  # In place of numbers, where there are none
 
     @property
     def pays(self) -> bool | None:
@@ -184,16 +197,19 @@ class Relation:
     def text(self) -> str:
         """The correlation, its interval and its p."""
         if math.isnan(self.rank):
-            return "not told"
+            return self.missing
         return f"{self.rank:.2f} [{self.low:.2f}, {self.high:.2f}], p = {self.p:.2g}"
 
 
 UNTOLD = Relation()
+TIED = Relation(missing="not told, too few different losses")
 
 
 def relation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Relation:
     """The relation of residual and loss across networks; `UNTOLD` where residuals do not vary. Losses are rounded to
-    `MATTERS`, since what differs by less is equal; where all are, the correlation is 0.
+    `MATTERS`, since what differs by less is equal. Where all are equal, the correlation is 0: whatever residuals do,
+    losses do not follow. Where some are, the relation is `TIED` if even the best order would come by chance with a p
+    above `CHANCE`, as where one network learns and all others learn nothing.
 
     Args:
         pairs: For each network, residual and loss of every seed.
@@ -201,9 +217,11 @@ def relation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Relation:
     Raises:
         StudyError: There are more networks than all orders of which can be enumerated.
 
-    >>> falling = relation([[(float(k), -float(k))] for k in range(4)])
-    >>> falling.rank, round(falling.p * 24)
+    >>> falling = relation([[(float(k), -float(k))] for k in range(5)])
+    >>> falling.rank, round(falling.p * 120)
     (-1.0, 2)
+    >>> relation([[(float(k), 1.0 if k == 4 else 3.0)] for k in range(5)]).text
+    'not told, too few different losses'
     """
     if len(pairs) > MOST_EXACT:
         raise StudyError(f"networks must be at most {MOST_EXACT}; got {len(pairs)}", subject="remedies")
@@ -215,6 +233,9 @@ def relation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Relation:
     orders = np.array([*permutations(range(len(pairs)))])
     a, b = (rankdata(medians[:, k]) for k in (0, 1))
     chance = _pearson(np.broadcast_to(a, orders.shape), b[orders])
+    strongest = np.abs(chance).max()
+    if strongest > 0 and (np.abs(chance) >= strongest - 1e-9).mean() > CHANCE:
+        return TIED
     p = float((np.abs(chance) >= abs(rank) - 1e-9).mean())
     generator = np.random.default_rng(0)
     drawn = _rounded(np.stack([

@@ -19,6 +19,7 @@ import polars as pl
 
 from rankscope.errors import SourceError
 from rankscope.figures.matplotlib import Axes, Figure, Line2D, palette, panels
+from rankscope.studies.questions.branch_gains import PARTS
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.skip_networks import (
     GRADIENT,
@@ -46,6 +47,8 @@ KEEPS = 2.0  # By how much more a larger MLP must keep of differences to mitigat
 PRICE = 1.5  # By how much less noise must be tolerated to be called a price
 GROWN = 2.0  # How many times longer tokens must be after the last layer than before the first
 PULLS = 1.5  # By how much Lipschitz constants must grow in training
+SAME = {"size": "equal width", "parameters": "equal parameters"}
+PULLERS = {"attention": "", "mlp": "its MLP ", "norms": "its norms ", "layer": "all together "}  # Of trained models
 LEARNT = 0.1  # By how much a network must be more accurate than guessing
 SEEN = (
     "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
@@ -53,7 +56,10 @@ SEEN = (
     "'expected' as expected of this run. The last hypothesis was added after the first quick run, before steps along "
     "the gradient were measured. Changed after a full run was seen: tug of war and training are judged by differences "
     "over the common part after a branch is added to the stream, not within the branch; steps along the gradient have "
-    "smaller sizes, as all had been below the first; rates are chosen on tuning seeds."
+    "smaller sizes, as all had been below the first; rates are chosen on tuning seeds. Changed after the quick run "
+    "that came then, before another full one: what norms on sums do, and layers as a whole, is measured and shown "
+    "beside attention and MLPs, which are judged as before; at full size there are four rates, since each of two was "
+    "an end of the grid; the answer gives each task, equal width and equal parameters by themselves."
 )
 
 
@@ -63,18 +69,18 @@ QUICK = PriceSizes(
 )  # fmt: skip
 FULL = PriceSizes(
     ("digits", "text"), multiples=(1, 2, 4, 8, 16), gains=(0.25, 4.0), half_skips=(1, 4, 16), layers=6, width=64,
-    heads=4, context=32, seeds=5, steps=1000, batch=32, rates=(1e-3, 3e-3), shares=(0.0, 0.05, 0.3, 1.0),
+    heads=4, context=32, seeds=5, steps=1000, batch=32, rates=(3e-4, 1e-3, 3e-3, 1e-2), shares=(0.0, 0.05, 0.3, 1.0),
     samples=2, evaluated=360, draws=4, texts=3, tokens=64,
 )  # fmt: skip
 
 
 def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
     """Measure trained models, where they are at hand, and train: one cached piece for each model, task and kind."""
-    models = []
+    models, measured = [], {"draws": sizes.draws, "measured": PARTS}
     for name in MODELS:
         part: dict[str, Callable[[], pl.DataFrame]] = {f"model {name}": partial(model_layers, name, sizes)}
         try:
-            models.append(setup.cached_parts(part, texts=sizes.texts, tokens=sizes.tokens, draws=sizes.draws))
+            models.append(setup.cached_parts(part, texts=sizes.texts, tokens=sizes.tokens, **measured))
         except SourceError as missing:  # nothing is cached: another machine may have the model
             setup.say(f"model {name} is left out: {missing}")
     settings = {
@@ -88,7 +94,8 @@ def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
         for task in sizes.tasks
         for kind in kinds(sizes)
     }
-    networks = setup.cached_parts(parts, **settings, noise=NOISE, gradient=GRADIENT, places=PLACES, tuning=TUNING_SEEDS)
+    settings |= measured | {"noise": NOISE, "gradient": GRADIENT, "places": PLACES, "tuning": TUNING_SEEDS}
+    networks = setup.cached_parts(parts, **settings)
     return {"models": pl.concat([pl.DataFrame(schema=LAYERS), *models]), "networks": networks}
 
 
@@ -126,6 +133,10 @@ class PriceResults:
         ]  # fmt: skip
         return bool(pairs) and all(accuracy > chance + LEARNT for accuracy, chance in pairs)
 
+    def rates(self, task: str, kind: NetworkKind) -> list[float]:
+        """The learning rate of networks of one kind; empty where none was trained."""
+        return self.tables["networks"].filter(task=task, **kind._asdict())["rate"].unique().to_list()
+
     @property
     def models(self) -> list[str]:
         """The trained models that were at hand."""
@@ -135,6 +146,11 @@ class PriceResults:
         """A number of a trained model for each layer, the mean over samples."""
         rows = self.tables["models"].filter(model=model, part=part, quantity=quantity)
         return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
+
+    def middle(self, model: str, part: str) -> float:
+        """The factor of a part of a trained model on differences over the common part, the median over layers; NaN
+        where that was not measured, or no norm stands on a sum."""
+        return statistics.median([10**log for log in self.by_layer(model, part, "stream")] or [math.nan])
 
     def looseness(self, model: str) -> float:
         """log10 of the bound of MLPs over what they do to differences, the median over layers."""
@@ -155,48 +171,68 @@ def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
     absent = [name for name in MODELS if name not in results.models]
     notes = [SEEN]
     notes += [f"Trained models that were not at hand where this ran: {', '.join(absent)}."] if absent else []
+    notes.append(_rates_note(results))
     evidence = [_models_table(results)] if results.models else []
     evidence += [_networks_table(results, task) for task in sizes.tasks] + [_training_table(results)]
     return StudyAnswer(_sentence(results, mitigation), verdicts, evidence, notes)
 
 
+def _rates_note(results: PriceResults) -> str:
+    """How many kinds of networks chose an end of the grid of rates, beyond which a better one may lie."""
+    rates = results.sizes.rates
+    if len(rates) == 1:
+        return f"All networks were trained at one rate, {rates[0]:g}: kinds may differ in how well it suits them."
+    chosen = [
+        rate for task in results.sizes.tasks for kind in kinds(results.sizes) for rate in results.rates(task, kind)
+    ]
+    ends_chosen = sum(rate in (min(rates), max(rates)) for rate in chosen)
+    return f"{ends_chosen} of {len(chosen)} kinds of networks chose an end of the grid of rates."
+
+
 def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
-    """What skips pay, what larger MLPs pay, and how hard both sides pull in trained models."""
-    ratios, growths, texts = _skip_numbers(results)
+    """What skips pay, what larger MLPs pay, and how hard all parts of trained models pull."""
+    by_task, texts = _skip_numbers(results)
+    ratios = [ratio for noise, _ in by_task.values() for ratio in noise]
     if not ratios or any(map(math.isnan, ratios)):
         skips = f"What skips pay cannot be told ({'; '.join(texts)})"
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
-        skips = (
-            f"Skips pay {words} robustness: networks with skips tolerate {spread(ratios, '.2f')} times the noise of "
-            f"those without, and tokens grow {spread([10**log for log in growths], '.1f')}-fold"
-        )
+        told = [f"{spread(noise, '.2f')} times" for noise, _ in by_task.values()]
+        told[0] += " the embedding noise of those without"
+        where = [f"{text} on {TASKS[task]}" for text, task in zip(told, by_task, strict=True)]
+        skips = f"Skips cost {words} robustness to random noise: networks with skips tolerate {', '.join(where)}"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
-    tolerances = _by_size(results, 1.0, "tolerance embedding")
-    price = _known([ratio for _, _, by_seed, learnt in tolerances if learnt for ratio in by_seed])
-    mlps = (
-        f"without skips an MLP {large // small} times as large {helps[mitigation.holds]}; with skips it tolerates "
-        f"{spread(price, '.2f')} times the noise"
-    )
+    by_series = dict[str, list[str]]()
+    for task, series, by_seed, learnt in _by_size(results, 1.0, "tolerance embedding"):
+        if learnt and (known := _known(by_seed)):
+            noise = " times the noise" if task not in by_series else ""
+            by_series.setdefault(task, []).append(f"{spread(known, '.2f')}{noise} at {SAME[series]}")
+    prices = [f"{' and '.join(texts)} on {TASKS[task]}" for task, texts in by_series.items()]
+    price = f"tolerates {', '.join(prices)}" if prices else "cannot be judged"
+    mlps = f"With skips, a {large // small} times larger MLP {price}; without skips it {helps[mitigation.holds]}"
     tug = ""
     if results.models:
-        attention, mlp = (
-            spread([10 ** statistics.median(results.by_layer(name, part, "stream")) for name in results.models], ".2f")
-            for part in ("attention", "mlp")
-        )
-        tug = f"; in trained models attention multiplies differences over the common part by {attention}, MLPs by {mlp}"
-    return f"{skips}; {mlps}{tug}."
+        factors = {part: [results.middle(name, part) for name in results.models] for part in PULLERS}
+        by_part = ", ".join(f"{said}by {spread(_known(factors[part]), '.2f')}" for part, said in PULLERS.items())
+        tug = f" In trained models, a layer's attention multiplies differences over the common part {by_part}."
+    return f"{skips}. {mlps}.{tug}"
 
 
 def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
-    """Whether attention weakens differences in most layers of every trained model, and MLPs strengthen them."""
-    shares = {}
+    """Whether attention weakens differences in most layers of every trained model, and MLPs strengthen them; with what
+    norms and whole layers do."""
+    shares, others = {}, {}
     for name in results.models:
         attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
         shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
-    ours = "; ".join(f"{name}: {down:.0%} and {up:.0%} of layers" for name, (down, up) in shares.items())
+        middles = (results.middle(name, part) for part in ("norms", "layer"))
+        others[name] = [spread(_known([factor]), ".2f") for factor in middles]
+    ours = "; ".join(
+        f"{name}: {down:.0%} and {up:.0%} of layers (norms × {others[name][0]}, layers in all × "
+        f"{others[name][1]})" for name, (down, up) in shares.items()
+    )  # fmt: skip
     holds = all(min(pair) >= MOST_LAYERS for pair in shares.values()) if shares else None
     return HypothesisVerdict(ours or "no trained model was at hand", holds)
 
@@ -225,8 +261,7 @@ def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) 
     residual = quantity == "residual"
     shown = spread_of_logs if residual else partial(spread, form=".2f")
     for task, series, by_seed, learnt in _by_size(results, skip, quantity):
-        same = "equal width" if series == "size" else "equal parameters"
-        texts.append(f"{TASKS[task]}, {same}: {shown(_known(by_seed))}{'' if learnt else ' (not learnt)'}")
+        texts.append(f"{TASKS[task]}, {SAME[series]}: {shown(_known(by_seed))}{'' if learnt else ' (not learnt)'}")
         texts[-1] += f" ({missing} not measured)" if (missing := len(by_seed) - len(_known(by_seed))) else ""
         if learnt:
             passed = [value >= math.log10(KEEPS) if residual else value <= 1 / PRICE for value in by_seed]
@@ -240,10 +275,10 @@ def _known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _skip_numbers(results: PriceResults) -> tuple[list[float], list[float], list[str]]:
-    """(noise tolerated with skips over that without, log10 of the growth of tokens with skips, of tasks that both have
-    learnt; what both are for each task)."""
-    ratios, growths, texts = list[float](), list[float](), []
+def _skip_numbers(results: PriceResults) -> tuple[dict[str, tuple[list[float], list[float]]], list[str]]:
+    """(by task that networks with and without skips have learnt: noise tolerated with skips over that without, and
+    log10 of the growth of tokens with skips; what both are for each task)."""
+    by_task, texts = dict[str, tuple[list[float], list[float]]](), []
     with_skips, without = results.kind(1.0), results.kind(0.0)
     for task in results.sizes.tasks:
         pair = {"with": with_skips, "without": without}.items()
@@ -253,18 +288,20 @@ def _skip_numbers(results: PriceResults) -> tuple[list[float], list[float], list
             continue
         noise = results.against(task, with_skips, without, "tolerance embedding")
         growth = results.of(task, with_skips, "growth")
-        ratios += noise
-        growths += growth
+        by_task[task] = noise, growth
         times = spread([10**log for log in growth], ".1f")
         texts.append(f"{TASKS[task]}: noise {spread(_known(noise), '.2f')} times, tokens {times} times as long")
-    return ratios, growths, texts
+    return by_task, texts
 
 
 def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
     """Whether networks with skips tolerate less noise than those without, and their tokens grow."""
-    ratios, growths, texts = _skip_numbers(results)
-    holds = all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
-    measured = ratios and not any(map(math.isnan, ratios))
+    by_task, texts = _skip_numbers(results)
+    holds = all(
+        all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
+        for ratios, growths in by_task.values()
+    )
+    measured = by_task and not any(math.isnan(ratio) for ratios, _ in by_task.values() for ratio in ratios)
     return HypothesisVerdict("; ".join(texts), holds if measured else None)
 
 
@@ -293,19 +330,21 @@ def _models_table(results: PriceResults) -> PageTable:
     rows = []
     for name in results.models:
         columns = [
-            ("attention", "differences"), ("attention", "stream"), ("mlp", "stream"), ("mlp", "differences"),
+            *((part, "stream") for part in PULLERS), ("attention", "differences"), ("mlp", "differences"),
             ("mlp", "steepest"), ("mlp", "bound"), ("network", "jacobian differences"), ("network", "jacobian common"),
         ]  # fmt: skip
         reads = results.tables["models"].filter(model=name)["reads"][0]
         rows.append([name, reads, *(_power(results.by_layer(name, *column)) for column in columns)])
     return PageTable(
         "Trained models: median (range) over layers",
-        ["model", "reads", "attention: differences", "attention: stream", "MLP: stream", "MLP: differences",
-         "MLP: steepest at a token", "MLP: bound by weights", "output moved by differences",
-         "output moved by the common part"],
+        ["model", "reads", "attention: stream", "MLP: stream", "both norms: stream", "layer: stream",
+         "attention: differences", "MLP: differences", "MLP: steepest at a token", "MLP: bound by weights",
+         "output moved by differences", "output moved by the common part"],
         rows,
         "*Differences*: their size in a branch's output over that in its input. *Stream*: differences over the common "
-        "part after the branch is added to the stream, over the same before; below one, tokens become more alike. "
+        "part after the branch is added to the stream, over the same before; of norms, after both norms of a layer, "
+        "which in these models stand on the sums, over the same before; of a layer, after it over before it. Below "
+        "one, tokens become more alike. "
         "*Output moved*: a small random change of the embedding, by what share of itself the output moves for each "
         "share of the embedding.",
     )  # fmt: skip
@@ -318,6 +357,7 @@ def _networks_table(results: PriceResults, task: str) -> PageTable:
         count = results.of(task, kind, "parameters")
         rows.append([
             f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
+            ", ".join(f"{rate:g}" for rate in results.rates(task, kind)),
             spread(results.of(task, kind, "accuracy"), ".2f"),
             *(spread_of_logs(_known(logs)) for logs in (fresh, trained)),
             *(spread(_known(results.of(task, kind, f"tolerance {noise}")), ".2g") for noise in PLACES),
@@ -328,9 +368,9 @@ def _networks_table(results: PriceResults, task: str) -> PageTable:
     return PageTable(
         f"Networks of {sizes.layers} layers on {TASKS[task]}, {sizes.steps} steps: median (range) of {sizes.seeds} "
         "seeds",
-        ["skip", "MLP in widths", "gain", "width", "parameters", "accuracy", "fresh residual", "trained residual",
-         "noise tolerated", "along the gradient", "of inputs", "output moved by differences", "by the common part",
-         "tokens grow", "MLP bound"],
+        ["skip", "MLP in widths", "gain", "width", "parameters", "rate", "accuracy", "fresh residual",
+         "trained residual", "noise tolerated", "along the gradient", "of inputs", "output moved by differences",
+         "by the common part", "tokens grow", "MLP bound"],
         rows,
         "*Noise tolerated*: its size at the embedding, in units by which embedded tokens differ, that takes half of "
         "what accuracy is above guessing; *of inputs*: the same of noise on pixels, in their standard deviation. Rows "
@@ -386,20 +426,26 @@ def _banded(axes: Axes, x: Sequence[float], logs: Sequence[Sequence[float]], col
 
 
 def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
-    styles: dict[str, Any] = {"attention": {"linestyle": "-", "marker": "o"}, "MLP": {"linestyle": "--", "marker": "s"}}
+    """What each part of each trained model does, from its first layer on the left to its last on the right."""
     named = dict(zip(results.models, colours, strict=False))
-    for name, colour in named.items():
-        for part, style in styles.items():
-            logs = results.by_layer(name, part.lower(), "stream")
-            _banded(axes, [(k + 1) / len(logs) for k in range(len(logs))], [[log] for log in logs], colour, **style)
-    _title(axes, "Trained models", "layer, as a share of all", "differences over common part, after / before")
-    _legend(axes, named, styles)
+    titles = {"attention": "attention", "mlp": "MLP", "norms": "norms", "layer": "all"}
+    room = 0.85 / max(1, len(named))  # Of each model, where parts are one apart
+    for (place, part), (k, (name, colour)) in product(enumerate(titles), enumerate(named.items())):
+        logs = results.by_layer(name, part, "stream")
+        start = place + room * (k - len(named) / 2)
+        x = [start + room * (0.1 + 0.8 * (layer + 0.5) / len(logs)) for layer in range(len(logs))]
+        axes.plot(x, [10**log for log in logs], color=colour, linewidth=1.0, marker="o", markersize=2.5)
+    axes.axhline(1.0, color="grey", linewidth=0.9)
+    _title(axes, "Trained models, from first to last layer", "", "factor on differences / common part")
+    axes.set_xticks(range(len(titles)), [*titles.values()], fontsize=8)
+    axes.grid(visible=False, axis="x")
+    _legend(axes, named, {})
 
 
 def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
     sizes, task = results.sizes, results.sizes.tasks[0]
     shown = {
-        "attention: differences": ("attention", "differences"), "MLP: differences": ("mlp", "differences"),
+        "attention: stream": ("attention", "stream"), "MLP: stream": ("mlp", "stream"),
         "MLP: steepest at a token": ("mlp", "steepest"), "MLP: bound by weights": ("mlp", "bound"),
     }  # fmt: skip
     styles: dict[str, Any] = {
@@ -413,7 +459,7 @@ def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) ->
     axes.set_xscale("symlog", linthresh=min((share for share in sizes.shares if share), default=1.0))
     axes.set_xticks(sizes.shares, [f"{share:.0%}" for share in sizes.shares])
     axes.set_xticks([], minor=True)
-    _title(axes, f"Over training, {TASKS[task]}", "of all steps", "factor of a branch, ×")
+    _title(axes, f"Over training, {TASKS[task]}", "of all steps", "factor")
     _legend(axes, dict(zip(shown, colours, strict=False)), styles)
 
 
@@ -422,7 +468,10 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
     named = dict(zip((1.0, 0.5, 0.0), colours, strict=False))
     lines = {"linestyle": "-", "marker": "o"}, {"linestyle": "--", "marker": "s"}
     styles: dict[str, Any] = {TASKS[task]: line for task, line in zip(sizes.tasks, lines, strict=False)}
-    styles["equal parameters"] = {"linestyle": "none", "marker": "x"}
+    crosses: dict[str, dict[str, Any]] = {
+        TASKS[task]: {"linestyle": "none", "marker": marker} for task, marker in zip(sizes.tasks, "x+", strict=False)
+    }
+    styles |= {f"{task},\nequal parameters": cross for task, cross in crosses.items()}
     for task, (skip, colour), series in product(sizes.tasks, named.items(), ("size", "parameters")):
         logs: dict[int, list[float]] = {}
         for kind in sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip)):
@@ -432,7 +481,7 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
             _banded(axes, [*logs], [*logs.values()], colour, **styles[TASKS[task]])
         elif logs:
             medians = [10 ** statistics.median(row) for row in logs.values()]
-            axes.plot([*logs], medians, color=colour, markersize=6, **styles["equal parameters"])
+            axes.plot([*logs], medians, color=colour, markersize=6, **crosses[TASKS[task]])
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes.multiples, [str(multiple) for multiple in sizes.multiples])
     y = "relative residual after the last layer" if residual else "noise that halves what was learnt"
@@ -487,8 +536,10 @@ QUESTION = Question(
         "Tokens are a common part, their mean, and differences from it. For every branch (attention, MLP) the size of "
         "both in the output of the branch is divided by that in its input, in deviation arithmetic "
         "(`studies/questions/branch_gains.py`). What a branch does to tokens is read after the sum with the skip, "
-        "where there is one: differences over the common part there, over the same before (*stream*). MLPs also have a "
-        "bound by weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular value of their Jacobian at a token. Trained "
+        "where there is one: differences over the common part there, over the same before (*stream*). Trained "
+        "models have norms on these sums, which change the same ratio and are given by themselves, and with all parts "
+        "in the factor of a layer; the norms of networks of our own are within branches. MLPs also have a bound by "
+        "weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular value of their Jacobian at a token. Trained "
         "models are MiniLM, rxnfp, rxnmapper and AntiBERTy, on samples of what they were trained for.\n\n"
         "Pre-norm networks of our own learn digits and next characters. They differ in their skips (weight 1, 0.5, "
         "none), in the hidden layer of MLPs, and, as controls, in width, so that parameters are equal, and in the gain "
@@ -504,6 +555,6 @@ QUESTION = Question(
         "MLPs is not undone by the next norm."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=240.0,
-    caption="Lines and crosses: medians over seeds, bands: their range; of trained models, means over samples. Above "
-    "left, a factor below one makes tokens more alike.",
+    caption="Lines and crosses: medians over seeds, bands: their range; of trained models, means over samples. Above, "
+    "*stream*: what a part does to differences over the common part; a factor below one makes tokens more alike.",
 )  # fmt: skip
