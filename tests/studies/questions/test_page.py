@@ -59,7 +59,7 @@ def test_a_page_has_what_a_reader_needs(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["coin.md", "summary.md", "index.md"]
     text = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
     order = ["# Does a coin land on heads?", "**2 of 2 are heads.**", "images/coin.png", "A coin.", "Nobody asked.",
-             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| throws | 2 | 2 | 5 |",
+             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| size | quick (this page) | full |", "| throws | 2 | 5 |",
              "Thrown by hand.", "A tail.", "rankscope study coin\n"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
@@ -161,7 +161,7 @@ def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path)
     wrong, open_ = replace(true, what="tails come", agrees=False), replace(true, what="edges come", agrees=None)
     result = replace(COIN.run(Setup(tmp_path)), comparisons=[true, wrong, open_], summary="It is fair.")
     text = summary_page([AnsweredQuestion(COIN, result, {"full": False, "command": "toss"}, ["images/coin.png"])])
-    assert "3 hypotheses were written down, 3 of them before the runs: 1 hold, 1 do not, 1 cannot be told" in text
+    assert "3 hypotheses were written down, 3 of them before a first run: 1 hold, 1 do not, 1 cannot be told" in text
     assert "1 of 2 that could be judged" in text and "1 / 1 / 1 | quick" in text and "](images/coin.png)" in text
     failed = text.partition("## Hypotheses that do not hold")[2]
     assert "tails come" in failed and "heads come" not in failed and "edges come" not in failed
@@ -175,7 +175,7 @@ def test_a_hypothesis_made_after_a_run_is_not_said_to_be_expected_before_it(tmp_
         kept = {"full": False, "command": "toss", "device": "cpu", "tables": [], "versions": {}}
         page = pages.page(question, result, question.quick, kept)
         assert header in page and ("| expected before the run |" in page) == bool(before)
-        assert f"written down, {before} of them before the runs" in summary_page(
+        assert f"written down, {before} of them before a first run" in summary_page(
             [AnsweredQuestion(question, result, kept, [])]
         )
 
