@@ -59,7 +59,8 @@ def test_a_page_has_what_a_reader_needs(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["coin.md", "summary.md", "index.md"]
     text = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
     order = ["# Does a coin land on heads?", "**2 of 2 are heads.**", "images/coin.png", "A coin.", "Nobody asked.",
-             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| size | quick (this page) | full |", "| throws | 2 | 5 |",
+             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.",
+             "| size | quick (this page) | full |", "| throws | 2 | 5 |",
              "Thrown by hand.", "A tail.", "rankscope study coin\n"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
@@ -130,6 +131,53 @@ def test_tables_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(pages, "MOST_BYTES", 10)
     with pytest.raises(StudyError, match="kB"):
         kept(tmp_path)
+
+
+def test_tables_that_are_refused_leave_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*") if path.is_file()}
+    monkeypatch.setattr(pages, "MOST_BYTES", 10)
+    with pytest.raises(StudyError, match="kB"):
+        kept(tmp_path, full=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*") if path.is_file()} == files
+
+
+def test_tables_that_a_later_run_has_not_are_gone(tmp_path: Path) -> None:
+    kept(tmp_path)
+    folder = tmp_path / "docs" / "data" / "coin"
+    (folder / "throws.parquet").rename(folder / "tosses.parquet")
+    kept(tmp_path)
+    assert [path.name for path in sorted(folder.parent.rglob("*.*"))] == ["kept.json", "throws.parquet"]
+
+
+@dataclass(frozen=True)
+class ManySizes:
+    """Sizes that would make a table unreadable if they were shown as Python writes them."""
+
+    rate: float
+    gains: tuple[float, ...]
+    cases: tuple[tuple[int, float, str], ...]
+
+
+def test_sizes_are_shown_short_and_once(tmp_path: Path) -> None:
+    quick = ManySizes(3e-3, (1.0, 2**0.5), ((4, 1.0, "complete"), (8, 0.1, "causal")))
+    full = ManySizes(1e-3, tuple(2.0**k for k in range(15)), quick.cases)
+    for sizes, header in (
+        (quick, "| size | quick (this page) | full |"), (full, "| size | quick | full (this page) |"),
+        (replace(quick, rate=0.5), "| size | this page | quick | full |"),
+    ):  # fmt: skip
+        lines = pages._sizes_table(replace(COIN, quick=quick, full=full), sizes).markdown
+        assert lines[0] == header
+        assert lines[2].endswith("| 0.003 | 0.001 |") and lines[3].endswith("| 1, 1.41421 | 1, 2, 4, … 16384 (15) |")
+        assert "4 1 complete, 8 0.1 causal" in lines[4] and "(" not in lines[4]
+
+
+def test_a_page_points_to_what_was_changed(tmp_path: Path) -> None:
+    result = COIN.run(Setup(tmp_path))
+    kept = {"full": False, "command": "toss", "device": "cpu", "tables": [], "versions": {}}
+    changed = replace(result, notes=["Changed after a first throw: the coin."])
+    texts = [pages.page(COIN, outcome, COIN.quick, kept) for outcome in (result, changed)]
+    assert ["what was changed since" in text for text in texts] == [False, True]
 
 
 def test_every_hypothesis_needs_a_verdict(tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def _sentence(far: pl.DataFrame, stable: pl.DataFrame, sizes: NormSizes) -> str:
     if len(grow) and len(shrink):
         fates = (
             f"tokens stayed apart in {_right(grow):.0%} of {len(grow)} networks where small differences should "
-            f"clearly grow (Λ > 0), and collapsed in {_right(shrink):.0%} of {len(shrink)} where they should clearly shrink"
+            f"clearly grow (Λ > 0), and collapsed in {_right(shrink):.0%} of {len(shrink)} where they should clearly "
+            "shrink"
         )
     return (
         "LayerNorm only rescales tokens that attention has averaged. Without skips, under a complete mask, "
