@@ -257,8 +257,8 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         f"{sizes.seeds} seeds, width {sizes.width}, batches of {sizes.batch}, AdamW at a constant {sizes.lr:g}; skips "
         f"stay 1 for {sizes.settle} steps, fall to {LOWEST:g} in {sizes.ramps[0]} or {sizes.ramps[1]} steps, stay "
         f"there for a quarter of that, rise again, and stay 1 for {sizes.settle} steps. {diverged or 'No'} networks "
-        f"diverged{' and are left out' if diverged else ''}; {learnt} of {table.select(KEYS).unique().height} had learnt "
-        f"(by {LEARNT:g} nats from guessing) when skips began to fall, and are judged.",
+        f"diverged{' and are left out' if diverged else ''}; {learnt} of {table.select(KEYS).unique().height} had "
+        f"learnt (by {LEARNT:g} nats from guessing) when skips began to fall, and are judged.",
         "Changed after a review of the rules, before the run of this page: skips fell to 0.02 only, which is where "
         "collapse had been published, so the end of the ramp decided; one dip below the threshold was taken for "
         "collapse, one reading above it for recovery; the first hypothesis was judged without its weights; only "
