@@ -26,6 +26,7 @@ from rankscope.studies.questions.norm_experiments import (
     bare,
     random_tokens,
 )
+from rankscope.studies.questions.question import LATER
 from rankscope.studies.study import Setup
 from rankscope.studies.wu2024.networks import DROPOUT, MASKS
 from rankscope.theory.transverse import transverse_exponent, transverse_modes
@@ -242,9 +243,26 @@ def held(**how: Any) -> list[bool | None]:
 def test_every_hypothesis_holds_where_tables_say_so() -> None:
     answer = QUESTION.answer(tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
-    assert "1.0e-50" in answer.sentence and "right for 100% of the 20 decisive draws of 20" in answer.sentence
-    assert len(answer.sentence.split()) <= 60 and "none of" in answer.sentence
-    assert f"{len(QUICK.cases[:5]) * len(QUICK.gains) * 2} of" in QUESTION.answer(tables(life=99), QUICK).sentence
+    draws = len(QUICK.cases[:5]) * len(QUICK.gains) * 2
+    assert f"every one of {draws} random networks collapses within {QUICK.far_depth} layers" in answer.sentence
+    assert "apart in 100% of 9 networks" in answer.sentence and "collapsed in 100% of 11 " in answer.sentence
+    assert len(answer.sentence.split()) <= 60
+    assert f"0 of {draws} random networks collapse within" in QUESTION.answer(tables(life=99), QUICK).sentence
+
+
+def test_the_sentence_says_each_side_of_the_criterion_by_itself() -> None:
+    """A sentence that averages both sides could praise a criterion that its own verdict rejects."""
+    made = tables()
+    wrong = (pl.col("predicted") < 0) & (pl.col("family") == "values, skip, post-norm")
+    one_sided = made["stable"].with_columns(log10=pl.when(wrong).then(-1.0).otherwise("log10"))
+    sentence = QUESTION.answer(made | {"stable": one_sided}, QUICK).sentence
+    assert "apart in 100% of 9 networks" in sentence and "collapsed in 73% of 11 " in sentence
+    untried = made["stable"].filter(pl.col("predicted") < 0)
+    assert "no network was tried on both sides" in QUESTION.answer(made | {"stable": untried}, QUICK).sentence
+
+
+def test_hypotheses_that_a_run_suggested_are_told_from_the_others() -> None:
+    assert [hypothesis.startswith(LATER) for hypothesis in QUESTION.hypotheses] == [False] + [True] * 3 + [False] * 2
 
 
 def test_networks_that_learn_with_equal_tokens_have_not_left() -> None:
@@ -254,6 +272,7 @@ def test_networks_that_learn_with_equal_tokens_have_not_left() -> None:
 def test_every_hypothesis_falls_by_its_own_numbers() -> None:
     assert held(order=1.1)[0] is False and held(rate=math.log(0.5) + 0.2)[0] is False
     assert held(rate=math.log(0.5) + 0.03)[0] is True and held(apart_by=0.06)[0] is None  # seeds differ by more
+    assert held(rate=math.log(0.5) + 0.03, apart_by=0.01)[0] is None  # two seeds: an interval of 12.7 errors
     assert held(common=0.3)[1] is False
     assert held(life=QUICK.far_depth + 1)[2:4] == [False, False]
     assert held(life=5)[2:4] == [True, False]
@@ -271,6 +290,26 @@ def test_a_rate_is_told_from_none_at_all() -> None:
     assert QUESTION.answer(made | {"near": mixed}, QUICK).verdicts[0].holds is False
 
 
+@pytest.mark.parametrize(("mean", "width", "holds"), [
+    (0.0, 0.02, True), (0.02, 0.02, True), (0.04, 0.02, None), (0.0, 0.06, None), (0.06, 0.02, None),
+    (0.08, 0.02, False), (-0.08, 0.02, False),
+])  # fmt: skip
+def test_a_mean_rate_is_judged_with_its_interval(mean: float, width: float, holds: bool | None) -> None:
+    """Five seeds whose mean is known to `width`: Student's t of 4 degrees of freedom has 95% within 2.7764."""
+    deviation = width * math.sqrt(5) / 2.7764 / math.sqrt(2.5)  # the seeds 0 to 4 have a variance of 2.5
+    near = pl.concat([tables()["near"].filter(seed=0).with_columns(seed=pl.lit(seed)) for seed in range(5)])
+    rate = math.log(0.5) + mean + (pl.col("seed") - 2) * deviation
+    assert study.interval([float(k) for k in range(5)])[1] == pytest.approx(2.7764 / math.sqrt(2), rel=1e-4)
+    assert study._near_verdict(near.with_columns(rate=rate)).holds is holds
+
+
+def test_a_full_run_can_tell_the_rate_under_a_window() -> None:
+    """Half of ln|nu| is more than the interval of a mean whose seeds differ by as much as those of an earlier run."""
+    nu = float(transverse_modes(bare(1, 8, 1, mask=MASKS["window ±1"]), FULL.tokens).abs()[0])
+    seeds = [0.017 * math.sqrt(2) * math.sin(2 * math.pi * k / FULL.seeds) for k in range(FULL.seeds)]
+    assert study.interval(seeds)[1] < abs(math.log(nu)) / 4
+
+
 def test_a_criterion_must_be_right_on_either_side_without_draws_that_theory_settles() -> None:
     made = tables()["stable"]
     wrong = (pl.col("predicted") < 0) & (pl.col("family") == "values, skip, post-norm")
@@ -280,14 +319,6 @@ def test_a_criterion_must_be_right_on_either_side_without_draws_that_theory_sett
     assert "collapsed in 72.7% of 11 with Λ < 0" in verdict.ours and "85.0% of the 20 of 20" in verdict.ours
     settled = made.with_columns(log10=pl.when(study.BARRED).then(-1.0).otherwise("log10"))
     assert study._stable_verdict(settled, QUICK).holds is False
-
-
-def test_values_that_no_float_holds_are_said_in_words() -> None:
-    made = tables()
-    deep = made["near"].with_columns(log10=pl.when("dropout").then(-0.5).otherwise(-2e14))
-    sentence = QUESTION.answer(made | {"near": deep}, QUICK).sentence
-    assert "falls below anything a float can hold (10^(-2e14)) at layer" in sentence
-    assert len(sentence.split()) <= 61
 
 
 def test_what_cannot_be_told_is_said_so() -> None:

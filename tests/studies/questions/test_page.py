@@ -59,7 +59,8 @@ def test_a_page_has_what_a_reader_needs(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["coin.md", "summary.md", "index.md"]
     text = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
     order = ["# Does a coin land on heads?", "**2 of 2 are heads.**", "images/coin.png", "A coin.", "Nobody asked.",
-             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.", "| throws | 2 | 2 | 5 |",
+             "All throws are heads. | 2 heads | holds", r"x\|y", "It is thrown.",
+             "| size | quick (this page) | full |", "| throws | 2 | 5 |",
              "Thrown by hand.", "A tail.", "rankscope study coin\n"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
@@ -132,6 +133,53 @@ def test_tables_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pyte
         kept(tmp_path)
 
 
+def test_tables_that_are_refused_leave_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*") if path.is_file()}
+    monkeypatch.setattr(pages, "MOST_BYTES", 10)
+    with pytest.raises(StudyError, match="kB"):
+        kept(tmp_path, full=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "docs").rglob("*") if path.is_file()} == files
+
+
+def test_tables_that_a_later_run_has_not_are_gone(tmp_path: Path) -> None:
+    kept(tmp_path)
+    folder = tmp_path / "docs" / "data" / "coin"
+    (folder / "throws.parquet").rename(folder / "tosses.parquet")
+    kept(tmp_path)
+    assert [path.name for path in sorted(folder.parent.rglob("*.*"))] == ["kept.json", "throws.parquet"]
+
+
+@dataclass(frozen=True)
+class ManySizes:
+    """Sizes that would make a table unreadable if they were shown as Python writes them."""
+
+    rate: float
+    gains: tuple[float, ...]
+    cases: tuple[tuple[int, float, str], ...]
+
+
+def test_sizes_are_shown_short_and_once(tmp_path: Path) -> None:
+    quick = ManySizes(3e-3, (1.0, 2**0.5), ((4, 1.0, "complete"), (8, 0.1, "causal")))
+    full = ManySizes(1e-3, tuple(2.0**k for k in range(15)), quick.cases)
+    for sizes, header in (
+        (quick, "| size | quick (this page) | full |"), (full, "| size | quick | full (this page) |"),
+        (replace(quick, rate=0.5), "| size | this page | quick | full |"),
+    ):  # fmt: skip
+        lines = pages._sizes_table(replace(COIN, quick=quick, full=full), sizes).markdown
+        assert lines[0] == header
+        assert lines[2].endswith("| 0.003 | 0.001 |") and lines[3].endswith("| 1, 1.41421 | 1, 2, 4, … 16384 (15) |")
+        assert "4 1 complete, 8 0.1 causal" in lines[4] and "(" not in lines[4]
+
+
+def test_a_page_points_to_what_was_changed(tmp_path: Path) -> None:
+    result = COIN.run(Setup(tmp_path))
+    kept = {"full": False, "command": "toss", "device": "cpu", "tables": [], "versions": {}}
+    changed = replace(result, notes=["Changed after a first throw: the coin."])
+    texts = [pages.page(COIN, outcome, COIN.quick, kept) for outcome in (result, changed)]
+    assert ["what was changed since" in text for text in texts] == [False, True]
+
+
 def test_every_hypothesis_needs_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="each of the 2"):
         replace(COIN, hypotheses=("one", "two")).run(Setup(tmp_path))
@@ -161,7 +209,7 @@ def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path)
     wrong, open_ = replace(true, what="tails come", agrees=False), replace(true, what="edges come", agrees=None)
     result = replace(COIN.run(Setup(tmp_path)), comparisons=[true, wrong, open_], summary="It is fair.")
     text = summary_page([AnsweredQuestion(COIN, result, {"full": False, "command": "toss"}, ["images/coin.png"])])
-    assert "3 hypotheses were written down, 3 of them before the runs: 1 hold, 1 do not, 1 cannot be told" in text
+    assert "3 hypotheses were written down, 3 of them before a first run: 1 hold, 1 do not, 1 cannot be told" in text
     assert "1 of 2 that could be judged" in text and "1 / 1 / 1 | quick" in text and "](images/coin.png)" in text
     failed = text.partition("## Hypotheses that do not hold")[2]
     assert "tails come" in failed and "heads come" not in failed and "edges come" not in failed
@@ -175,7 +223,7 @@ def test_a_hypothesis_made_after_a_run_is_not_said_to_be_expected_before_it(tmp_
         kept = {"full": False, "command": "toss", "device": "cpu", "tables": [], "versions": {}}
         page = pages.page(question, result, question.quick, kept)
         assert header in page and ("| expected before the run |" in page) == bool(before)
-        assert f"written down, {before} of them before the runs" in summary_page(
+        assert f"written down, {before} of them before a first run" in summary_page(
             [AnsweredQuestion(question, result, kept, [])]
         )
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -31,6 +32,7 @@ from rankscope.studies.study import PageTable, Setup, StudyResult
 
 KEPT = "kept.json"
 MOST_BYTES = 400_000  # Of the tables beside a page, together: more belongs into a run folder
+MOST_SHOWN = 8  # Entries of one size that a page lists; `kept.json` has all
 INTRODUCTION = (
     "Questions that the papers left open, each answered by an experiment that one command runs again. Every page has "
     "the answer in one sentence, the figure, the evidence with its spread over seeds, what was expected beforehand, "
@@ -59,14 +61,22 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
     refuse_smaller(folder, question, setup.full)
     manifest = begun(setup.device).adding(command=command_of(question, setup))
     names = list(question.keep) or list(result.tables)
-    data_folder.mkdir(parents=True, exist_ok=True)
-    for old in data_folder.glob("*.parquet"):
-        old.unlink()
-    paths = [parquet.write_parquet(data_folder / f"{name}.parquet", result.tables[name], manifest) for name in names]
-    size = sum(path.stat().st_size for path in paths)
-    if size > MOST_BYTES:
-        wanted = f"tables beside a page must take at most {MOST_BYTES // 1000} kB"
-        raise StudyError(f"{wanted}; those of {question.name} take {size // 1000} kB", subject=question.name)
+    data_folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(
+        dir=data_folder.parent, prefix="."
+    ) as temporary:  # old tables stay until all new ones are in
+        new = [
+            parquet.write_parquet(Path(temporary, f"{name}.parquet"), result.tables[name], manifest) for name in names
+        ]
+        size = sum(path.stat().st_size for path in new)
+        if size > MOST_BYTES:
+            wanted = f"tables beside a page must take at most {MOST_BYTES // 1000} kB"
+            raise StudyError(f"{wanted}; those of {question.name} take {size // 1000} kB", subject=question.name)
+        data_folder.mkdir(exist_ok=True)
+        for old in data_folder.glob("*.parquet"):
+            old.unlink()
+        for path in new:
+            path.replace(data_folder / path.name)
     kept = {
         "study": question.name, "full": setup.full, "device": setup.device, "command": manifest.command,
         "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
@@ -167,6 +177,7 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     lines += [f"*{question.caption} {ran}*".replace("* ", "*", 1), "", question.why.strip(), ""]
     later = any(hypothesis.startswith(LATER) for hypothesis in question.hypotheses)
     header = f"expected, before the run unless it begins with '{LATER}'" if later else "expected before the run"
+    header += " (what was changed since is under Method)" if any("Changed" in note for note in result.notes) else ""
     expected = PageTable(
         "", [header, "what came", ""],
         [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
@@ -194,14 +205,30 @@ def _size(question: Question, sizes: Any, kept: dict[str, Any]) -> str:
 
 
 def _sizes_table(question: Question, sizes: Any) -> PageTable:
-    """The sizes of this page's run beside the quick and the full ones."""
-    columns = {"this page": sizes, "quick": question.quick, "full": question.full}
+    """The quick and the full sizes, and those of this page's run where it has others."""
+    columns = {"quick": question.quick, "full": question.full}
+    if sizes not in columns.values():
+        columns = {"this page": sizes} | columns
+    headings = [f"{name} (this page)" if column == sizes and name != "this page" else name
+                for name, column in columns.items()]  # fmt: skip
     rows = [
         [entry.name.replace("_", " "), *(_shown(getattr(column, entry.name)) for column in columns.values())]
         for entry in fields(sizes)
     ]
-    return PageTable("", ["size", *columns], rows)
+    return PageTable("", ["size", *headings], rows)
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """A size as text: short numbers, entries that are tuples themselves without brackets, of many the first and last.
+
+    >>> _shown((0.5, 2**0.5)), _shown((("sort", 2), ("sort", 4))), _shown(tuple(range(20))), _shown(10_000)
+    ('0.5, 1.41421', 'sort 2, sort 4', '0, 1, 2, … 19 (20)', '10000')
+    """
+    if isinstance(value, float):
+        return f"{value:g}"
+    if not isinstance(value, tuple):
+        return str(value)
+    texts = [" ".join(map(_shown, entry)) if isinstance(entry, tuple) else _shown(entry) for entry in value]
+    if len(texts) > MOST_SHOWN:
+        texts = [*texts[:3], f"… {texts[-1]} ({len(texts)})"]
+    return ", ".join(texts)

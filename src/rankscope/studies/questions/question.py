@@ -14,8 +14,9 @@ A file of this folder reads like a method section, from top to bottom:
 Where trainings and measurements are long, they stand in a file beside it, which the question's file names.
 
 Hypotheses and thresholds are fixed before the run. What is changed once numbers were seen (a threshold, a rule, a
-candidate) is said in the notes of the answer; the sentence rests on what was fixed before. A hypothesis made on a run's
-data is judged by another run, and begins with `LATER`: the page and the summary tell it from the others by that.
+candidate) is said in the notes of the answer, in a sentence with the word "Changed", to which the page points. A
+hypothesis made on a run's data is judged by another run, and begins with `LATER`: the page and the summary tell it from
+the others by that.
 
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
 a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.

@@ -19,27 +19,26 @@ METHOD = (
     "chemical reactions and antibodies). Tokens are compared by their distance from the mean token as a share of "
     "their size: `relative_residual` in the norm of Dong et al., `relative_mu` in the Frobenius norm of Wu et "
     "al.; 0 where all tokens are the same. Falls below what float64 can hold are followed in deviation "
-    "arithmetic, which carries differences between tokens apart from what tokens share; every such number is "
-    "computed twice, with other rounding, and marked where the two differ. Each file of "
+    "arithmetic, which carries differences between tokens apart from what tokens share. Each file of "
     "`rankscope/studies/questions` is one study, and reads from top to bottom as its method section."
 )
 REVIEW = (  # (question, reply)
     (
         "Were hypotheses written before the data were seen?",
-        f"{{before}} of {{written}}, with their thresholds, in the study's file; the rest begin with '{LATER}'. Where "
-        "trials were seen before, or a rule changed afterwards, the notes of the page say which, when and why; the "
-        "answer rests on what was fixed before, and a hypothesis made on a quick run is judged by the full one.",
+        f"{{before}} of {{written}} were in the study's file before its first run; the rest begin with '{LATER}'. In "
+        "some studies trials had been seen before, or rules and thresholds were changed after a run; the notes of each "
+        "page list the changes, and answers may rest on changed rules.",
     ),
     ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
     (
         "Are differences larger than chance?",
-        "Every number has its median and range over seeds. 'Holds' mostly means with every seed; where a run is "
-        "too small, the verdict is 'cannot be told'. No correction is made for the number of hypotheses: read a "
-        "single one accordingly.",
+        "Most numbers are medians with their range over seeds; tables of tuned rates have none. 'Holds' mostly means "
+        "with every seed; where a run is too small, the verdict is 'cannot be told'. No correction is made for the "
+        "number of hypotheses: read a single one accordingly.",
     ),
     (
         "Are the networks too small to matter?",
-        "They are small: up to 128 layers, widths of 32 to 768, minutes of one GPU for each study. What is exact "
+        "They are small: up to 128 layers, widths of 16 to 768, minutes of one GPU for each study. What is exact "
         "(path sums, certificates, falls in deviation arithmetic) does not depend on training. What is trained "
         "may change with scale, and each page says what would change its answer.",
     ),
@@ -50,7 +49,9 @@ REVIEW = (  # (question, reply)
     ),
     (
         "Can a number be an artefact of rounding?",
-        "Numbers at the floor of their arithmetic are marked, drawn open and stated as upper limits.",
+        "Residuals in deviation arithmetic are mostly computed twice, with different rounding, and left out or marked "
+        "where the two differ; most figures draw what is at the floor of float64 open or on their lower edge. Pages "
+        "name exceptions.",
     ),
     (
         "Can it be run again?",
@@ -86,7 +87,7 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     lines = [
         f"# {TITLE}", "",
         f"{len(answered)} questions that the papers on token uniformity left open, asked of one instrument. "
-        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before the runs: "
+        f"{len(verdicts)} hypotheses were written down, {counts['before']} of them before a first run: "
         f"{judged.count(True)} hold, {judged.count(False)} do not, {len(verdicts) - len(judged)} cannot be told."
         + (f" {quick} of the questions were run at quick size only." if quick else ""),
         "", "## Answers", "", *_answers(answered).markdown, "",
