@@ -1,11 +1,12 @@
 """Hysteresis: the schedule of skips, where a trajectory turns, and the answer from made-up trajectories."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -49,7 +50,7 @@ def test_ramps_are_read_at_the_same_weights_beyond_the_published_ones(sizes: Siz
     assert sizes.factor**sizes.readings == pytest.approx(1 / LOWEST) and PUBLISHED_WEIGHTS[0] / sizes.factor > LOWEST
 
 
-Readings = dict[str, Sequence[tuple[float, float]]]  # (weight, log10 of the gradient) by phase
+Readings = Mapping[str, Sequence[tuple[float, float]]]  # (weight, log10 of the gradient) by phase
 
 
 def path(gradients: Readings, ramp: int = 80, residual: float = 0.0, seed: int = 0) -> pl.DataFrame:
@@ -186,5 +187,7 @@ def test_the_figure_has_a_row_for_each_ramp_and_marks_thresholds() -> None:
     table = pl.concat([loop(0.025, 0.5), loop(0.025, 0.5, 160)])
     axes = QUESTION.draw({"trajectories": table}, FINE)["hysteresis"].axes
     assert len(axes) == 6
-    levels = [[line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"] for panel in axes]
+    levels = [
+        [np.asarray(line.get_ydata()).item(0) for line in panel.lines if line.get_linestyle() == ":"] for panel in axes
+    ]
     assert levels == [[], [EQUAL], [COLLAPSED]] * 2
