@@ -69,25 +69,25 @@ class Setup:
         if self.any_machine:
             paths |= self._from_elsewhere({name: path for name, path in paths.items() if not path.is_file()}, key)
         while left:
-            others = [name for name in left if not self._computed(paths[name], name, parts[name], key)]
-            if len(others) == len(left):
+            waiting = [name for name in left if not self._computed(paths[name], name, parts[name], key)]
+            if len(waiting) == len(left):
                 time.sleep(WAIT_SECONDS)
-            left = others
+            left = waiting
         return pl.concat([tables.read_parquet(path)[0] for path in paths.values()])
 
     def _from_elsewhere(self, paths: Mapping[str, Path], key: dict[str, Any]) -> dict[str, Path]:
         """Files of parts whose key is this one but for the device and the versions of packages other than rankscope;
         what computed them is written into `elsewhere`."""
-        found = {}
+        elsewhere = {}
         for name, path in paths.items():
-            for other in sorted(path.parent.glob(f"{escape(name)}-{'?' * DIGITS}.parquet")):
-                manifest = tables.manifest_in(other)
+            for kept in sorted(path.parent.glob(f"{escape(name)}-{'?' * DIGITS}.parquet")):
+                manifest = tables.manifest_in(kept)
                 if manifest.key is not None and _work(manifest.key) == _work(key):
                     versions = manifest.key["versions"]
                     self.elsewhere[name] = f"{manifest.device}, torch {versions.get('torch', 'unknown')}"
-                    found[name] = other
+                    elsewhere[name] = kept
                     break
-        return found
+        return elsewhere
 
     def notes(self) -> list[str]:
         """A sentence on the parts that other machines computed, for the notes of a study; none if there are none."""

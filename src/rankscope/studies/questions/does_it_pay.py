@@ -19,6 +19,7 @@ from itertools import product
 import polars as pl
 
 from rankscope.errors import StudyError
+from rankscope.extras import listed
 from rankscope.figures.matplotlib import Axes, Figure, palette, panels
 from rankscope.lab.trial import NONE
 from rankscope.studies.questions.pay_results import CHANCE, LEARNS, MATTERS, RELATED, PayResults
@@ -43,7 +44,6 @@ from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 LABELS = {"pre": "pre-norm", "post": "post-norm", "no skips": "without skips"}
-PLACES = {"pre": "in pre-norm networks", "post": "in post-norm networks", "no skips": "without skips"}
 HARMED = ("post", "no skips")  # Settings in which the table of remedies has a baseline of 24 layers that learns nothing
 EXTRA = 1.5  # Of the baseline's compute, for the baseline that is given more
 MARKS = ("o", "s", "^", "D")  # Of widths
@@ -161,29 +161,29 @@ def _sentence(results: PayResults) -> str:
     parts = [_gain_clause(results, setting) for setting in sorted(known, key=lambda setting: setting not in paying)]
     widths = results.sizes.widths
     pays = {setting: [results.relation(setting, width, "trained").pays for width in widths] for setting in known}
-    related = [PLACES[setting] for setting in known if all(pays[setting])]
+    related = [LABELS[setting] for setting in known if all(pays[setting])]
     goes = "In no setting does a larger residual go with a lower loss at both widths"
     if related:
-        goes = f"A larger residual goes with a lower loss {_listed(related)}"
+        goes = f"A larger residual goes with a lower loss {listed(related)}"
     elif any(None in by_width and False not in by_width for by_width in pays.values()):
         goes = "Whether remedies help by keeping tokens apart cannot be told"
-    return f"{start}: at equal compute and own learning rates, {'; '.join(parts)}. {goes}."
+    return f"{start}: at equal compute and tuned rates, {'; '.join(parts)}. {goes}."
 
 
 def _but(results: PayResults, setting: str) -> str:
     """Why the gain of a setting's best remedy need not be that of preventing collapse; empty if nothing says so."""
     name = results.best(setting)
     if not results.less_collapsed(setting, name):
-        return "no larger residual measured"
+        return "no larger residual"
     more = name in results.winners_everywhere(setting, REPORTED, MORE)
     return "" if more else f"not below a baseline with {EXTRA:g}× compute"
 
 
 def _gain_clause(results: PayResults, setting: str) -> str:
     """What the best remedy of a setting does to the loss, and what its baseline learns if not every seed does."""
-    name, winners, where = results.best(setting), results.winners_everywhere(setting), PLACES[setting]
+    name, winners, where = results.best(setting), results.winners_everywhere(setting), LABELS[setting]
     if not results.any_learns([setting]):
-        return f"{where} nothing learns"
+        return f"{where}: nothing learns"
     gains = results.gains(setting, name)
     baselines = [results.cell(setting, width, NONE) for width in results.sizes.widths]
     remark = ""
@@ -192,16 +192,11 @@ def _gain_clause(results: PayResults, setting: str) -> str:
     elif not all(baseline.learns(results.blind) for baseline in baselines):
         remark = " (baseline learns with some seeds)"
     if name in winners:
-        said = f"lowers held-out loss by {spread(gains, '.2f')} nats" if gains else "learns where the baseline diverges"
+        gain = f"lowers loss by {spread(gains, '.2f')} nats" if gains else "learns where the baseline diverges"
         but = _but(results, setting)
-        return f"{where} {name} {said}{f', {but}' * bool(but)}{remark}"
-    said = f"a gain only by {_listed(winners)}, not {name}, the best in tuning" if winners else "no gain was shown"
-    return f"{where} {said}{remark}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names in a sentence: 'none', 'a', 'a and b', 'a, b and c'."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names or ["none"])
+        return f"{where}: {name} {gain}{f', {but}' * bool(but)}{remark}"
+    gain = f"a gain only by {listed(winners)}, not {name}, the best in tuning" if winners else "no gain was shown"
+    return f"{where}: {gain}{remark}"
 
 
 def _rate_verdict(results: PayResults) -> HypothesisVerdict:
@@ -234,7 +229,8 @@ def _harmed_verdict(results: PayResults) -> HypothesisVerdict:
     for setting in HARMED:
         equal, more = (results.winners_everywhere(setting, REPORTED, against) for against in (REPORTED, MORE))
         texts.append(
-            f"{setting}: {_listed(equal)} ({_listed(more)} where the baseline has {EXTRA:g} times the compute)"
+            f"{setting}: {listed(equal) or 'none'} ({listed(more) or 'none'} where the baseline has {EXTRA:g} times "
+            "the compute)"
         )
         both.append({*equal} & {*more})
     return HypothesisVerdict("; ".join(texts), all(both))
@@ -246,11 +242,12 @@ def _pre_verdict(results: PayResults) -> HypothesisVerdict:
     if not results.complete("pre"):
         return NOT_MEASURED
     by_width = {width: results.winners("pre", width) for width in results.sizes.widths}
-    ours = "; ".join(f"width {width}: {_listed(names)}" for width, names in by_width.items())
+    ours = "; ".join(f"width {width}: {listed(names) or 'none'}" for width, names in by_width.items())
     more = results.winners_everywhere("pre", REPORTED, MORE)
     name = results.best("pre")
     ours += (
-        f"; {_listed(more)} where the baseline has {EXTRA:g} times the compute; the best on tuning seeds is {name}, "
+        f"; {listed(more) or 'none'} where the baseline has {EXTRA:g} times the compute; the best on tuning seeds is "
+        f"{name}, "
         f"{spread(results.gains('pre', name), '+.3f')} nats"
     )
     if not all(results.cell("pre", width, NONE).learns(results.blind) for width in results.sizes.widths):
@@ -260,7 +257,7 @@ def _pre_verdict(results: PayResults) -> HypothesisVerdict:
     paired = [name for name in results.sizes.conditions("pre")[1:] if results.gains_by_seed("pre", name)]
     if paired:
         by_name = [f"{name} {spread(results.gains('pre', name), '+.3f')}" for name in paired]
-        ours += f"; with every seed, though by less than seeds differ: {_listed(by_name)}"
+        ours += f"; with every seed, though by less than seeds differ: {listed(by_name)}"
     return HypothesisVerdict(ours, None if paired or any(by_width.values()) else True)
 
 
@@ -283,7 +280,7 @@ def _longer_verdict(results: PayResults) -> HypothesisVerdict:
     width, texts, same = results.sizes.widths[0], [], True
     for setting in SETTINGS:
         before, after = (results.winners(setting, width, arm) for arm in (REPORTED, LONGER))
-        texts.append(f"{setting}: {_listed(after)} (before: {_listed(before)})")
+        texts.append(f"{setting}: {listed(after) or 'none'} (before: {listed(before) or 'none'})")
         same &= bool(before) == bool(after)
     return HypothesisVerdict("; ".join(texts), same if results.any_learns() else None)
 

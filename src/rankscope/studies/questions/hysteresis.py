@@ -291,11 +291,13 @@ def _collapse_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     """Whether every network collapses on the way down, between readings that do not exclude the published weights."""
     weights = points["collapse"].drop_nans().to_list()
     least, most = PUBLISHED_WEIGHTS
-    there = [weight <= most and weight * sizes.factor >= least for weight in weights]
+    published = [weight <= most and weight * sizes.factor >= least for weight in weights]
     ours = f"{len(weights)} of {points.height} collapse"
     if weights:
-        ours += f", at weights of {spread(weights)}; {sum(there)} of them at {least:g} to {most:g}, within one reading"
-    return HypothesisVerdict(ours, all(there) and len(there) == points.height if points.height else None)
+        ours += (
+            f", at weights of {spread(weights)}; {sum(published)} of them at {least:g} to {most:g}, within one reading"
+        )
+    return HypothesisVerdict(ours, all(published) and len(published) == points.height if points.height else None)
 
 
 def _ratio_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
@@ -333,14 +335,14 @@ def _lag_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
         return HypothesisVerdict("no network collapses and recovers on both ramps", None)
     unsure = 2 * math.log(sizes.factor)
     outcomes: list[bool | None] = []
-    logs = [(math.log(one), math.log(other)) for one, other in pairs.select("ratio", "ratio_long").iter_rows()]
-    for one, other in logs:
-        if one <= unsure:
+    logs = [(math.log(brief), math.log(lasting)) for brief, lasting in pairs.select("ratio", "ratio_long").iter_rows()]
+    for short_lag, long_lag in logs:
+        if short_lag <= unsure:
             outcomes.append(None)  # no lag that readings could tell
-        elif other - unsure >= SAME_LAG * one:
+        elif long_lag - unsure >= SAME_LAG * short_lag:
             outcomes.append(True)
         else:
-            outcomes.append(False if other < SAME_LAG * (one - unsure) else None)
+            outcomes.append(False if long_lag < SAME_LAG * (short_lag - unsure) else None)
     texts = [spread([math.exp(pair[k]) for pair in logs], ".1f") for k in (0, 1)]
     ours = (
         f"of {pairs.height} pairs {outcomes.count(True)} have the same lag, {outcomes.count(False)} a smaller one, "

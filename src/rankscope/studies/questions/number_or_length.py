@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from rankscope.extras import listed
 from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
@@ -353,9 +354,9 @@ def _by_task(texts: Mapping[tuple[str, str], str]) -> str:
     """What came for each task and kind of path, task by task; 'cannot be told' in place of empty texts."""
     lines = []
     for task in dict.fromkeys(task for task, _ in texts):
-        said = {KINDS[kind]: text for (of, kind), text in texts.items() if of == task}
-        cells = ", ".join(f"{kind} {text or 'cannot be told'}" for kind, text in said.items())
-        lines.append(f"{TASKS[task]}: {cells if any(said.values()) else 'cannot be told'}")
+        by_kind = {KINDS[kind]: text for (cell_task, kind), text in texts.items() if cell_task == task}
+        cells = ", ".join(f"{kind} {text or 'cannot be told'}" for kind, text in by_kind.items())
+        lines.append(f"{TASKS[task]}: {cells if any(by_kind.values()) else 'cannot be told'}")
     return "; ".join(lines) or "no network learnt"
 
 
@@ -416,15 +417,15 @@ def _sentence(evidence: SetEvidence) -> str:
             f"on {TASKS[task]} {EQUAL} paths have accuracy {short} at length 1, {long} at length {last} "
             f"({_chosen(fewest)} of length 1: {median(task, 1, fewest)})"
         )
-    guessing = _listed([TASKS[task] for task in tasks if task not in told])
+    guessing = listed([TASKS[task] for task in tasks if task not in told])
     clauses += [f"on {guessing} the head guesses at nearly every length"] if guessing else []
-    found = {factor: _listed([TASKS[task] for task in tasks if refit[task] == factor]) for factor in LEADS}
-    refitted = ", ".join(f"{words} on {found[factor]}" for factor, words in LEADS.items() if found[factor])
+    led = {factor: listed([TASKS[task] for task in tasks if refit[task] == factor]) for factor in LEADS}
+    refitted = ", ".join(f"{words} on {led[factor]}" for factor, words in LEADS.items() if led[factor])
     read: list[str] = []
     for task in tasks:
-        alone, whole = (float(networks.filter(task=task)[name].median()) for name in ("alone", "head"))  # type: ignore[arg-type]
+        token, network = (float(networks.filter(task=task)[name].median()) for name in ("alone", "head"))  # type: ignore[arg-type]
         words = ("", "") if read else ("token alone ", "whole ")
-        read.append(f"{median(task, last, 'all', BESIDE)} ({words[0]}{alone:.2f}, {words[1]}{whole:.2f})")
+        read.append(f"{median(task, last, 'all', BESIDE)} ({words[0]}{token:.2f}, {words[1]}{network:.2f})")
     return (
         f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; with the token beside, all "
         f"paths of length {last} give {', '.join(read)}."
@@ -433,11 +434,6 @@ def _sentence(evidence: SetEvidence) -> str:
 
 LEADS = {"length": "length", "number": "number", "neither": "seeds differ"}
 """What is said of a factor that leads, in the order of the answer's sentence."""
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names as a text: 'a, b and c'."""
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def _network_table(evidence: SetEvidence) -> PageTable:
@@ -551,7 +547,7 @@ def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
         curve = rows.filter(length=length).group_by("number").agg("head")
         seed_band(axes, dict(curve.iter_rows()), f"{length}", colour, markersize=3, linewidth=1.3)
     axes.set_xscale("log")
-    shown = [number for number in evidence.sizes.numbers if number <= max(rows["number"].to_list(), default=1)]
+    shown = [count for count in evidence.sizes.numbers if count <= max(rows["number"].to_list(), default=1)]
     axes.set_xticks(shown, [*map(str, shown)])
     axes.set_xticks([], minor=True)
     title_panel(axes, f"{TASKS[task].capitalize()}: own attention, by length", "paths in a set", "accuracy")

@@ -48,7 +48,7 @@ PRICE = 1.5  # By how much less noise must be tolerated to be called a price
 GROWN = 2.0  # How many times longer tokens must be after the last layer than before the first
 PULLS = 1.5  # By how much Lipschitz constants must grow in training
 SAME = {"size": "equal width", "parameters": "equal parameters"}
-PULLERS = {"attention": "", "mlp": "its MLP ", "norms": "its norms ", "layer": "all together "}  # Of trained models
+PULLERS = {"attention": "attention", "mlp": "MLP", "norms": "norms"}  # Parts of a layer of trained models
 LEARNT = 0.1  # By how much a network must be more accurate than guessing
 SEEN = (
     "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
@@ -198,40 +198,41 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
-        told = [f"{spread(noise, '.2f')} times" for noise, _ in by_task.values()]
-        told[0] += " the embedding noise of those without"
-        where = [f"{text} on {TASKS[task]}" for text, task in zip(told, by_task, strict=True)]
-        skips = f"Skips cost {words} robustness to random noise: networks with skips tolerate {', '.join(where)}"
+        by_text = [f"{spread(noise, '.2f')} times as much on {TASKS[task]}" for task, (noise, _) in by_task.items()]
+        skips = f"Skips cost {words} robustness to noise: with them networks tolerate {', '.join(by_text)}"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
     by_series = dict[str, list[str]]()
     for task, series, by_seed, learnt in _by_size(results, 1.0, "tolerance embedding"):
         if learnt and (known := _known(by_seed)):
-            noise = " times the noise" if task not in by_series else ""
-            by_series.setdefault(task, []).append(f"{spread(known, '.2f')}{noise} at {SAME[series]}")
-    prices = [f"{' and '.join(texts)} on {TASKS[task]}" for task, texts in by_series.items()]
-    price = f"tolerates {', '.join(prices)}" if prices else "cannot be judged"
-    mlps = f"With skips, a {large // small} times larger MLP {price}; without skips it {helps[mitigation.holds]}"
+            times = " times as much" if not by_series else ""
+            by_series.setdefault(task, []).append(f"{spread(known, '.2f')}{times} at {SAME[series]}")
+    prices = [f"{', '.join(texts)} on {TASKS[task]}" for task, texts in by_series.items()]
+    price = f"tolerates {'; '.join(prices)}" if prices else "cannot be judged"
+    mlps = f"With skips, a {large // small}-fold MLP {price}; without, it {helps[mitigation.holds]}"
     tug = ""
     if results.models:
-        factors = {part: [results.middle(name, part) for name in results.models] for part in PULLERS}
-        by_part = ", ".join(f"{said}by {spread(_known(factors[part]), '.2f')}" for part, said in PULLERS.items())
-        tug = f" In trained models, a layer's attention multiplies differences over the common part {by_part}."
+        by_model = {
+            part: _known([results.middle(name, part) for name in results.models]) for part in (*PULLERS, "layer")
+        }
+        factors = {part: f"{statistics.median(known):.2f}" if known else "–" for part, known in by_model.items()}
+        by_part = ", ".join(f"{title} {factors[part]}" for part, title in PULLERS.items())
+        tug = f" Layers of trained models multiply relative differences by {factors['layer']}: {by_part}."
     return f"{skips}. {mlps}.{tug}"
 
 
 def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
     """Whether attention weakens differences in most layers of every trained model, and MLPs strengthen them; with what
     norms and whole layers do."""
-    shares, others = {}, {}
+    shares, beside = {}, {}
     for name in results.models:
         attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
         shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
         middles = (results.middle(name, part) for part in ("norms", "layer"))
-        others[name] = [spread(_known([factor]), ".2f") for factor in middles]
+        beside[name] = [spread(_known([factor]), ".2f") for factor in middles]
     ours = "; ".join(
-        f"{name}: {down:.0%} and {up:.0%} of layers (norms × {others[name][0]}, layers in all × "
-        f"{others[name][1]})" for name, (down, up) in shares.items()
+        f"{name}: {down:.0%} and {up:.0%} of layers (norms × {beside[name][0]}, layers in all × "
+        f"{beside[name][1]})" for name, (down, up) in shares.items()
     )  # fmt: skip
     holds = all(min(pair) >= MOST_LAYERS for pair in shares.values()) if shares else None
     return HypothesisVerdict(ours or "no trained model was at hand", holds)
@@ -330,7 +331,7 @@ def _models_table(results: PriceResults) -> PageTable:
     rows = []
     for name in results.models:
         columns = [
-            *((part, "stream") for part in PULLERS), ("attention", "differences"), ("mlp", "differences"),
+            *((part, "stream") for part in (*PULLERS, "layer")), ("attention", "differences"), ("mlp", "differences"),
             ("mlp", "steepest"), ("mlp", "bound"), ("network", "jacobian differences"), ("network", "jacobian common"),
         ]  # fmt: skip
         reads = results.tables["models"].filter(model=name)["reads"][0]
@@ -430,9 +431,9 @@ def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> N
     named = dict(zip(results.models, colours, strict=False))
     titles = {"attention": "attention", "mlp": "MLP", "norms": "norms", "layer": "all"}
     room = 0.85 / max(1, len(named))  # Of each model, where parts are one apart
-    for (place, part), (k, (name, colour)) in product(enumerate(titles), enumerate(named.items())):
+    for (column, part), (k, (name, colour)) in product(enumerate(titles), enumerate(named.items())):
         logs = results.by_layer(name, part, "stream")
-        start = place + room * (k - len(named) / 2)
+        start = column + room * (k - len(named) / 2)
         x = [start + room * (0.1 + 0.8 * (layer + 0.5) / len(logs)) for layer in range(len(logs))]
         axes.plot(x, [10**log for log in logs], color=colour, linewidth=1.0, marker="o", markersize=2.5)
     axes.axhline(1.0, color="grey", linewidth=0.9)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from rankscope.errors import StudyError
+from rankscope.extras import listed
 from rankscope.files import write_text
 from rankscope.lab.trial import NONE, SIGMA
 from rankscope.remedies import REMEDIES, remedy
@@ -206,7 +207,7 @@ def summary(measurements: RemedyMeasurements) -> str:
         and len(moved := cold.filter(remedy=name)["value"]) and (moved == 0).all()
     ]  # fmt: skip
     if idle:
-        lines.append(f"Before training {_listed(idle)} {'does' if len(idle) == 1 else 'do'} nothing.")
+        lines.append(f"Before training {listed(idle)} {'does' if len(idle) == 1 else 'do'} nothing.")
     return " ".join(lines)
 
 
@@ -218,7 +219,7 @@ def _trained_summary(measurements: RemedyMeasurements) -> Iterator[str]:
         deepest = [name for name, depth in reached.items() if depth and depth.at_limit]
         plain = reached.get(NONE)
         if plain is not None and not plain.at_limit:
-            which = f"with {_listed(deepest)}" if deepest else "with none of them"
+            which = f"with {listed(deepest)}" if deepest else "with none of them"
             yield f"Networks of {results.depths(table, setting)[-1]} layers {words} learn {which}."
 
 
@@ -229,7 +230,7 @@ def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
             name for name in measurements.remedies
             if (reached := measurements.at_start(name, setting)) and all(depth.at_limit for depth in reached)
         ]  # fmt: skip
-        held = f"tokens stay apart for all {layers} layers with {_listed(apart)}"
+        held = f"tokens stay apart for all {layers} layers with {listed(apart)}"
         none = f"none of them keeps tokens apart for all {layers} layers"
         yield f"{words}, at initialisation, {held if apart else none}."
 
@@ -258,7 +259,3 @@ def named_with_weights(model: str) -> str:
     'bert-tiny (random weights)'
     """
     return f"{model} (random weights)" if is_drawn(model) else model
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
