@@ -227,9 +227,9 @@ TWO_TASKS = replace(MADE_UP, tasks=("sort", "hull"))
 def test_guesses_judge_nothing_and_readers_may_differ() -> None:
     """The head guesses on the hull, where refitted readouts read by number: sorting alone is judged."""
     found = QUESTION.answer(with_hull(0.11, "number"), TWO_TASKS)
-    assert found.sentence.startswith("Length, for the trained head: on sorting ")
-    assert "on convex hull the head guesses" in found.sentence
-    assert "Refitted readouts: length on sorting, number on convex hull; " in found.sentence
+    assert found.sentence.startswith("Length, for the trained head: on sort ")
+    assert "on hull the head nearly always guesses" in found.sentence
+    assert "Refitted readouts: length on sort, number on hull; " in found.sentence
     assert [found.verdicts[at].holds for at in (0, 2, 3)] == [True] * 3
     assert all(found.verdicts[at].ours.endswith("; convex hull: cannot be told") for at in range(4))
     grid = {tuple(row[:3]): row[-1] for row in found.evidence[2].rows}
@@ -240,20 +240,20 @@ def test_guesses_judge_nothing_and_readers_may_differ() -> None:
 def test_a_head_that_reads_a_second_task_is_judged_on_it() -> None:
     other = QUESTION.answer(with_hull("number", "length"), TWO_TASKS)
     assert other.sentence.startswith("It depends: ") and "guesses" not in other.sentence
-    assert "Refitted readouts: length on sorting and convex hull; " in other.sentence
+    assert "Refitted readouts: length on sort and hull; " in other.sentence
     assert other.verdicts[2].holds is False
     same = QUESTION.answer(with_hull("length", "length"), TWO_TASKS)
     assert same.sentence.startswith("Length: ") and [same.verdicts[at].holds for at in (0, 2)] == [True, True]
     guessed = {name: table.filter(task="hull") for name, table in with_hull(0.11, 0.11).items()}
     neither = QUESTION.answer(guessed, TWO_TASKS)
-    assert neither.sentence.startswith("It cannot be told of the trained head: on convex hull the head guesses")
+    assert neither.sentence.startswith("It cannot be told of the trained head: on hull the head nearly always guesses")
     assert "Refitted readouts: cannot be told; " in neither.sentence
     assert {neither.verdicts[at].holds for at in range(4)} == {None}
 
 
 def test_what_is_read_beside_the_token_has_its_references() -> None:
     found = QUESTION.answer(with_hull("length", "length"), TWO_TASKS)
-    assert "give 0.85 (token alone 0.30, whole 0.90), 0.85 (0.30, 0.90)." in found.sentence
+    assert "give 0.85 (token 0.30, whole 0.90), 0.85 (0.30, 0.90)." in found.sentence
 
 
 def test_numbers_on_the_grid_are_those_of_each_task() -> None:
@@ -284,7 +284,7 @@ def test_the_sentence_turns_with_what_decides() -> None:
     length, number = (QUESTION.answer(tables(by), MADE_UP) for by in ("length", "number"))
     assert length.sentence.startswith("Length")
     assert number.sentence.startswith("Number")
-    assert all(": on sorting 5 paths have accuracy " in found.sentence for found in (length, number))
+    assert all(": on sort 5 paths give " in found.sentence for found in (length, number))
     assert [length.verdicts[at].holds for at in (0, 2, 3, 4)] == [True] * 4
     assert [number.verdicts[at].holds for at in (1, 2, 3)] == [True, False, False]
     assert len(length.sentence.split()) <= 60

@@ -204,6 +204,12 @@ def test_the_pages_of_the_docs_are_those_of_their_data(question: Question) -> No
     assert (DOCS / f"{question.name}.md").read_text(encoding="utf-8") == expected
 
 
+def test_every_answer_can_be_read_in_a_breath() -> None:
+    written = {question.name: DOCS / f"{question.name}.md" for question in QUESTIONS}
+    answers = {name: path.read_text(encoding="utf-8").split("**")[1] for name, path in written.items() if path.exists()}
+    assert answers and {name: length for name in answers if (length := len(answers[name].split())) > 60} == {}
+
+
 def test_the_summary_counts_verdicts_and_lists_what_did_not_hold(tmp_path: Path) -> None:
     true = Comparison("heads come", "", "so", True)
     wrong, open_ = replace(true, what="tails come", agrees=False), replace(true, what="edges come", agrees=None)

@@ -274,7 +274,7 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         _collapse_verdict(gradient, sizes), _ratio_verdict(gradient, sizes), _collapse_verdict(residual, sizes),
         _ratio_verdict(residual, sizes), _lag_verdict(points, sizes),
     ]  # fmt: skip
-    return StudyAnswer(_sentence(table, points, sizes), verdicts, [evidence], notes)
+    return StudyAnswer(_sentence(points), verdicts, [evidence], notes)
 
 
 def _weight(value: float) -> str:
@@ -322,7 +322,7 @@ def _recoveries(collapsed: pl.DataFrame) -> str:
     """How many of the networks that collapsed recover, and at how many times the weight of their collapse."""
     ratios = collapsed["ratio"].drop_nans().to_list()
     return f"{len(ratios) or 'none'} of {collapsed.height} recover" + (
-        f", at {spread(ratios, '.1f')} times the weight of collapse" if ratios else ""
+        f", at {spread(ratios, '.1f')} times that of collapse" if ratios else ""
     )
 
 
@@ -352,7 +352,7 @@ def _lag_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     return HypothesisVerdict(ours, _together(outcomes))
 
 
-def _sentence(table: pl.DataFrame, points: pl.DataFrame, sizes: Sizes) -> str:
+def _sentence(points: pl.DataFrame) -> str:
     """The answer in one or two sentences."""
     if not points.height:
         return "Cannot be told: no network had learnt when its skips began to fall."
@@ -373,8 +373,7 @@ def _sentence(table: pl.DataFrame, points: pl.DataFrame, sizes: Sizes) -> str:
     lead = (
         "No network collapses" if not collapsed.height else "Yes" if back.all() else "Some do" if back.any() else "No"
     )
-    least = float(table["residual"].drop_nans().min())  # type: ignore[arg-type]
-    return f"{lead}: while skips fall to {LOWEST:g}, {'; '.join(parts)}. The least relative residual is 1e{least:.0f}."
+    return f"{lead}: while skips fall to {LOWEST:g}, {'; '.join(parts)}."
 
 
 # ---- The figure

@@ -178,27 +178,22 @@ def _sentence(
     known = [task for task in sizes.tasks if alone[task] and headed[task]]
     if not known:
         return "It cannot be told: the whole network learnt no more than one that reads each token alone."
-    bare = {task: _best_recovered(table, task, sizes, [""]) for task in known}
-    mended = {task: _best_recovered(table, task, sizes, sizes.remedies) for task in known}
+    bare = {task: _best_recovered(table, task, sizes) for task in known}
     tasks_by_cause: dict[str, list[str]] = {}
     for task in known:
-        best = max(bare[task], mended[task], key=lambda shares: statistics.median(shares or [-math.inf]))
-        tasks_by_cause.setdefault(_cause(alone[task], headed[task], best), []).append(task)
+        tasks_by_cause.setdefault(_cause(alone[task], headed[task], bare[task]), []).append(task)
     causes = [f"{cause} ({', '.join(tasks)})" for cause, tasks in tasks_by_cause.items()]
     lead = "; ".join(causes if len(causes) > 1 else tasks_by_cause)
     lead = lead[0].upper() + lead[1:]
     trained_on = ", ".join(f"{spread(alone[task], '.0%')} on {task}" for task in known)
     read = ", ".join(f"{statistics.median(headed[task]):.0%}" for task in known)
-    pairs = (("; without skips", bare), (", with a remedy at best", mended))
-    clause = "".join(
-        f"{name} {', '.join(f'{statistics.median(shares):.0%}' for shares in values.values())}"
-        for name, values in pairs
-        if all(values.values())
-    )
+    clause = ""
+    if all(bare.values()):
+        clause = f"; without skips at best {', '.join(f'{statistics.median(shares):.0%}' for shares in bare.values())}"
     clause += "".join(f"; {task} cannot be told" for task in sizes.tasks if task not in known)
     return (
-        f"{lead}: networks trained on paths of length {last} alone recover {trained_on} of the accuracy that "
-        f"attention adds, a new head on those paths of networks trained whole {read}{clause}."
+        f"{lead}: networks trained on paths of length {last} alone recover {trained_on} of what attention adds, "
+        f"a new head on networks trained whole {read}{clause}."
     )
 
 
@@ -215,13 +210,13 @@ def _cause(alone: Sequence[float], headed: Sequence[float], bare: Sequence[float
     if statistics.median(headed) >= LEARNT:
         return "not useless, a new head reads them"
     free = bare and statistics.median(bare) >= LEARNT
-    return "by training" if free else "by training, shown only where short paths may decide attention"
+    return "by training" if free else "by training, if short paths may decide attention"
 
 
-def _best_recovered(table: pl.DataFrame, task: str, sizes: LengthSizes, remedies: Sequence[str]) -> list[float]:
-    """What the longest paths recover without skips, with the remedy and the learning rate of the largest median: a
-    failure with one of them may be that one's."""
-    ways = itertools.product(remedies, (1.0, *sizes.factors))
+def _best_recovered(table: pl.DataFrame, task: str, sizes: LengthSizes) -> list[float]:
+    """What the longest paths recover without skips, with the remedy (or none) and the learning rate of the largest
+    median: a failure with one of them may be that one's."""
+    ways = itertools.product(("", *sizes.remedies), (1.0, *sizes.factors))
     shares = (recovered(table, task, seen(table, task, _bare(sizes, *way))) for way in ways)
     return max(filter(None, shares), key=statistics.median, default=[])
 

@@ -181,28 +181,25 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
         _terms_table(plain),
         _change_table(tried, sorted(sizes.rates)),
     ]
-    left_out = plain.filter(WITH_SKIPS, pl.col("layer") == pl.col("depth"), stage="trained").height - len(trained)
-    return StudyAnswer(_sentence(fresh, trained, tried, left_out), verdicts, evidence, notes)
+    return StudyAnswer(_sentence(fresh, trained, tried), verdicts, evidence, notes)
 
 
-def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame, left_out: int) -> str:
+def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame) -> str:
     """The answer in a sentence.
 
     Args:
         fresh: Last layers of fresh networks with skips.
         trained: Last layers of trained networks with skips that learnt.
         tried: Changes, as `changes` gives them.
-        left_out: How many trained networks with skips did not learn.
     """
     if not len(trained):
         return "It cannot be told: no network with skips has learnt."
     known, small, by_weights = (_count(trained, rung) for rung in ("direction", "sizes", "weights"))
     loose = spread(trained["loose"].drop_nulls().to_list(), ".2f")
-    besides = f" ({left_out} more did not learn)" if left_out else ""
     sentence = (
-        f"On each input read, the direction of what branches add proves tokens apart (relative mu ≥ "
-        f"{10**HELD:g}) in {known or 'none'} of {len(trained)} trained networks with skips{besides}, {loose} decades "
-        f"below the measurement. Branch sizes prove {small or 'none'} of {len(trained)} "
+        f"On each input read, the direction of branches proves tokens apart (relative mu ≥ {10**HELD:g}) in "
+        f"{known or 'none'} of {len(trained)} trained networks with skips that learnt, {loose} decades below the "
+        f"measurement. Branch sizes prove {small or 'none'} of {len(trained)} "
         f"({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), weight norms {by_weights or 'none'}"
     )
     best = _mended(tried)
@@ -511,7 +508,7 @@ def _draw_parts(axes: Axes, plain: pl.DataFrame) -> None:
     axes.set_xlim(0, 1.35 * max(left, default=1.0))
     axes.set_xlabel("decades lost by the direction bound")
     axes.set_title("Trained networks that learnt, median of seeds", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
 
 
 def _draw_changes(axes: Axes, tried: pl.DataFrame) -> None:

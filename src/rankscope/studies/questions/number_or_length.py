@@ -414,20 +414,20 @@ def _sentence(evidence: SetEvidence) -> str:
         short, long = (median(task, length, f"number {EQUAL}") for length in (1, last))
         fewest = f"number {evidence.numbers(task)[0]}"
         clauses.append(
-            f"on {TASKS[task]} {EQUAL} paths have accuracy {short} at length 1, {long} at length {last} "
-            f"({_chosen(fewest)} of length 1: {median(task, 1, fewest)})"
+            f"on {task} {EQUAL} paths give {short} at length 1 ({_chosen(fewest)}: {median(task, 1, fewest)}), "
+            f"{long} at length {last}"
         )
-    guessing = listed([TASKS[task] for task in tasks if task not in told])
-    clauses += [f"on {guessing} the head guesses at nearly every length"] if guessing else []
-    led = {factor: listed([TASKS[task] for task in tasks if refit[task] == factor]) for factor in LEADS}
+    guessing = listed([task for task in tasks if task not in told])
+    clauses += [f"on {guessing} the head nearly always guesses"] if guessing else []
+    led = {factor: listed([task for task in tasks if refit[task] == factor]) for factor in LEADS}
     refitted = ", ".join(f"{words} on {led[factor]}" for factor, words in LEADS.items() if led[factor])
     read: list[str] = []
     for task in tasks:
         token, network = (float(networks.filter(task=task)[name].median()) for name in ("alone", "head"))  # type: ignore[arg-type]
-        words = ("", "") if read else ("token alone ", "whole ")
+        words = ("", "") if read else ("token ", "whole ")
         read.append(f"{median(task, last, 'all', BESIDE)} ({words[0]}{token:.2f}, {words[1]}{network:.2f})")
     return (
-        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; with the token beside, all "
+        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; beside the token, all "
         f"paths of length {last} give {', '.join(read)}."
     )
 

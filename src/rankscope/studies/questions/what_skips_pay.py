@@ -20,6 +20,7 @@ import polars as pl
 from rankscope.errors import SourceError
 from rankscope.figures.matplotlib import Axes, Figure, Line2D, palette, panels
 from rankscope.studies.questions.branch_gains import PARTS
+from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.skip_networks import (
     GRADIENT,
@@ -198,18 +199,22 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
-        by_text = [f"{spread(noise, '.2f')} times as much on {TASKS[task]}" for task, (noise, _) in by_task.items()]
+        by_text = [f"{spread(noise, '.2f')} times as much on {task}" for task, (noise, _) in by_task.items()]
         skips = f"Skips cost {words} robustness to noise: with them networks tolerate {', '.join(by_text)}"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
-    by_series = dict[str, list[str]]()
+    by_series = dict[str, dict[str, str]]()
     for task, series, by_seed, learnt in _by_size(results, 1.0, "tolerance embedding"):
         if learnt and (known := _known(by_seed)):
-            times = " times as much" if not by_series else ""
-            by_series.setdefault(task, []).append(f"{spread(known, '.2f')}{times} at {SAME[series]}")
-    prices = [f"{', '.join(texts)} on {TASKS[task]}" for task, texts in by_series.items()]
-    price = f"tolerates {'; '.join(prices)}" if prices else "cannot be judged"
-    mlps = f"With skips, a {large // small}-fold MLP {price}; without, it {helps[mitigation.holds]}"
+            by_series.setdefault(SAME[series], {})[task] = spread(known, ".2f")
+    prices, named = list[str](), list[str]()
+    for same, by_task_text in by_series.items():
+        known_tasks = [*by_task_text]  # Tasks are named once, where both comparisons have the same ones
+        values = [text if named == known_tasks else f"{text} on {task}" for task, text in by_task_text.items()]
+        prices.append(f"at {same} {', '.join(values)}")
+        named = known_tasks
+    price = f"tolerates, {', '.join(prices)}" if prices else "cannot be judged"
+    mlps = f"A {large // small}-fold MLP {price}; without skips it {helps[mitigation.holds]}"
     tug = ""
     if results.models:
         by_model = {
@@ -217,7 +222,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
         }
         factors = {part: f"{statistics.median(known):.2f}" if known else "–" for part, known in by_model.items()}
         by_part = ", ".join(f"{title} {factors[part]}" for part, title in PULLERS.items())
-        tug = f" Layers of trained models multiply relative differences by {factors['layer']}: {by_part}."
+        tug = f" Trained layers multiply differences by {factors['layer']}: {by_part}."
     return f"{skips}. {mlps}.{tug}"
 
 
@@ -419,13 +424,6 @@ def _legend(axes: Axes, colours: Mapping[str, str], styles: Mapping[str, dict[st
     axes.legend(handles=handles, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
 
-def _banded(axes: Axes, x: Sequence[float], logs: Sequence[Sequence[float]], colour: str, **style: Any) -> None:
-    """Medians as a line, ranges as a band, of numbers given as log10."""
-    values = [[10**log for log in row] for row in logs]
-    axes.plot(x, [10 ** statistics.median(row) for row in logs], color=colour, markersize=4, linewidth=1.3, **style)
-    axes.fill_between(x, [*map(min, values)], [*map(max, values)], color=colour, alpha=0.12, linewidth=0)
-
-
 def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> None:
     """What each part of each trained model does, from its first layer on the left to its last on the right."""
     named = dict(zip(results.models, colours, strict=False))
@@ -437,7 +435,9 @@ def _draw_models(axes: Axes, results: PriceResults, colours: Sequence[str]) -> N
         x = [start + room * (0.1 + 0.8 * (layer + 0.5) / len(logs)) for layer in range(len(logs))]
         axes.plot(x, [10**log for log in logs], color=colour, linewidth=1.0, marker="o", markersize=2.5)
     axes.axhline(1.0, color="grey", linewidth=0.9)
-    _title(axes, "Trained models, from first to last layer", "", "factor on differences / common part")
+    title_panel(axes, "Trained models, from first to last layer", "", "factor on differences / common part")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(titles)), [*titles.values()], fontsize=8)
     axes.grid(visible=False, axis="x")
     _legend(axes, named, {})
@@ -455,12 +455,13 @@ def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) ->
     }
     for (part, quantity), colour in zip(shown.values(), colours, strict=False):
         for skip, style in zip((1.0, 0.0), styles.values(), strict=True):
-            logs = [results.of(task, results.kind(skip), quantity, part, share) for share in sizes.shares]
-            _banded(axes, sizes.shares, logs, colour, **style)
+            logs = {share: results.of(task, results.kind(skip), quantity, part, share) for share in sizes.shares}
+            seed_band(axes, logs, "", colour, **style)
     axes.set_xscale("symlog", linthresh=min((share for share in sizes.shares if share), default=1.0))
     axes.set_xticks(sizes.shares, [f"{share:.0%}" for share in sizes.shares])
     axes.set_xticks([], minor=True)
-    _title(axes, f"Over training, {TASKS[task]}", "of all steps", "factor")
+    _decades(axes)
+    title_panel(axes, f"Over training, {TASKS[task]}", "of all steps", "log10 of the factor")
     _legend(axes, dict(zip(shown, colours, strict=False)), styles)
 
 
@@ -474,39 +475,37 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
     }
     styles |= {f"{task},\nequal parameters": cross for task, cross in crosses.items()}
     for task, (skip, colour), series in product(sizes.tasks, named.items(), ("size", "parameters")):
-        logs: dict[int, list[float]] = {}
-        for kind in sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip)):
-            values = _known(results.of(task, kind, quantity))
-            logs |= {kind.multiple: [v if residual else math.log10(v) for v in values]} if values else {}
-        if logs and series == "size":
-            _banded(axes, [*logs], [*logs.values()], colour, **styles[TASKS[task]])
-        elif logs:
-            medians = [10 ** statistics.median(row) for row in logs.values()]
-            axes.plot([*logs], medians, color=colour, markersize=6, **crosses[TASKS[task]])
+        of_series = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
+        points = {kind.multiple: _known(results.of(task, kind, quantity)) for kind in of_series}
+        if not residual:  # What a network tolerates of what it has not learnt says nothing
+            points = {kind.multiple: points[kind.multiple] for kind in of_series if results.learnt(task, kind)}
+        if series == "size":
+            seed_band(axes, points, "", colour, **styles[TASKS[task]])
+        else:
+            medians = {x: statistics.median(values) for x, values in points.items() if values}
+            axes.plot([*medians], [*medians.values()], color=colour, markersize=6, **crosses[TASKS[task]])
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes.multiples, [str(multiple) for multiple in sizes.multiples])
-    y = "relative residual after the last layer" if residual else "noise that halves what was learnt"
+    y = "log10 of the relative residual, last layer" if residual else "noise that halves what was learnt"
     title = "What is left of differences, trained" if residual else "Noise tolerated at the embedding, trained"
-    _title(axes, title, "hidden layer of the MLP, in widths", y)
+    title_panel(axes, title, "hidden layer of the MLP, in widths", y)
     labels = {1.0: "skips", 0.5: "skips, weight 0.5", 0.0: "no skips"}
     _legend(axes, {labels[skip]: colour for skip, colour in named.items()}, styles)
-    if not residual:
-        axes.set_yscale("linear")
+    if residual:
+        axes.set_ylim(top=0.2)
+        _decades(axes)
+    else:
         axes.set_ylim(bottom=0.0)
 
 
-def _title(axes: Axes, title: str, x: str, y: str) -> None:
-    """Labels, and a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_title(title, loc="left", fontsize=9)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_yscale("log")
+def _decades(axes: Axes) -> None:
+    """Make the vertical axis, which has log10, even between -1 and 1, and compressed beyond: of networks with skips,
+    and of those whose tokens are the same to fifty digits."""
+    axes.set_yscale("symlog", linthresh=1, linscale=1.5)
     low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(ticks := [tick for tick in (-100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3) if low <= tick <= high])
+    axes.set_yticklabels([f"{tick:g}" for tick in ticks])
+    axes.set_yticks([], minor=True)
 
 
 QUESTION = Question(
