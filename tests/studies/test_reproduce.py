@@ -122,7 +122,9 @@ def test_a_part_that_fails_is_computed_by_the_next_run(tmp_path: Path) -> None:
 def test_parts_of_other_machines_are_taken_only_if_asked_for_and_said(tmp_path: Path) -> None:
     def part(value: int, **how: Any) -> tuple[list[int], list[str]]:
         setup = Setup(tmp_path, **how)
-        return setup.cached("part", lambda: pl.DataFrame({"a": [value]}), size=2)["a"].to_list(), setup.notes()
+        table = setup.cached("part", lambda: pl.DataFrame({"a": [value]}), size=2)
+        assert setup.devices == ("cpu and cuda" if setup.notes() else setup.device)
+        return table["a"].to_list(), setup.notes()
 
     assert part(1, device="cuda") == ([1], [])
     values, notes = part(2, any_machine=True)

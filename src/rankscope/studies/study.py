@@ -89,6 +89,11 @@ class Setup:
                     break
         return elsewhere
 
+    @property
+    def devices(self) -> str:
+        """What computed the study: its own device, and those of parts that were taken from elsewhere."""
+        return " and ".join(sorted({self.device, *(what.split(",")[0] for what in self.elsewhere.values())}))
+
     def notes(self) -> list[str]:
         """A sentence on the parts that other machines computed, for the notes of a study; none if there are none."""
         counts = Counter(self.elsewhere.values())

@@ -157,7 +157,7 @@ def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
     assert found.sentence.startswith(
-        "Skips cost no robustness to noise: with them networks tolerate 1.00 times as much on digits."
+        "Skips cost no robustness to noise: networks tolerate 1.00 times as much on digits."
     )
     assert "without skips it does not mitigate collapse reliably" in found.sentence
     assert len(found.sentence.split()) <= 60
@@ -197,7 +197,7 @@ def test_tasks_and_series_are_told_apart() -> None:
     assert sentence.startswith("Skips cost sometimes much robustness to noise: ")
     assert "1.00 times as much on digits, 0.60 times as much on text." in sentence
     assert (
-        "A 16-fold MLP tolerates, at equal width 1.00 on digits, 1.00 on text, at equal parameters 0.50, 1.00;"
+        "A 16-fold MLP multiplies tolerance, at equal width by 1.00 on digits, 1.00 on text, at equal parameters by 0.50, 1.00;"
         in sentence
     )
 
@@ -229,17 +229,17 @@ def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -
 def test_prices_are_judged_by_noise() -> None:
     dear = tables(tolerance_embedding={(1.0, 16): 0.6})
     assert verdicts(dear)[COSTS] is True and verdicts(dear)[STEPS] is False
-    told = "A 16-fold MLP tolerates, at equal width 0.60 on digits, at equal parameters 0.60;"
+    told = "A 16-fold MLP multiplies tolerance, at equal width by 0.60 on digits, at equal parameters by 0.60;"
     assert told in QUESTION.answer(dear, MADE_UP).sentence
     assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
     assert QUESTION.answer(skips, MADE_UP).sentence.startswith(
-        "Skips cost much robustness to noise: with them networks tolerate 0.50"
+        "Skips cost much robustness to noise: networks tolerate 0.50"
     )
     little = tables(tolerance_embedding={(0.0, 4): 1.2})
     sentence = QUESTION.answer(little, MADE_UP).sentence
-    assert sentence.startswith("Skips cost little robustness to noise: with them networks tolerate 0.83")
+    assert sentence.startswith("Skips cost little robustness to noise: networks tolerate 0.83")
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 

@@ -78,7 +78,7 @@ def keep(folder: Path, question: Question, setup: Setup, result: StudyResult, si
         for path in new:
             path.replace(data_folder / path.name)
     kept = {
-        "study": question.name, "full": setup.full, "device": setup.device, "command": manifest.command,
+        "study": question.name, "full": setup.full, "device": setup.devices, "command": manifest.command,
         "sizes": asdict(sizes), "tables": names, "versions": manifest.versions,
         "machine": manifest.machine, "notes": setup.notes(),
     }  # fmt: skip

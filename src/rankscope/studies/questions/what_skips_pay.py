@@ -200,7 +200,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
         by_text = [f"{spread(noise, '.2f')} times as much on {task}" for task, (noise, _) in by_task.items()]
-        skips = f"Skips cost {words} robustness to noise: with them networks tolerate {', '.join(by_text)}"
+        skips = f"Skips cost {words} robustness to noise: networks tolerate {', '.join(by_text)}"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
@@ -211,9 +211,9 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     for same, by_task_text in by_series.items():
         known_tasks = [*by_task_text]  # Tasks are named once, where both comparisons have the same ones
         values = [text if named == known_tasks else f"{text} on {task}" for task, text in by_task_text.items()]
-        prices.append(f"at {same} {', '.join(values)}")
+        prices.append(f"at {same} by {', '.join(values)}")
         named = known_tasks
-    price = f"tolerates, {', '.join(prices)}" if prices else "cannot be judged"
+    price = f"multiplies tolerance, {', '.join(prices)}" if prices else "cannot be judged"
     mlps = f"A {large // small}-fold MLP {price}; without skips it {helps[mitigation.holds]}"
     tug = ""
     if results.models:
