@@ -157,7 +157,7 @@ def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
     assert found.sentence.startswith(
-        "Skips cost no robustness to noise: networks tolerate 1.00 times as much on digits."
+        "Skips cost no robustness: with them networks tolerate 1.00 times the noise on digits."
     )
     assert "without skips it does not mitigate collapse reliably" in found.sentence
     assert len(found.sentence.split()) <= 60
@@ -194,11 +194,11 @@ def test_tasks_and_series_are_told_apart() -> None:
     frail = (pl.col("skip") == 1) & (pl.col("multiple") == 4) & noise
     text = made["networks"].with_columns(task=pl.lit("text"), value=pl.when(frail).then(0.6).otherwise("value"))
     sentence = QUESTION.answer(made | {"networks": pl.concat([digits, text])}, both).sentence
-    assert sentence.startswith("Skips cost sometimes much robustness to noise: ")
-    assert "1.00 times as much on digits, 0.60 times as much on text." in sentence
+    assert sentence.startswith("Skips cost sometimes much robustness: ")
+    assert "1.00 times the noise on digits, 0.60 times the noise on text." in sentence
     assert (
-        "A 16-fold MLP multiplies tolerance, at equal width by 1.00 on digits, 1.00 on text, at equal parameters by 0.50, 1.00;"
-        in sentence
+        "A 16-fold MLP multiplies tolerance, at equal width by 1.00 on digits, 1.00 on text, "
+        "at equal parameters by 0.50, 1.00;" in sentence
     )
 
 
@@ -235,11 +235,11 @@ def test_prices_are_judged_by_noise() -> None:
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
     assert QUESTION.answer(skips, MADE_UP).sentence.startswith(
-        "Skips cost much robustness to noise: networks tolerate 0.50"
+        "Skips cost much robustness: with them networks tolerate 0.50"
     )
     little = tables(tolerance_embedding={(0.0, 4): 1.2})
     sentence = QUESTION.answer(little, MADE_UP).sentence
-    assert sentence.startswith("Skips cost little robustness to noise: networks tolerate 0.83")
+    assert sentence.startswith("Skips cost little robustness: with them networks tolerate 0.83")
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 

@@ -199,8 +199,8 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     else:
         much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
         words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
-        by_text = [f"{spread(noise, '.2f')} times as much on {task}" for task, (noise, _) in by_task.items()]
-        skips = f"Skips cost {words} robustness to noise: networks tolerate {', '.join(by_text)}"
+        by_text = [f"{spread(noise, '.2f')} times the noise on {task}" for task, (noise, _) in by_task.items()]
+        skips = f"Skips cost {words} robustness: with them networks tolerate {', '.join(by_text)}"
     helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
