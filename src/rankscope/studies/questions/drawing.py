@@ -2,13 +2,15 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+X = TypeVar("X", int, float)
 
-def seed_band(axes: "Axes", points: Mapping[int, Sequence[float]], label: str, colour: str, **style: Any) -> None:
+
+def seed_band(axes: "Axes", points: Mapping[X, Sequence[float]], label: str, colour: str, **style: Any) -> None:
     """Draw the medians over seeds as a line, and their range as a band.
 
     Args:
