@@ -228,7 +228,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     skips = f"Skips cost {', '.join(told)}" if told else f"What skips pay cannot be told ({'; '.join(untold)})"
     helps = {
         True: "it mitigates collapse", False: "it does not mitigate collapse reliably",
-        None: "tokens collapse at every size" if _collapsed(results) else "its use cannot be judged",
+        None: "all sizes collapse" if _collapsed(results) else "its use cannot be judged",
     }  # fmt: skip
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
@@ -396,7 +396,7 @@ def _skip_price(results: PriceResults, task: str) -> SkipPrice:
         if compared:
             ratios = dict[str, dict[int, list[float]]]()
             for place in SIDES:
-                numbers = {m: results.against(task, *pair, f"tolerance {place}") for m, *pair in compared}
+                numbers = {m: results.against(task, a, b, f"tolerance {place}") for m, a, b in compared}
                 ratios[place] = {m: by_seed for m, by_seed in numbers.items() if by_seed}
             return SkipPrice(task, rival, failed, ratios)
     return SkipPrice(task, 0.0, failed, {place: {} for place in SIDES})
@@ -420,7 +420,14 @@ def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
         else:
             text += f": {price.reason}"
         if ranges := price.ranges(SIDES):
-            text += f" (medians by MLP size, against {SKIPS[price.rival]}: {', '.join(ranges)})"
+            accuracies = [
+                f"{statistics.median(known):.2f}" for skip in (1.0, price.rival)
+                if (known := results.of(task, results.kind(skip), "accuracy"))
+            ]  # fmt: skip
+            text += (
+                f" (medians by MLP size, against {SKIPS[price.rival]}: {', '.join(ranges)}; accuracies of the usual "
+            )
+            text += f"size {' and '.join(accuracies)})"
         texts.append(text)
     return HypothesisVerdict("; ".join(texts), all(judged) if judged and not unmeasured else None)
 
