@@ -176,7 +176,7 @@ def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
 def test_norms_and_whole_layers_are_said_beside_the_two_sides() -> None:
     """Attention and MLPs cancel, norms make tokens alike: whoever reads of both sides alone would not know."""
     found = QUESTION.answer(tables(others={"norms": -0.6, "layer": -0.6}), MADE_UP)
-    models = "Median layers of 4 models: differences/common part"
+    models = "4 models' median layer: differences/common part"
     assert f"{models} ×0.25, attention ×0.50, MLP ×2.00, norms ×0.25." in found.sentence
     assert found.verdicts[TUG].holds is True and "(norms × 0.25, layers in all × 0.25)" in found.verdicts[TUG].ours
     table = found.evidence[0]
@@ -305,7 +305,7 @@ def test_residuals_that_float32_cannot_see_are_not_judged() -> None:
         return QUESTION.answer(made, MADE_UP)
 
     below = found(-40.0, -20.0)  # though it is much more, nobody could see it
-    assert below.verdicts[MITIGATES].holds is None and "without skips all sizes collapse" in below.sentence
+    assert below.verdicts[MITIGATES].holds is None and "without skips all sizes collapse (digits)." in below.sentence
     assert "2 of 2 pairs not judged" in below.verdicts[MITIGATES].ours
     assert found(-40.0, -6.0).verdicts[MITIGATES].holds is True
     assert found(-6.0, -40.0).verdicts[MITIGATES].holds is False

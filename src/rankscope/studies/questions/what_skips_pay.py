@@ -226,9 +226,10 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
         price = _skip_price(results, task)
         (told if price.word else untold).append(price.in_short(bool(told)))
     skips = f"Skips cost {', '.join(told)}" if told else f"What skips pay cannot be told ({'; '.join(untold)})"
+    collapsed = ", ".join(_collapsed(results))
     helps = {
         True: "it mitigates collapse", False: "it does not mitigate collapse reliably",
-        None: "all sizes collapse" if _collapsed(results) else "its use cannot be judged",
+        None: f"all sizes collapse ({collapsed})" if collapsed else "its use cannot be judged",
     }  # fmt: skip
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
@@ -251,7 +252,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
         factors = {part: f"{statistics.median(known):.2f}" if known else "–" for part, known in by_model.items()}
         by_part = ", ".join(f"{title} ×{factors[part]}" for part, title in PULLERS.items())
         count = len(results.models)
-        tug = f" Median layers of {count} models: differences/common part ×{factors['layer']}, {by_part}."
+        tug = f" {count} models' median layer: differences/common part ×{factors['layer']}, {by_part}."
     return f"{skips}. {mlps}.{tug}"
 
 
@@ -317,11 +318,12 @@ def _invisible(results: PriceResults, task: str, series: str) -> list[bool]:
     return [max(pair) < EPS for pair in pairs]
 
 
-def _collapsed(results: PriceResults) -> bool:
-    """True if residuals of all networks without skips that learnt, of which there are some, are below `EPS`."""
+def _collapsed(results: PriceResults) -> list[str]:
+    """The tasks that networks without skips have learnt, if the residuals of all that learnt are below `EPS`."""
     without = [kind for kind in kinds(results.sizes) if kind.skip == 0]
     learnt = [pair for pair in product(results.sizes.tasks, without) if results.learnt(*pair)]
-    return bool(learnt) and all(log < EPS for pair in learnt for log in results.of(*pair, "residual"))
+    below = all(log < EPS for pair in learnt for log in results.of(*pair, "residual"))
+    return list(dict.fromkeys(task for task, _ in learnt)) if below else []
 
 
 def _known(values: Sequence[float]) -> list[float]:
