@@ -1,6 +1,7 @@
 """Lower bounds that mean something: terms against slow references, the answer from made-up tables, a tiny run."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -347,10 +348,11 @@ def verdicts(tables: dict[str, pl.DataFrame]) -> list[bool | None]:
 def test_the_answer_that_was_expected() -> None:
     answer = study.answer(made_tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
-    assert "in 7 of 7 trained networks with skips that learnt, " in answer.sentence
-    assert "Branch sizes prove none of 7 (7 of 7 fresh), weight norms none" in answer.sentence
-    assert f"with “{QUARTER}” (pre) sizes prove every seed, at a loss 0.0" in answer.sentence
-    assert answer.sentence.endswith(" nats higher.")
+    assert (
+        "on an input" in answer.sentence and "in 7 of 7 trained networks with skips, 2 times too low" in answer.sentence
+    )
+    assert "Branch sizes prove none (7 of 7 fresh), weight norms none" in answer.sentence
+    assert f"with {QUARTER} (pre-norm, rate 0.005) sizes prove every seed, for 0.0" in answer.sentence
     assert "+0.01 (+0.01 to +0.02)" in answer.verdicts[5].ours or "+0.02 (+0.01 to +0.02)" in answer.verdicts[5].ours
     assert "from step" in answer.verdicts[1].ours and "6 of 6" in answer.verdicts[1].ours
     assert len(answer.sentence.split()) <= 60
@@ -432,7 +434,7 @@ def test_networks_that_did_not_learn_are_counted_and_left_out() -> None:
         loss=pl.when(post).then(2.9).otherwise("loss"), mlp_lost=pl.when(post).then(9.0).otherwise("mlp_lost")
     )
     answer = study.answer({"layers": idle}, QUICK)
-    assert "6 of 6 trained networks with skips that learnt, " in answer.sentence
+    assert "6 of 6 trained networks with skips, " in answer.sentence
     assert any("post, 4 layers (1 of 2 seeds)" in note for note in answer.notes)
     ladder, _, parts, _ = answer.evidence
     assert ["post, 4 layers", "trained; 1 of 2 did not learn"] in [row[:2] for row in ladder.rows]
@@ -441,21 +443,127 @@ def test_networks_that_did_not_learn_are_counted_and_left_out() -> None:
     assert any("post, 4 layers (1 of 2 seeds)" in note for note in study.answer({"layers": diverged}, QUICK).notes)
 
 
-def test_each_change_is_judged_at_its_best_rate_and_one_that_diverges_at_no_rate() -> None:
+def at_rate(rate: float, losses: Sequence[float], change: str = QUARTER, **numbers: Any) -> list[dict[str, Any]]:
+    """Trained pre-norm networks of one change and rate, with a loss for each seed."""
+    depth = 1 if change == ONE_LAYER else 4
+    return [
+        row for seed, loss in enumerate(losses)
+        for row in rows_of("pre", "trained", change=change, rate=rate, seed=seed, loss=loss, depth=depth, **numbers)
+    ]  # fmt: skip
+
+
+def made_with(*rows: list[dict[str, Any]], without: str = "") -> pl.DataFrame:
+    """The made-up table with further networks, and without those of a change."""
+    table = made_tables()["layers"].filter(pl.col("change") != without)
+    return pl.DataFrame([*table.rows(named=True), *(row for part in rows for row in part)], schema=SCHEMA)
+
+
+def test_costs_are_against_unchanged_networks_at_their_best_rate_and_a_rate_that_diverges_is_none() -> None:
     sizes = replace(QUICK, rates=(QUICK.rates[0], 1e-2))
-    rows = [*made_tables()["layers"].rows(named=True)]
-    rows += rows_of("pre", "trained", change=QUARTER, loss=1.5, rate=1e-2)
-    rows += rows_of("pre", "trained", change=QUARTER, loss=math.nan, rate=1e-2, seed=1)
-    rows += [row for seed in (0, 1) for row in rows_of("pre", "trained", seed=seed, loss=1.9, rate=1e-2)]
-    tried = study.changes(pl.DataFrame(rows, schema=SCHEMA), sizes)
-    row = tried.filter(change=QUARTER).row(0, named=True)
-    assert row["rate"] == QUICK.rates[0] and row["seeds"] == row["proved"] == 2
-    assert tried.filter(change=NONE)["rate"][0] == 1e-2
-    assert tried.filter(change=NONE)["at_end"][0] and not tried.filter(change=ONE_LAYER)["at_end"][0]  # one was tried
-    rows += [row for seed in (0, 1) for row in rows_of("pre", "trained", seed=seed, loss=1.95, rate=2e-2)]
-    inside = study.changes(pl.DataFrame(rows, schema=SCHEMA), replace(sizes, rates=(*sizes.rates, 2e-2)))
-    assert inside.filter(change=NONE)["rate"][0] == 1e-2 and not inside.filter(change=NONE)["at_end"][0]
+    table = made_with(at_rate(1e-2, (1.5, math.nan)), at_rate(1e-2, (1.9, 1.9), NONE, sizes=-3.0))
+    tried = study.changes(table, sizes)
+    row = tried.filter(pl.col("shown"), change=QUARTER).row(0, named=True)
+    assert row["rate"] == QUICK.rates[0] and row["seeds"] == row["proved"] == 2 and row["best"]
     assert row["cost"] == pytest.approx(2.015 - 1.9) and row["cost_most"] == pytest.approx(2.02 - 1.9)
+    base = tried.filter(pl.col("shown"), change=NONE).row(0, named=True)
+    assert base["rate"] == 1e-2 and base["at_end"] and base["cost"] == 0
+    assert not tried.filter(change=ONE_LAYER)["at_end"][0]  # one was tried
+    wider = pl.concat([table, pl.DataFrame(at_rate(2e-2, (1.95, 1.95), NONE, sizes=-3.0), schema=SCHEMA)])
+    inside = study.changes(wider, replace(sizes, rates=(*sizes.rates, 2e-2))).filter(pl.col("best"), change=NONE)
+    assert inside["rate"][0] == 1e-2 and not inside["at_end"][0]
+
+
+def test_the_price_is_that_of_the_cheapest_change_and_rate_that_prove_every_seed() -> None:
+    """Quarters prove at the lower rate alone, at a higher loss; skips of 1.5 prove at both, and cost more."""
+    skips, high, low = "skips of weight 1.5", QUICK.rates[0], 1e-4
+    table = made_with(
+        at_rate(high, (2.0, 2.01), sizes=-2.5), at_rate(low, (2.05, 2.06)), at_rate(high, (2.07, 2.08), skips),
+        at_rate(low, (2.3, 2.3), skips), without=QUARTER,
+    )  # fmt: skip
+    sizes = replace(QUICK, rates=(high, low))
+    tried = study.changes(table, sizes)
+    shown = tried.filter(pl.col("shown"))
+    assert {row["change"]: row["rate"] for row in shown.iter_rows(named=True)} == {
+        NONE: high, QUARTER: low, skips: high, ONE_LAYER: high,
+    }  # fmt: skip
+    answer = study.answer({"layers": table}, sizes)
+    verdict = answer.verdicts[5]
+    assert verdict.holds is True and f"{QUARTER} (pre-norm, rate 0.0001): +0.0" in verdict.ours
+    assert f"with {QUARTER} (pre-norm, rate 0.0001) sizes prove every seed" in answer.sentence
+    cells = {row[1]: row[2] for row in answer.evidence[-1].rows}
+    assert cells[QUARTER] == "0.0001 (cheapest proof, end of those tried)"
+    assert cells[skips] == "0.005 (cheapest proof, lowest loss, end of those tried)"
+    panel = study.draw({"layers": table}, sizes)[QUESTION.name].axes[3]
+    heights = {float(line.get_xydata()[0, 1]) for line in panel.lines if line.get_marker() == "o"}  # type: ignore[index,arg-type]
+    assert heights == {-3.0, -1.0, -1.5}  # no mark is at -2.5, where the lowest loss of quarters is
+    dear = [row | {"loss": 2.2} if row["rate"] == low else row for row in table.rows(named=True)]
+    beside = study.answer({"layers": pl.DataFrame(dear, schema=SCHEMA)}, sizes).verdicts[5]
+    assert beside.holds is True and beside.ours.startswith(f"{skips} (pre-norm, rate 0.005)")
+    none_proves = table.with_columns(sizes=pl.when(pl.col("rate") == low).then(-4.0).otherwise("sizes"))
+    worse = none_proves.with_columns(loss=pl.when(pl.col("change") == skips).then(2.2).otherwise("loss"))
+    assert study.answer({"layers": worse}, sizes).verdicts[5].holds is False  # dear
+    torn = pl.when((pl.col("change") == skips) & (pl.col("seed") == 1)).then(2.2).otherwise("loss")
+    assert study.answer({"layers": none_proves.with_columns(loss=torn)}, sizes).verdicts[5].holds is None
+
+
+def test_a_lower_rate_alone_is_a_change_of_training() -> None:
+    table = made_with(at_rate(1e-4, (2.005, 2.005), NONE))
+    sizes = replace(QUICK, rates=(QUICK.rates[0], 1e-4))
+    answer = study.answer({"layers": table}, sizes)
+    assert answer.verdicts[5].holds is True and "with no other change (pre-norm, rate 0.0001)" in answer.sentence
+    rates = [row[2] for row in answer.evidence[-1].rows if row[1] == NONE]
+    assert len(rates) == 2 and any("lowest loss" in rate for rate in rates)  # what others are compared with is shown
+
+
+def test_the_table_of_changes_says_how_many_rates_are_ends_of_the_grid() -> None:
+    single = study.answer(made_tables(), QUICK).evidence[-1]
+    assert "grid" not in single.title and "grid" not in single.note
+    sizes = replace(QUICK, rates=(1e-4, QUICK.rates[0], 1e-2))
+    others = [at_rate(rate, (2.5, 2.5), change) for rate in (1e-4, 1e-2) for change in (NONE, QUARTER, ONE_LAYER)]
+    inside = study.answer({"layers": made_with(*others)}, sizes).evidence[-1]
+    assert inside.title.endswith("else at the best of 3, an end of the grid for 0 of 3")
+    better = at_rate(3e-2, (1.9, 1.9), NONE, sizes=-3.0)
+    assert "for 1 of 3" in study.answer({"layers": made_with(*others, better)}, sizes).evidence[-1].title
+    ends = [at_rate(1e-4, (2.5, 2.5), change) for change in (NONE, QUARTER, ONE_LAYER)]
+    table = study.answer({"layers": made_with(*ends)}, sizes).evidence[-1]
+    assert table.title.endswith("an end of the grid for all 3") and "for all 3 changes" in table.note
+
+
+def test_the_answer_names_where_direction_fails() -> None:
+    table = made_tables()["layers"]
+    assert "post-norm, 4 layers" not in study.answer({"layers": table}, QUICK).sentence
+    trained = pl.col("stage") == "trained"
+    one = trained & (pl.col("kind") == "post") & (pl.col("seed") == 1)
+    failing = table.with_columns(direction=pl.when(one).then(-2.5).otherwise("direction"))
+    answer = study.answer({"layers": failing}, QUICK)
+    assert "in 6 of 7 trained networks with skips (post-norm, 4 layers: 1 of 2)" in answer.sentence
+    assert "(post-norm, 4 layers: 1 of 2)" in answer.verdicts[2].ours
+    many = table.with_columns(direction=pl.when(trained).then(-2.5).otherwise("direction"))
+    sentence = study.answer({"layers": many}, QUICK).sentence
+    assert "in none of 7" in sentence and "pre-norm, 4 layers: 0 of 2" in sentence and "2 more kinds" in sentence
+
+
+def test_shares_lost_in_mlps_are_told_by_kind() -> None:
+    table = made_tables()["layers"]
+    at_hand = table.with_columns(mlp_lost=pl.when(pl.col("kind") == "at hand").then(0.18).otherwise("mlp_lost"))
+    ours = study.answer({"layers": at_hand}, QUICK).verdicts[3].ours
+    assert "2 post-norm 71%" in ours and "1 models at hand 90%" in ours
+
+
+def test_seeds_that_did_not_learn_are_left_out_of_curves_over_training() -> None:
+    table = made_tables()["layers"]
+    post = (pl.col("kind") == "post") & (pl.col("seed") == 1)
+    low = table.with_columns(
+        loss=pl.when(post & (pl.col("stage") == "trained")).then(2.9).otherwise("loss"),
+        direction=pl.when(post).then(-4.0).otherwise("direction"),
+    )
+    axes = study.draw({"layers": low}, QUICK)[QUESTION.name].axes[1]
+    assert axes.get_title(loc="left").startswith("4 layers")
+    lines = {line.get_label(): line for line in axes.lines}
+    assert {*lines["post"].get_ydata()} == {-0.5}  # type: ignore[arg-type]
+    skipless = table.with_columns(loss=pl.when(pl.col("kind") == SKIPLESS).then(2.9).otherwise("loss"))
+    labels = [line.get_label() for line in study.draw({"layers": skipless}, QUICK)[QUESTION.name].axes[1].lines]
+    assert f"{SKIPLESS} (did not learn)" in labels
 
 
 def test_the_step_from_which_on_sizes_prove_nothing() -> None:
@@ -482,7 +590,8 @@ def test_made_up_tables_are_drawn() -> None:
     silent = made_tables()["layers"].with_columns(sizes=pl.lit(-math.inf))  # every change proves nothing
     drawn = study.draw({"layers": silent}, QUICK)[QUESTION.name].axes[3]
     heights = [float(line.get_xydata()[0, 1]) for line in drawn.lines if line.get_marker() == "o"]  # type: ignore[index,arg-type]
-    assert len({*heights}) == len(heights) == 3 and drawn.get_ylim()[0] < min(heights) < study.FLOOR_DRAWN
+    assert len(heights) == 3 and len({*heights}) == 1  # a height would look like a value
+    assert drawn.get_ylim()[0] < heights[0] < study.FLOOR_DRAWN
 
 
 def test_a_full_run_is_cut_into_many_parts() -> None:

@@ -16,6 +16,7 @@ from rankscope.errors import SourceError
 from rankscope.studies.questions import skip_networks as networks
 from rankscope.studies.questions import what_skips_pay as study
 from rankscope.studies.questions.branch_gains import branch_numbers
+from rankscope.studies.questions.question import StudyAnswer
 from rankscope.studies.questions.skip_networks import LAYERS, NETWORKS, NetworkKind, PriceSizes
 from rankscope.studies.questions.what_skips_pay import FULL, QUESTION
 from rankscope.studies.study import Setup
@@ -113,7 +114,7 @@ def test_mlps_of_every_size_start_equally_strong_and_a_gain_multiplies_them() ->
 # ---- The answer from made-up tables
 
 
-def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
+def tables(models: bool = True, sizes: PriceSizes = MADE_UP, **changes: Any) -> dict[str, pl.DataFrame]:
     """Networks that have all learnt and do not differ, but for what is given: numbers by (skip, multiple), such as
     `residual={(0.0, 16): -1.0}`, or of a part by (part, share)."""
     usual = {"accuracy": 0.8, "chance": 0.1, "residual": -2.0, "tolerance embedding": 1.0, "tolerance inputs": 1.0,
@@ -121,7 +122,7 @@ def tables(models: bool = True, **changes: Any) -> dict[str, pl.DataFrame]:
              "growth": 0.1, "jacobian differences": 0.0, "jacobian common": 0.0, "parameters": 1000.0}  # fmt: skip
     inner = {"differences": -0.5, "common": 0.0, "stream": -0.5, "bound": 1.0, "steepest": 0.5}
     rows = []
-    for kind in networks.kinds(MADE_UP):
+    for kind in networks.kinds(sizes):
         for seed in range(MADE_UP.seeds):
             for share in MADE_UP.shares:
                 label = ("digits", *kind, 1e-3, seed, share)
@@ -157,7 +158,7 @@ def test_networks_that_do_not_differ_pay_nothing() -> None:
     found = QUESTION.answer(tables(), MADE_UP)
     assert [verdict.holds for verdict in found.verdicts] == [True, True, False, False, False, False, False]
     assert found.sentence.startswith(
-        "Skips cost no robustness: with them networks tolerate 1.00 times the noise on digits."
+        "Skips cost no robustness on digits (1.00 times the embedding noise over MLP sizes, 1.00 on pixels). "
     )
     assert "without skips it does not mitigate collapse reliably" in found.sentence
     assert len(found.sentence.split()) <= 60
@@ -175,13 +176,14 @@ def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
 def test_norms_and_whole_layers_are_said_beside_the_two_sides() -> None:
     """Attention and MLPs cancel, norms make tokens alike: whoever reads of both sides alone would not know."""
     found = QUESTION.answer(tables(others={"norms": -0.6, "layer": -0.6}), MADE_UP)
-    assert "by 0.25: attention 0.50, MLP 2.00, norms 0.25." in found.sentence
+    models = "4 models' median layer: differences/common part"
+    assert f"{models} ×0.25, attention ×0.50, MLP ×2.00, norms ×0.25." in found.sentence
     assert found.verdicts[TUG].holds is True and "(norms × 0.25, layers in all × 0.25)" in found.verdicts[TUG].ours
     table = found.evidence[0]
     by_heading = dict(zip(table.headings, table.rows[0], strict=True))
     assert (by_heading["both norms: stream"], by_heading["layer: stream"]) == ("0.25", "0.25")
     absent = QUESTION.answer(tables(others={}), MADE_UP)  # not measured is not a factor of one
-    assert "by –: attention 0.50, MLP 2.00, norms –." in absent.sentence
+    assert f"{models} ×–, attention ×0.50, MLP ×2.00, norms ×–." in absent.sentence
 
 
 def test_tasks_and_series_are_told_apart() -> None:
@@ -194,12 +196,9 @@ def test_tasks_and_series_are_told_apart() -> None:
     frail = (pl.col("skip") == 1) & (pl.col("multiple") == 4) & noise
     text = made["networks"].with_columns(task=pl.lit("text"), value=pl.when(frail).then(0.6).otherwise("value"))
     sentence = QUESTION.answer(made | {"networks": pl.concat([digits, text])}, both).sentence
-    assert sentence.startswith("Skips cost sometimes much robustness: ")
-    assert "1.00 times the noise on digits, 0.60 times the noise on text." in sentence
-    assert (
-        "A 16-fold MLP multiplies tolerance, at equal width by 1.00 on digits, 1.00 on text, "
-        "at equal parameters by 0.50, 1.00;" in sentence
-    )
+    assert sentence.startswith("Skips cost no robustness on digits (1.00 times the embedding noise over MLP sizes, ")
+    assert "), sometimes much on text (0.60–1.00, " in sentence
+    assert "16-fold MLPs tolerate ×1.00 (digits), ×1.00 (text) at equal width, ×0.50, ×1.00 at equal param" in sentence
 
 
 def test_rates_are_shown_and_those_at_an_end_are_counted() -> None:
@@ -210,6 +209,16 @@ def test_rates_are_shown_and_those_at_an_end_are_counted() -> None:
     found = QUESTION.answer(made | {"networks": made["networks"].with_columns(rate=inner)}, sizes)
     ends = sum(kind.multiple != 16 for kind in kinds)
     assert f"{ends} of {len(kinds)} kinds of networks chose an end of the grid" in found.notes[-1]
+    assert (
+        "digits with no skips 3 of 5 (0.001, the least); digits with skips 3 of 5 (0.001, the least)."
+        in found.notes[-1]
+    )
+    skipless = pl.when(pl.col("skip") == 0).then(1e-2).otherwise(3e-3)
+    apart = QUESTION.answer(made | {"networks": made["networks"].with_columns(rate=skipless)}, sizes)
+    assert "compared at different rates" in apart.notes[-1] and "compared at" not in found.notes[-1]
+    assert "0.003 with skips, 0.01 with no skips" in apart.notes[-1]
+    column = apart.evidence[1].headings.index("rate")
+    assert {(row[0], row[column]) for row in apart.evidence[1].rows} == {("0", "0.01 (end)"), ("1", "0.003")}
     table = found.evidence[1]
     rates = {
         row[table.headings.index("rate")] for row in table.rows if row[table.headings.index("MLP in widths")] == "16"
@@ -229,17 +238,23 @@ def test_a_larger_mlp_mitigates_where_it_keeps_twice_as_much_with_every_seed() -
 def test_prices_are_judged_by_noise() -> None:
     dear = tables(tolerance_embedding={(1.0, 16): 0.6})
     assert verdicts(dear)[COSTS] is True and verdicts(dear)[STEPS] is False
-    told = "A 16-fold MLP multiplies tolerance, at equal width by 0.60 on digits, at equal parameters by 0.60;"
+    told = "16-fold MLPs tolerate ×0.60 (digits) at equal width, ×0.60 at equal parameters;"
     assert told in QUESTION.answer(dear, MADE_UP).sentence
     assert verdicts(tables(tolerance_gradient={(1.0, 16): 0.1}))[STEPS] is True
     skips = tables(tolerance_embedding={(0.0, 4): 2.0}, growth={(1.0, 4): 0.5})
     assert verdicts(skips)[SKIPS] is True
-    assert QUESTION.answer(skips, MADE_UP).sentence.startswith(
-        "Skips cost much robustness: with them networks tolerate 0.50"
+    sentence = QUESTION.answer(skips, MADE_UP).sentence
+    assert sentence.startswith("Skips cost sometimes much robustness on digits (0.50–1.00 times")
+    everywhere = {(0.0, multiple): 2.0 for multiple in MADE_UP.multiples}
+    much = QUESTION.answer(tables(tolerance_embedding=everywhere, tolerance_inputs=everywhere), MADE_UP).sentence
+    assert much.startswith(
+        "Skips cost much robustness on digits (0.50 times the embedding noise over MLP sizes, 0.50 on"
     )
-    little = tables(tolerance_embedding={(0.0, 4): 1.2})
+    little = tables(tolerance_inputs={(0.0, 4): 1.2})  # at one size, and on pixels alone
     sentence = QUESTION.answer(little, MADE_UP).sentence
-    assert sentence.startswith("Skips cost little robustness: with them networks tolerate 0.83")
+    assert (
+        sentence.startswith("Skips cost little robustness on digits (1.00 times") and "0.83–1.00 on pixels" in sentence
+    )
     short = tables(tolerance_embedding={(0.0, 4): 2.0})
     assert verdicts(short)[SKIPS] is False  # tokens do not grow
 
@@ -260,10 +275,62 @@ def test_networks_that_did_not_learn_are_not_judged() -> None:
     assert "nan" not in found.verdicts[SKIPS].ours and "not learnt" in found.verdicts[MITIGATES].ours
 
 
-def test_the_sentence_says_which_networks_did_not_learn() -> None:
+def test_the_answer_says_which_networks_did_not_learn() -> None:
     for skip, said in ((1.0, "not learnt with skips"), (0.0, "not learnt without skips")):
-        found = QUESTION.answer(tables(accuracy={(skip, 4): 0.15}, growth={(1.0, 4): 0.5}), MADE_UP)
+        none = {(skip, multiple): 0.15 for multiple in MADE_UP.multiples}
+        found = QUESTION.answer(tables(accuracy=none, growth={(1.0, 4): 0.5}), MADE_UP)
         assert found.verdicts[SKIPS].holds is None and said in found.sentence and said in found.verdicts[SKIPS].ours
+        usual = QUESTION.answer(tables(accuracy={(skip, 4): 0.15}, tolerance_embedding={(skip, 4): 9.0}), MADE_UP)
+        assert usual.verdicts[SKIPS].holds is None and said in usual.verdicts[SKIPS].ours
+        assert "(1.00 times the embedding noise over MLP sizes" in usual.sentence  # of sizes that were learnt
+
+
+def test_half_skips_stand_in_where_no_network_without_skips_has_learnt() -> None:
+    sizes = replace(MADE_UP, half_skips=(1, 4))
+    poor = {(0.0, multiple): 0.15 for multiple in sizes.multiples}
+    numbers = {(0.5, 1): 1.25, (0.5, 4): 1.0, (0.0, 4): 9.0}
+    found = QUESTION.answer(tables(sizes=sizes, accuracy=poor, tolerance_embedding=numbers), sizes)
+    assert found.sentence.startswith(
+        "Skips cost little robustness on digits (0.80–1.00 against skips of weight 0.5 over MLP sizes, 1.00 on pixels)"
+    )
+    verdict = found.verdicts[SKIPS]
+    assert verdict.holds is None and "not learnt without skips" in verdict.ours
+    assert "against skips of weight 0.5: 0.80–1.00 at the embedding, 1.00 on pixels" in verdict.ours
+    assert "against no skips" in QUESTION.answer(tables(sizes=sizes), sizes).verdicts[SKIPS].ours
+
+
+def test_residuals_that_float32_cannot_see_are_not_judged() -> None:
+    def found(small: float, large: float) -> StudyAnswer:
+        made = tables(residual={(0.0, 1): small, (0.0, 4): min(small, large), (0.0, 16): large})
+        return QUESTION.answer(made, MADE_UP)
+
+    below = found(-40.0, -20.0)  # though it is much more, nobody could see it
+    assert below.verdicts[MITIGATES].holds is None and "without skips all sizes collapse (digits)." in below.sentence
+    assert "2 of 2 pairs not judged" in below.verdicts[MITIGATES].ours
+    assert found(-40.0, -6.0).verdicts[MITIGATES].holds is True
+    assert found(-6.0, -40.0).verdicts[MITIGATES].holds is False
+    assert found(-6.8, -6.7).verdicts[MITIGATES].holds is False and found(-7.0, -6.93).verdicts[MITIGATES].holds is None
+    assert "collapse" not in found(-40.0, -6.0).sentence.replace("mitigates collapse", "")
+
+
+def test_one_seed_that_fails_refutes_what_is_said_of_every_seed() -> None:
+    made = tables(residual={(0.0, 16): -40.0, (0.0, 1): -40.0})
+    seen = (pl.col("seed") == 1) & (pl.col("quantity") == "residual") & (pl.col("skip") == 0)
+    one = made["networks"].with_columns(value=pl.when(seen).then(-2.0).otherwise("value"))
+    assert verdicts(made)[MITIGATES] is None and verdicts(made | {"networks": one})[MITIGATES] is False
+    kept = seen & (pl.col("multiple") == 16)  # one seed for it, the other cannot be seen
+    some = one.with_columns(value=pl.when(kept).then(-1.0).otherwise("value"))
+    assert verdicts(made | {"networks": some})[MITIGATES] is None
+
+
+def test_networks_that_did_not_learn_are_drawn_pale_or_not_at_all() -> None:
+    poor = {(0.0, multiple): 0.15 for multiple in MADE_UP.multiples}
+    for accuracy, count in (({}, 0), (poor, 3)):
+        *_, residuals, noise = QUESTION.draw(tables(accuracy=accuracy), MADE_UP)[QUESTION.name].axes
+        pale = [line for line in residuals.lines if line.get_alpha() is not None and len(line.get_xdata())]  # type: ignore[arg-type]
+        assert max((len(line.get_xdata()) for line in pale), default=0) == count  # type: ignore[arg-type]
+        drawn = {line.get_color() for line in noise.lines if len(line.get_xdata())}  # type: ignore[arg-type]
+        assert len(drawn) == (1 if count else 2) and "linear to ±1" in residuals.get_ylabel()
 
 
 def test_numbers_that_could_not_be_measured_leave_a_hypothesis_open() -> None:

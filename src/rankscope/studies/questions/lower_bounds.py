@@ -9,7 +9,7 @@ sizes alone, proves something, and the loss is compared with that of a shallower
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -34,7 +34,7 @@ from rankscope.studies.questions.bound_networks import (
 from rankscope.studies.questions.bound_terms import PARTS, RUNGS, TERMS
 from rankscope.studies.questions.norm_experiments import HELD
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
-from rankscope.studies.questions.summaries import spread
+from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
 LOOSEST = 0.25  # Decades a layer by which the bound that knows directions may be below the measurement
@@ -42,7 +42,9 @@ MOST, FEWEST = 0.9, 0.1  # Shares of networks that count as nearly all, and as n
 LEARNT = 0.3  # Nats below a guess by frequencies, from which on a network has learnt
 COST = 0.1  # Nats that a change may cost
 FLOOR_DRAWN = -6.0  # log10 below which bounds, and those that say nothing, are drawn in a grey band
-BAND, APART = 0.9, 0.15  # Decades of a figure that the grey band takes, and that marks in it are apart at least
+BAND = 0.9  # Decades of a figure that the grey band takes
+OTHERS = {"untouched": "untouched", "lambda": "lambda-skip"}  # Columns of theorems beside the ladder
+KINDS = {"pre": "pre-norm", "post": "post-norm", "at hand": "models at hand"}  # Names of kinds that say too little
 WITH_SKIPS = pl.col("kind") != SKIPLESS
 CHANGED = (
     "One network of each kind had been seen (sizes and directions after its last layer) before thresholds were fixed. "
@@ -55,7 +57,10 @@ CHANGED = (
     "hypothesis on networks without skips is new, since that of before (“no bound says anything”) could not fail: the "
     "theorems by size and direction ask for a skip; a change is cheap, or cheaper than a shallower network, only if it "
     "is so with every seed, and “cannot be told” where seeds disagree; networks that did not learn are left out of all "
-    "that is said of trained ones."
+    "that is said of trained ones. Changed after the full run of 18 November 2026: the price of a proof is that of the "
+    "cheapest change and rate under which sizes prove every seed. Rates had been chosen by loss alone before proofs "
+    "were looked at, which threw cheaper proofs away: a lower rate makes branches smaller, and is itself a change of "
+    "training. The answer says where direction fails."
 )
 
 
@@ -161,7 +166,8 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
     right = int((margins >= 0).sum())
     notes = [
         f"{sizes.seeds} seeds of each network that is followed, {sizes.change_seeds} of each change and rate; "
-        f"{sizes.samples} held-out samples, {sizes.texts} of each model at hand: bounds are of all of them.",
+        f"{sizes.samples} held-out samples, {sizes.texts} of each model at hand: bounds are of all of them. The "
+        "cheapest change and rate are chosen on the seeds of which they are told.",
         CHANGED,
         f"Factors measured on other samples: the product of the least |w + a| n of all other samples is below the "
         f"residual of a sample in {right} of {len(margins)} trained networks with skips. That is no proof.",
@@ -175,12 +181,7 @@ def answer(tables: Tables, sizes: BoundSizes) -> StudyAnswer:
         ),
         *([f"Not at hand where this was run: {', '.join(absent)}."] if absent else []),
     ]
-    evidence = [
-        _ladder_table(ends),
-        _steps_table(plain),
-        _terms_table(plain),
-        _change_table(tried, sorted(sizes.rates)),
-    ]
+    evidence = [_ladder_table(ends), _steps_table(plain), _terms_table(plain), _change_table(tried)]
     return StudyAnswer(_sentence(fresh, trained, tried), verdicts, evidence, notes)
 
 
@@ -195,18 +196,41 @@ def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame) -
     if not len(trained):
         return "It cannot be told: no network with skips has learnt."
     known, small, by_weights = (_count(trained, rung) for rung in ("direction", "sizes", "weights"))
-    loose = spread(trained["loose"].drop_nulls().to_list(), ".2f")
+    failing = _failing(trained)
     sentence = (
-        f"On each input read, the direction of branches proves tokens apart (relative mu ≥ {10**HELD:g}) in "
-        f"{known or 'none'} of {len(trained)} trained networks with skips that learnt, {loose} decades below the "
-        f"measurement. Branch sizes prove {small or 'none'} of {len(trained)} "
-        f"({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), weight norms {by_weights or 'none'}"
+        f"Measured on an input, branches' components along token differences prove these ≥{10**HELD:.0%} of token "
+        f"norms in {known or 'none'} of {len(trained)} trained networks with skips"
+        f"{f' ({failing})' if failing else ''}, {spread_of_logs(trained['loose'].drop_nulls().to_list())} times too "
+        f"low. Branch sizes prove {small or 'none'} ({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), "
+        f"weight norms {by_weights or 'none'}"
     )
     best = _mended(tried)
     if best is not None:
-        higher = f"{abs(best['cost']):.2f} nats {'higher' if best['cost'] >= 0 else 'lower'}"
-        sentence += f"; with “{best['change']}” ({best['kind']}) sizes prove every seed, at a loss {higher}"
+        price = f"{abs(best['cost']):.2f} nats{'' if best['cost'] >= 0 else ' less'}"
+        sentence += f"; with {_pair(best)} sizes prove every seed, for {price}"
     return sentence + "."
+
+
+def _failing(trained: pl.DataFrame) -> str:
+    """Where direction does not prove every network apart, and how many it proves there, such as 'post-norm, 12 layers:
+    1 of 3'; the two with the most failures by name. Empty where all are proved."""
+    counts = trained.group_by("network", "kind", maintain_order=True).agg(
+        proved("direction").sum().alias("proved"), pl.len().alias("all")
+    )
+    failures = counts.filter(pl.col("proved") < pl.col("all")).sort(pl.col("proved") - pl.col("all").cast(pl.Int64))
+    texts = [f"{_in_words(row)}: {row['proved']} of {row['all']}" for row in failures.iter_rows(named=True)]
+    return "; ".join([*texts[:2], *([f"{len(texts) - 2} more kinds in part"] if len(texts) > 2 else [])])
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    """The name of a network with its kind in words: 'post-norm, 12 layers'."""
+    return str(row["network"]).replace(row["kind"], KINDS.get(row["kind"], row["kind"]), 1)
+
+
+def _pair(row: Mapping[str, Any]) -> str:
+    """A change with the kind of networks and the rate at which it is judged."""
+    change = "no other change" if row["change"] == NONE else row["change"]
+    return f"{change} ({KINDS.get(row['kind'], row['kind'])}, rate {row['rate']:g})"
 
 
 def _cost(row: dict[str, Any]) -> str:
@@ -250,7 +274,9 @@ def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
     """Whether directions prove every trained network apart, and are tight for nearly all."""
     count = _count(trained, "direction")
     a_layer = (trained["loose"] / trained["depth"]).drop_nulls().to_list()
-    ours = f"{count} of {len(trained)} proved; {spread(a_layer, '.3f')} decades a layer below the measurement"
+    failing = _failing(trained)
+    ours = f"{count} of {len(trained)} proved{f' ({failing})' if failing else ''}; {spread(a_layer, '.3f')} decades a "
+    ours += "layer below the measurement"
     if not len(trained):
         return HypothesisVerdict(ours, None)
     tight = sum(value <= LOOSEST for value in a_layer)
@@ -258,12 +284,17 @@ def _direction_verdict(trained: pl.DataFrame) -> HypothesisVerdict:
 
 
 def _parts_verdict(layers: pl.DataFrame) -> HypothesisVerdict:
-    """Whether MLPs lose most of the decades, network by network."""
-    parts = layers.group_by("network", "seed", maintain_order=True).agg(
+    """Whether MLPs lose most of the decades, network by network; with the share that they lose kind by kind."""
+    parts = layers.group_by("network", "kind", "seed", maintain_order=True).agg(
         attention=pl.sum("attention_lost"), mlp=pl.sum("mlp_lost")
     )
-    shares = (parts["mlp"] / (parts["attention"] + parts["mlp"])).drop_nans().to_list()
-    ours = f"share of the decades that is lost in MLPs: {spread(shares, '.0%')}"
+    parts = parts.with_columns(share=pl.col("mlp") / (pl.col("attention") + pl.col("mlp"))).drop_nans("share")
+    shares = parts["share"].to_list()
+    by_kind = "; ".join(
+        f"{len(rows)} {KINDS.get(str(kind), str(kind))} {spread(rows['share'].to_list(), '.0%')}"
+        for (kind,), rows in parts.group_by("kind", maintain_order=True)
+    )
+    ours = f"share of the decades that is lost in MLPs: {spread(shares, '.0%')}; by kind of network: {by_kind or '–'}"
     if not shares:
         return HypothesisVerdict(ours, None)
     return HypothesisVerdict(ours, sum(share > 0.5 for share in shares) >= MOST * len(shares))
@@ -281,50 +312,63 @@ def _skipless_verdict(rows: pl.DataFrame) -> HypothesisVerdict:
 
 
 def changes(table: pl.DataFrame, sizes: BoundSizes) -> pl.DataFrame:
-    """A row for each kind and change at its best rate: the mean loss and its range, what that costs in the mean and
-    seed by seed, the least that sizes and directions prove of any seed, of how many seeds sizes prove it, and whether
-    the rate is the least or the largest of those tried."""
+    """A row for each kind, change and rate.
+
+    Columns: the mean loss and its range; what it costs, in the mean and seed by seed, against unchanged networks at
+    their rate of the lowest loss; the least that sizes and directions prove of any seed, of how many seeds sizes prove
+    it, and whether of all and networks learn (`proves`); whether the rate has the lowest loss of its change (`best`),
+    is the least or the largest tried (`at_end`), and is the one that a change is shown at (`shown`): the cheapest that
+    proves, or the best where none does. Unchanged networks are shown at their best rate too: all else is compared with
+    them.
+    """
     changed = pl.format("{}, {} layers", "kind", pl.lit(sizes.depths[0]))  # changes are made to the first depth
     ends = table.filter(
         pl.col("layer") == pl.col("depth"), pl.col("network") == changed, pl.col("kind").is_in(sizes.changed),
         pl.col("seed") < sizes.change_seeds, stage="trained",
     ).with_columns(  # a network that diverged has no loss that a mean could leave out
         loss=pl.when(pl.col("loss").is_finite()).then(pl.col("loss").cast(pl.Float64)).otherwise(math.inf)
-    )  # fmt: skip
-    rates = ends.group_by("kind", "change", "rate", maintain_order=True).agg(pl.mean("loss").alias("mean"))
-    least, most = pl.min("rate"), pl.max("rate")
-    at_end = (least < most) & ((pl.first("rate") == least) | (pl.first("rate") == most))
-    by_change = rates.sort("mean").group_by("kind", "change", maintain_order=True)
-    best = by_change.agg(pl.first("rate", "mean"), at_end=at_end)
-    chosen = ends.join(best, on=["kind", "change", "rate"])
-    base = chosen.filter(change=NONE).select("kind", "seed", base="loss")
-    judged = chosen.join(base, on=["kind", "seed"]).with_columns(dearer=pl.col("loss") - pl.col("base"))
-    rows = judged.group_by("kind", "change", maintain_order=True).agg(
-        pl.first("rate", "mean", "at_end"), pl.min("loss").alias("least"), pl.max("loss").alias("most"),
-        pl.first("blind"), pl.mean("dearer").alias("cost"), pl.min("dearer").alias("cost_least"),
-        pl.max("dearer").alias("cost_most"), pl.col("sizes").fill_null(-math.inf).min().alias("bound"),
-        pl.col("direction").fill_null(-math.inf).min(),
+    ).with_columns(mean=pl.mean("loss").over("kind", "change", "rate"))  # fmt: skip
+    unchanged = ends.filter(change=NONE).sort("mean", "rate")
+    first_rate = pl.col("rate") == pl.first("rate").over("kind")
+    base = unchanged.filter(first_rate).select("kind", "seed", base="loss")
+    judged = ends.join(base, on=["kind", "seed"]).with_columns(dearer=pl.col("loss") - pl.col("base"))
+    rows = judged.group_by("kind", "change", "rate", maintain_order=True).agg(
+        pl.first("mean", "blind"), pl.min("loss").alias("least"), pl.max("loss").alias("most"),
+        pl.mean("dearer").alias("cost"), pl.min("dearer").alias("cost_least"), pl.max("dearer").alias("cost_most"),
+        pl.col("sizes").fill_null(-math.inf).min().alias("bound"), pl.col("direction").fill_null(-math.inf).min(),
         pl.median("measured"), proved("sizes").sum().alias("proved"), pl.len().alias("seeds"),
     )  # fmt: skip
-    return rows.sort("kind", pl.col("change").cast(pl.Enum([*CHANGES])))
+    learns = pl.col("mean") < pl.col("blind") - LEARNT
+    least, most = (pick("rate").over("kind", "change") for pick in (pl.min, pl.max))
+    is_first = pl.int_range(pl.len()).over("kind", "change") == 0  # of rows as they are sorted
+    rows = rows.with_columns(
+        learns=learns, proves=learns & (pl.col("proved") == pl.col("seeds")),
+        at_end=(least < most) & ((pl.col("rate") == least) | (pl.col("rate") == most)),
+    ).sort("mean", "rate").with_columns(best=is_first)  # fmt: skip
+    rows = rows.sort(~pl.col("proves"), "mean", "rate").with_columns(shown=is_first | (BASE & pl.col("best")))
+    return rows.sort("kind", pl.col("change").cast(pl.Enum([*CHANGES])), "rate")
+
+
+BASE = pl.col("change") == NONE
+
+
+def _in_want(tried: pl.DataFrame) -> list[str]:
+    """Kinds whose unchanged networks, at their best rate, learn and are not all proved apart by sizes."""
+    return tried.filter(BASE & pl.col("best") & pl.col("learns") & ~pl.col("proves"))["kind"].to_list()
 
 
 def _mended(tried: pl.DataFrame) -> dict[str, Any] | None:
-    """The change of the least cost after which networks learn and sizes prove every seed apart, of kinds of which
-    unchanged ones learn and are not proved. Shallower networks are no change."""
-    learning = tried.filter(pl.col("mean") < pl.col("blind") - LEARNT)
-    all_seeds = pl.col("proved") == pl.col("seeds")
-    broken = learning.filter((pl.col("change") == NONE) & ~all_seeds)["kind"].to_list()
-    candidates = pl.col("kind").is_in(broken) & ~pl.col("change").is_in([NONE, *SHALLOW])
-    proving = learning.filter(candidates & all_seeds).sort("cost")
+    """The change and rate of the least cost under which networks learn and sizes prove every seed apart, of kinds of
+    which unchanged ones learn and are not proved. Another rate is a change; shallower networks are none."""
+    candidates = pl.col("kind").is_in(_in_want(tried)) & ~pl.col("change").is_in(SHALLOW)
+    proving = tried.filter(candidates & pl.col("proves")).sort("cost")
     return proving.row(0, named=True) if len(proving) else None
 
 
 def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
     """Whether some change makes sizes prove every seed apart, cheaply, and cheaper than a shallower network; None where
     costs of seeds are on both sides of what is cheap, or overlap with those of the shallower network."""
-    base = tried.filter(change=NONE)
-    if not len(base.filter((pl.col("proved") < pl.col("seeds")) & (pl.col("mean") < pl.col("blind") - LEARNT))):
+    if not _in_want(tried):
         return HypothesisVerdict("no unchanged network that learnt was in want of it", None)
     best = _mended(tried)
     if best is None:
@@ -333,8 +377,8 @@ def _change_verdict(tried: pl.DataFrame) -> HypothesisVerdict:
         (pl.col("kind") == best["kind"]) & pl.col("change").is_in(SHALLOW) & (pl.col("proved") == pl.col("seeds"))
     )
     shallower = control.sort("cost").row(0, named=True) if len(control) else None
-    ours = f"{best['kind']}, {best['change']}: {_cost(best)} nats; "
-    ours += f"{shallower['change']}, as provable: {_cost(shallower)}" if shallower else "no shallower one is provable"
+    ours = f"{_pair(best)}: {_cost(best)} nats; "
+    ours += f"{_pair(shallower)}, as provable: {_cost(shallower)}" if shallower else "no shallower one is provable"
     least, most = best["cost_least"], best["cost_most"]
     if least > COST or (shallower and shallower["cost_most"] < least):
         return HypothesisVerdict(ours, False)
@@ -359,16 +403,23 @@ def _ladder_table(ends: pl.DataFrame) -> PageTable:
             str(network), f"{stage}; {count} did not learn" if count else str(stage),
             *(_logs(part[name].to_list()) for name in ("measured", *reversed(RUNGS))),
             spread(part["carried"].drop_nulls().to_list(), ".2f"),
-            *(_logs(part[name].to_list()) for name in ("untouched", "lambda")),
             spread(part["rank"].drop_nulls().to_list(), ".0f"),
         ])  # fmt: skip
     return PageTable(
         "After the last layer: log10 of relative mu, and of what is proved of it; median (range) over networks",
         ["network", "", "measured", *(f"by {RUNGS[rung]}" for rung in reversed(RUNGS)), "margin of other samples",
-         "untouched", "lambda-skip", "rank proved"], rows,
-        "*Nothing*: a bound of zero, or a hypothesis that is not met. *Margin of other samples*: decades between a "
-        "sample and the product of the least |w + a| n of all others; below zero that product is wrong of it.",
+         "rank proved"], rows,
+        "*Nothing*: a bound of zero, or a theorem whose conditions are not met. *Margin of other samples*: decades "
+        "between a sample and the product of the least |w + a| n of all others; below zero that product is wrong of "
+        "it. *Rank proved*: the least affine rank of tokens (that of their differences) that `norm-rank` proves. "
+        f"{_beside(shown)}",
     )  # fmt: skip
+
+
+def _beside(shown: pl.DataFrame) -> str:
+    """How many networks are proved apart by two other theorems, which have no column of their own."""
+    counts = [f"`{name}` proves {_count(shown, column) or 'none'}" for column, name in OTHERS.items()]
+    return f"Of {len(shown)} networks {', '.join(counts)} apart."
 
 
 def _leading(part: pl.DataFrame, rung: str) -> list[int]:
@@ -413,23 +464,41 @@ def _terms_table(plain: pl.DataFrame) -> PageTable:
     )  # fmt: skip
 
 
-def _change_table(tried: pl.DataFrame, rates: Sequence[float]) -> PageTable:
+def _change_table(tried: pl.DataFrame) -> PageTable:
     rows = [
-        [row["kind"], row["change"], f"{row['rate']:g}{', end of those tried' if row['at_end'] else ''}",
-         f"{row['mean']:.3f} ({row['least']:.3f}–{row['most']:.3f})",
+        [row["kind"], row["change"], _rate(row), f"{row['mean']:.3f} ({row['least']:.3f}–{row['most']:.3f})",
          _cost(row), f"{row['proved']} of {row['seeds']}", _logs([row["bound"]]),
          _logs([row["direction"]]), _logs([row["measured"]])]
-        for row in tried.iter_rows(named=True)
+        for row in tried.filter(pl.col("shown")).iter_rows(named=True)
     ]  # fmt: skip
+    best = tried.filter(pl.col("best"))
+    rates, at_ends = sorted({*tried["rate"].to_list()}), int(best["at_end"].sum())
+    title, known = "What a proof by sizes costs: each change at its cheapest rate that proves every seed", ""
+    if len(rates) > 1:
+        count = f"all {len(best)}" if at_ends == len(best) else f"{at_ends} of {len(best)}"
+        title += f", else at the best of {len(rates)}, an end of the grid for {count}"
+        known = (
+            f" Rates tried: {', '.join(f'{rate:g}' for rate in rates)}. The rate of the lowest loss is the least or "
+            f"the largest of these for {count} changes, so that no such rate is known to be the best there is, and "
+            "costs, which are against unchanged networks at such a rate, may change with a wider grid."
+        )
     return PageTable(
-        "What a proof by sizes costs: each change at its best learning rate",
+        title,
         ["kind", "change", "rate", "loss", "cost, nats", "seeds proved by sizes", "sizes: log10 share",
          "direction: log10 share", "measured"], rows,
         "Cost: the mean, and its range seed by seed. Bounds after the last layer: the least of all seeds; measured: "
-        "the median. Shallower networks are controls: they have fewer factors to lose. *End of those tried*: no "
-        f"lower, or no higher, rate was tried; another one may be better. Rates tried: "
-        f"{', '.join(f'{rate:g}' for rate in rates)}.",
+        "the median. Shallower networks are controls: they have fewer factors to lose. What strengths of a change "
+        f"between those tried cost is not known.{known}",
     )  # fmt: skip
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    """A rate, and why a change is shown at it."""
+    reasons = [
+        *(["cheapest proof"] if row["proves"] else []), *(["lowest loss"] if row["best"] else []),
+        *(["end of those tried"] if row["at_end"] else []),
+    ]  # fmt: skip
+    return f"{row['rate']:g} ({', '.join(reasons)})"
 
 
 # ---- The figure
@@ -455,11 +524,9 @@ def _band(axes: Axes, rows: pl.DataFrame, x: str, name: str, drop: float = 0.3, 
     axes.plot(curve[x], curve["middle"], linewidth=1.5, **style)
 
 
-def _label_bounds(
-    axes: Axes, title: str, x: str, y: str = "log10 of relative mu", columns: int = 4, band: float = BAND
-) -> None:
+def _label_bounds(axes: Axes, title: str, x: str, y: str = "log10 of relative mu", columns: int = 4) -> None:
     """Labels, the line above which tokens are proved apart, and the grey band, of a panel of bounds."""
-    low = FLOOR_DRAWN - band
+    low = FLOOR_DRAWN - BAND
     axes.axhline(HELD, color="grey", linewidth=0.8)
     axes.axhspan(low, FLOOR_DRAWN, color="grey", alpha=0.15, linewidth=0, zorder=0)
     axes.text(0.99, 0.01, "nothing, or below 1e-6", transform=axes.transAxes, ha="right", va="bottom", fontsize=7,
@@ -486,12 +553,17 @@ def _draw_steps(axes: Axes, plain: pl.DataFrame, sizes: BoundSizes) -> None:
     ends = last_layers(plain.filter(pl.col("step").is_not_null())).with_columns(pl.col("step") + 1)
     for k, kind in enumerate(SETTINGS):
         rows = ends.filter(network=f"{kind}, {sizes.depths[-1]} layers")
-        _band(axes, rows, "step", "direction", 0.15 * (k + 1), color=palette()[k], linestyle="-", label=kind)
+        seeds = learnt(rows.filter(stage="trained"))["seed"].to_list()
+        if seeds:  # of others, as everywhere on the page, nothing is said
+            rows = rows.filter(pl.col("seed").is_in(seeds))
+        label = kind if seeds else f"{kind} (did not learn)"
+        _band(axes, rows, "step", "direction", 0.15 * (k + 1), color=palette()[k], linestyle="-", label=label)
         if kind != SKIPLESS:  # of networks without skips, sizes prove nothing by their formula
             _band(axes, rows, "step", "sizes", 0.15 * (k + 1), color=palette()[k], linestyle="--")
         _band(axes, rows, "step", "measured", color=palette()[k], linestyle=":")
     axes.set_xscale("log")
-    _label_bounds(axes, "Measured (dotted), by direction (solid), by sizes (dashed)", "steps + 1; last layer")
+    title = f"{sizes.depths[-1]} layers: measured (dotted), by direction (solid), by sizes (dashed)"
+    _label_bounds(axes, title, "steps + 1; last layer")
 
 
 def _draw_parts(axes: Axes, plain: pl.DataFrame) -> None:
@@ -513,22 +585,19 @@ def _draw_parts(axes: Axes, plain: pl.DataFrame) -> None:
 
 def _draw_changes(axes: Axes, tried: pl.DataFrame) -> None:
     marks = dict(zip(tried["kind"].unique(maintain_order=True).to_list(), "os", strict=False))
-    shown = tried.filter(pl.col("cost").is_finite())
+    shown = tried.filter(pl.col("shown") & pl.col("cost").is_finite())
     names = shown["change"].unique(maintain_order=True).to_list()
-    below = int((shown["bound"] < FLOOR_DRAWN).sum())
-    band = max(BAND, APART * (below + 1))
-    drops = iter([FLOOR_DRAWN - band * (k + 1) / (below + 1) for k in range(below)])  # one below the other
     for row in shown.iter_rows(named=True):
         colour = palette()[[*CHANGES].index(row["change"]) % len(palette())]
-        bound = row["bound"] if row["bound"] >= FLOOR_DRAWN else next(drops)
+        bound = row["bound"] if row["bound"] >= FLOOR_DRAWN else FLOOR_DRAWN - BAND / 3  # one height: they say nothing
         label = row["change"] if row["change"] in names else None
         names = [name for name in names if name != row["change"]]
         axes.plot([row["cost_least"], row["cost_most"]], [bound, bound], color=colour, linewidth=1.0)
         axes.plot(row["cost"], bound, marks[row["kind"]], markersize=6, linestyle="none", color=colour, label=label,
                   markerfacecolor="white" if row["change"] in SHALLOW else colour)  # fmt: skip
     kinds = ", ".join(f"{shape} {kind}" for shape, kind in zip(("circles", "squares"), marks, strict=False))
-    _label_bounds(axes, f"Changes, the least of all seeds: {kinds}", "cost, nats of held-out loss",
-                  "log10 of relative mu proved by sizes", columns=3, band=band)  # fmt: skip
+    _label_bounds(axes, f"Changes, at their cheapest proof if any: {kinds}", "cost, nats of held-out loss",
+                  "log10 of relative mu proved by sizes", columns=3)  # fmt: skip
 
 
 QUESTION = Question(
@@ -537,8 +606,10 @@ QUESTION = Question(
     why=(
         "Dong et al. (2021) bound the residual from above; that skips keep tokens apart they show by example. "
         "[Certificates](../theory.md) bound it from below on a network and an input, by the size or the direction of "
-        "what branches add. Does that say anything of trained networks, for how much of a training, and what keeps it "
-        "from saying more?"
+        "what branches add. Below, *relative mu* is how much tokens differ from their mean, as a share of their norm: "
+        "‖X − 1x̄ᵀ‖ / ‖X‖. A *decade* is a factor of ten. The *direction* of a branch is its component along the "
+        "differences that are there already. Does that say anything of trained networks, for how much of a training, "
+        "and what keeps it from saying more?"
     ),
     hypotheses=(
         f"Norms of weights prove of no trained network that relative mu is {10**HELD:g} or more after the last layer, "
@@ -563,10 +634,12 @@ QUESTION = Question(
         "of weights bound c by Σ‖(1 − 11ᵀ/n) P‖₂ ‖W_V W_O‖₂ or Lip ‖W₁‖₂ ‖W₂‖₂, times max gain / min sd of a norm "
         "before: a rival that is told more (patterns, lengths) than any bound from weights alone can know. All three "
         "take a norm after the sum as measured.\n\nThe size and direction bounds measure c and a on the input itself. "
-        "They explain why tokens differ there and say nothing about other inputs. Without a skip (w = 0) `certify` has "
+        "They explain why tokens differ there and say nothing about other inputs; the pass that gives c and a gives "
+        "relative mu itself. Without a skip (w = 0) `certify` has "
         "no bound by direction; |a| n is then multiplied here.\n\nModels at hand are read on "
         "texts of their own kind, and with fresh weights (N(0, 0.02)) on the same tokens. Each change is "
-        "trained at every learning rate and judged at its best."
+        "trained at every learning rate and judged at the cheapest that proves every seed, or at its best "
+        "where none does."
     ),
     refuted_by=(
         "Another way to know branches, between sizes and directions, that holds for all inputs of a set (interval or "
@@ -574,5 +647,8 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
     caption="Medians and ranges over seeds. Grey line: a hundredth, above which tokens count as proved apart. Grey "
-            "band: bounds below 1e-6, and those that prove nothing. Open marks: shallower networks.",
+            "band: bounds below 1e-6, and those that prove nothing; heights within it mean nothing. Networks that did "
+            "not learn are left out, but for kinds of which none did. Fourth panel: the least bound of all seeds, each "
+            "change at its cheapest rate that proves them all, else at the rate of the lowest loss; open marks: "
+            "shallower networks.",
 )  # fmt: skip

@@ -51,6 +51,10 @@ PULLS = 1.5  # By how much Lipschitz constants must grow in training
 SAME = {"size": "equal width", "parameters": "equal parameters"}
 PULLERS = {"attention": "attention", "mlp": "MLP", "norms": "norms"}  # Parts of a layer of trained models
 LEARNT = 0.1  # By how much a network must be more accurate than guessing
+EPS = math.log10(2.0**-23)  # Of float32, in which networks are trained: smaller relative residuals make no difference
+SKIPS = {1.0: "skips", 0.5: "skips of weight 0.5", 0.0: "no skips"}
+PALE: dict[str, Any] = {"alpha": 0.45, "markerfacecolor": "white"}  # How networks that did not learn are drawn
+SIDES = {"embedding": "at the embedding", "inputs": "on pixels"}  # Places of random noise
 SEEN = (
     "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
     "with the smallest and the largest MLP on digits), and initial weights were changed because of them: read "
@@ -60,7 +64,12 @@ SEEN = (
     "smaller sizes, as all had been below the first; rates are chosen on tuning seeds. Changed after the quick run "
     "that came then, before another full one: what norms on sums do, and layers as a whole, is measured and shown "
     "beside attention and MLPs, which are judged as before; at full size there are four rates, since each of two was "
-    "an end of the grid; the answer gives each task, equal width and equal parameters by themselves."
+    "an end of the grid; the answer gives each task, equal width and equal parameters by themselves. Changed after the "
+    "full run of 18 November 2026: what skips pay is given over all sizes of MLPs and with noise on pixels, as the "
+    "usual size alone had nearly the largest number; where networks without skips did not learn, skips of weight 0.5 "
+    "stand in for them. Where both residuals are below float32's eps, mitigation is not judged: ratios of what no "
+    "network could see had been counted as failures. A hypothesis of every seed fails with one that fails, though "
+    "numbers of others are missing."
 )
 
 
@@ -178,51 +187,72 @@ def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
     return StudyAnswer(_sentence(results, mitigation), verdicts, evidence, notes)
 
 
+def _at_end(results: PriceResults, rate: float) -> bool:
+    """True if a rate is the least or the largest of several: beyond it a better one may lie."""
+    rates = results.sizes.rates
+    return len(rates) > 1 and rate in (min(rates), max(rates))
+
+
 def _rates_note(results: PriceResults) -> str:
-    """How many kinds of networks chose an end of the grid of rates, beyond which a better one may lie."""
+    """Which kinds of networks chose an end of the grid of rates, and which are compared at different rates."""
     rates = results.sizes.rates
     if len(rates) == 1:
         return f"All networks were trained at one rate, {rates[0]:g}: kinds may differ in how well it suits them."
-    chosen = [
-        rate for task in results.sizes.tasks for kind in kinds(results.sizes) for rate in results.rates(task, kind)
+    chosen = dict[tuple[str, float], list[float]]()
+    for task, kind in product(results.sizes.tasks, kinds(results.sizes)):
+        chosen.setdefault((task, kind.skip), []).extend(results.rates(task, kind))
+    texts, ends_chosen = [], 0
+    for ((task, skip), of_kinds), end in product(chosen.items(), (max(rates), min(rates))):
+        count = of_kinds.count(end)
+        ends_chosen += count
+        side = "largest" if end == max(rates) else "least"
+        texts += [f"{TASKS[task]} with {SKIPS[skip]} {count} of {len(of_kinds)} ({end:g}, the {side})"] if count else []
+    note = f"{ends_chosen} of {sum(map(len, chosen.values()))} kinds of networks chose an end of the grid of rates"
+    note += f": {'; '.join(texts)}." if texts else "."
+    unequal = [
+        f"{TASKS[task]} {' and '.join(f'{rate:g}' for rate in sorted({*with_skips}))} with skips, "
+        f"{' and '.join(f'{rate:g}' for rate in sorted({*others}))} with {SKIPS[skip]}"
+        for (task, skip), others in chosen.items()
+        if skip != 1.0 and {*others} != {*(with_skips := chosen[task, 1.0])}
     ]
-    ends_chosen = sum(rate in (min(rates), max(rates)) for rate in chosen)
-    return f"{ends_chosen} of {len(chosen)} kinds of networks chose an end of the grid of rates."
+    apart = f" What skips pay is compared at different rates, which may be part of it: {'; '.join(unequal)}."
+    return note + (apart if unequal else "")
 
 
 def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     """What skips pay, what larger MLPs pay, and how hard all parts of trained models pull."""
-    by_task, texts = _skip_numbers(results)
-    ratios = [ratio for noise, _ in by_task.values() for ratio in noise]
-    if not ratios or any(map(math.isnan, ratios)):
-        skips = f"What skips pay cannot be told ({'; '.join(texts)})"
-    else:
-        much, none = all(ratio <= 1 / PRICE for ratio in ratios), all(ratio >= 1 for ratio in ratios)
-        words = "much" if much else "no" if none else "little" if min(ratios) > 1 / PRICE else "sometimes much"
-        by_text = [f"{spread(noise, '.2f')} times the noise on {task}" for task, (noise, _) in by_task.items()]
-        skips = f"Skips cost {words} robustness: with them networks tolerate {', '.join(by_text)}"
-    helps = {True: "mitigates collapse", False: "does not mitigate collapse reliably", None: "cannot be judged"}
+    told, untold = list[str](), list[str]()
+    for task in results.sizes.tasks:
+        price = _skip_price(results, task)
+        (told if price.word else untold).append(price.in_short(bool(told)))
+    skips = f"Skips cost {', '.join(told)}" if told else f"What skips pay cannot be told ({'; '.join(untold)})"
+    collapsed = ", ".join(_collapsed(results))
+    helps = {
+        True: "it mitigates collapse", False: "it does not mitigate collapse reliably",
+        None: f"all sizes collapse ({collapsed})" if collapsed else "its use cannot be judged",
+    }  # fmt: skip
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
     for task, series, by_seed, learnt in _by_size(results, 1.0, "tolerance embedding"):
         if learnt and (known := _known(by_seed)):
-            by_series.setdefault(SAME[series], {})[task] = spread(known, ".2f")
+            by_series.setdefault(SAME[series], {})[task] = f"{statistics.median(known):.2f}"
     prices, named = list[str](), list[str]()
     for same, by_task_text in by_series.items():
         known_tasks = [*by_task_text]  # Tasks are named once, where both comparisons have the same ones
-        values = [text if named == known_tasks else f"{text} on {task}" for task, text in by_task_text.items()]
-        prices.append(f"at {same} by {', '.join(values)}")
+        values = [text if named == known_tasks else f"{text} ({task})" for task, text in by_task_text.items()]
+        prices.append(f"×{', ×'.join(values)} at {same}")
         named = known_tasks
-    price = f"multiplies tolerance, {', '.join(prices)}" if prices else "cannot be judged"
-    mlps = f"A {large // small}-fold MLP {price}; without skips it {helps[mitigation.holds]}"
+    price_of_size = f"tolerate {', '.join(prices)}" if prices else "cannot be judged"
+    mlps = f"{large // small}-fold MLPs {price_of_size}; without skips {helps[mitigation.holds]}"
     tug = ""
     if results.models:
         by_model = {
             part: _known([results.middle(name, part) for name in results.models]) for part in (*PULLERS, "layer")
         }
         factors = {part: f"{statistics.median(known):.2f}" if known else "–" for part, known in by_model.items()}
-        by_part = ", ".join(f"{title} {factors[part]}" for part, title in PULLERS.items())
-        tug = f" Trained layers multiply differences by {factors['layer']}: {by_part}."
+        by_part = ", ".join(f"{title} ×{factors[part]}" for part, title in PULLERS.items())
+        count = len(results.models)
+        tug = f" {count} models' median layer: differences/common part ×{factors['layer']}, {by_part}."
     return f"{skips}. {mlps}.{tug}"
 
 
@@ -262,18 +292,38 @@ def _by_size(results: PriceResults, skip: float, quantity: str) -> Iterator[tupl
 
 def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) -> HypothesisVerdict:
     """Whether the largest MLP keeps more of the residual than the smallest, or tolerates less noise: with every seed,
-    at equal width and at equal parameters, on every task that both have learnt; None where a number is missing."""
+    at equal width and at equal parameters, on every task that both have learnt. One that fails refutes it; else None
+    where a number is missing, or both residuals are too small to be judged."""
     texts, judged = [], list[bool | None]()
     residual = quantity == "residual"
     shown = spread_of_logs if residual else partial(spread, form=".2f")
     for task, series, by_seed, learnt in _by_size(results, skip, quantity):
         texts.append(f"{TASKS[task]}, {SAME[series]}: {shown(_known(by_seed))}{'' if learnt else ' (not learnt)'}")
         texts[-1] += f" ({missing} not measured)" if (missing := len(by_seed) - len(_known(by_seed))) else ""
+        invisible = _invisible(results, task, series) if residual else [False] * len(by_seed)
+        if any(invisible):
+            texts[-1] += f" ({sum(invisible)} of {len(invisible)} pairs not judged: both below float32's eps)"
         if learnt:
             passed = [value >= math.log10(KEEPS) if residual else value <= 1 / PRICE for value in by_seed]
-            judged += [None if math.isnan(value) else ok for value, ok in zip(by_seed, passed, strict=True)]
+            open_pairs = [math.isnan(value) or unseen for value, unseen in zip(by_seed, invisible, strict=True)]
+            judged += [None if is_open else ok for is_open, ok in zip(open_pairs, passed, strict=True)]
     ours = f"{lead} by the largest over the smallest: {'; '.join(texts)}"
-    return HypothesisVerdict(ours, all(judged) if judged and None not in judged else None)
+    return HypothesisVerdict(ours, False if False in judged else True if judged and None not in judged else None)
+
+
+def _invisible(results: PriceResults, task: str, series: str) -> list[bool]:
+    """By seed, whether the residuals of the smallest and of the largest MLP without skips are both below `EPS`."""
+    kinds_compared = [results.kind(0.0, multiple, series) for multiple in ends(results.sizes)]
+    pairs = zip(*(results.of(task, kind, "residual") for kind in kinds_compared), strict=True)
+    return [max(pair) < EPS for pair in pairs]
+
+
+def _collapsed(results: PriceResults) -> list[str]:
+    """The tasks that networks without skips have learnt, if the residuals of all that learnt are below `EPS`."""
+    without = [kind for kind in kinds(results.sizes) if kind.skip == 0]
+    learnt = [pair for pair in product(results.sizes.tasks, without) if results.learnt(*pair)]
+    below = all(log < EPS for pair in learnt for log in results.of(*pair, "residual"))
+    return list(dict.fromkeys(task for task, _ in learnt)) if below else []
 
 
 def _known(values: Sequence[float]) -> list[float]:
@@ -281,34 +331,107 @@ def _known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _skip_numbers(results: PriceResults) -> tuple[dict[str, tuple[list[float], list[float]]], list[str]]:
-    """(by task that networks with and without skips have learnt: noise tolerated with skips over that without, and
-    log10 of the growth of tokens with skips; what both are for each task)."""
-    by_task, texts = dict[str, tuple[list[float], list[float]]](), []
-    with_skips, without = results.kind(1.0), results.kind(0.0)
-    for task in results.sizes.tasks:
-        pair = {"with": with_skips, "without": without}.items()
-        failed = [name for name, kind in pair if not results.learnt(task, kind)]
-        if failed:
-            texts.append(f"{TASKS[task]}: not learnt {' nor '.join(failed)} skips")
-            continue
-        noise = results.against(task, with_skips, without, "tolerance embedding")
-        growth = results.of(task, with_skips, "growth")
-        by_task[task] = noise, growth
-        times = spread([10**log for log in growth], ".1f")
-        texts.append(f"{TASKS[task]}: noise {spread(_known(noise), '.2f')} times, tokens {times} times as long")
-    return by_task, texts
+@dataclass(frozen=True)
+class SkipPrice:
+    """What networks with skips tolerate on a task, over what others do: by place of noise and MLP size, by seed."""
+
+    task: str
+    rival: float  # The weight of the others' skips
+    failed: list[str]  # Which of the usual size have not learnt, where there is nothing to compare
+    ratios: dict[str, dict[int, list[float]]]
+
+    @property
+    def word(self) -> str:
+        """How much robustness skips cost, by every seed and size; empty where that cannot be told."""
+        ratios = [ratio for by_size in self.ratios.values() for of_size in by_size.values() for ratio in of_size]
+        if not ratios or any(map(math.isnan, ratios)):
+            return ""
+        if all(ratio >= 1 for ratio in ratios):
+            return "no"
+        if all(ratio <= 1 / PRICE for ratio in ratios):
+            return "much"
+        return "little" if min(ratios) > 1 / PRICE else "sometimes much"
+
+    def ranges(self, places: Mapping[str, str]) -> list[str]:
+        """The least and the largest median over MLP sizes for each place of noise, such as '1.82–2.55 at the
+        embedding'."""
+        texts = []
+        for place, name in places.items():
+            medians = [
+                statistics.median(known) for by_seed in self.ratios[place].values() if (known := _known(by_seed))
+            ]
+            ends_shown = list(dict.fromkeys(f"{end:.2f}" for end in (min(medians), max(medians)))) if medians else []
+            texts += [f"{'–'.join(ends_shown)} {name}".strip()] if ends_shown else []
+        return texts
+
+    def in_short(self, later: bool) -> str:
+        """What the answer says of the task.
+
+        Args:
+            later: Whether the answer has said of another task what is compared.
+        """
+        if not self.word:
+            return f"{TASKS[self.task]}: {self.reason}"
+        lead = f"{self.word}{'' if later else ' robustness'} on {self.task}"
+        first, *others = self.ranges({"embedding": "", "inputs": SIDES["inputs"]})
+        against = f" against {SKIPS[self.rival]}" if self.rival else "" if later else " times the embedding noise"
+        by_size = " over MLP sizes" if not later and len(self.ratios["embedding"]) > 1 else ""
+        return f"{lead} ({', '.join([first + against + by_size, *others])})"
+
+    @property
+    def reason(self) -> str:
+        """Why nothing can be told."""
+        return f"not learnt {' nor '.join(self.failed)} skips" if self.failed else "noise not measured"
+
+
+def _skip_price(results: PriceResults, task: str) -> SkipPrice:
+    """What skips pay on a task at every MLP size of equal width: against no skips, or, where none without skips of
+    these sizes has learnt, against skips of weight 0.5 if there are such networks."""
+    pair = {"with": results.kind(1.0), "without": results.kind(0.0)}.items()
+    failed = [name for name, kind in pair if not results.learnt(task, kind)]
+    for rival in (0.0, 0.5):
+        compared = [
+            (m, results.kind(1.0, m), results.kind(rival, m)) for m in results.sizes.multiples
+            if results.learnt(task, results.kind(1.0, m), results.kind(rival, m))
+            and results.of(task, results.kind(rival, m), "accuracy")
+        ]  # fmt: skip
+        if compared:
+            ratios = dict[str, dict[int, list[float]]]()
+            for place in SIDES:
+                numbers = {m: results.against(task, a, b, f"tolerance {place}") for m, a, b in compared}
+                ratios[place] = {m: by_seed for m, by_seed in numbers.items() if by_seed}
+            return SkipPrice(task, rival, failed, ratios)
+    return SkipPrice(task, 0.0, failed, {place: {} for place in SIDES})
 
 
 def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
-    """Whether networks with skips tolerate less noise than those without, and their tokens grow."""
-    by_task, texts = _skip_numbers(results)
-    holds = all(
-        all(ratio <= 1 / PRICE for ratio in ratios) and all(log >= math.log10(GROWN) for log in growths)
-        for ratios, growths in by_task.values()
-    )
-    measured = by_task and not any(math.isnan(ratio) for ratios, _ in by_task.values() for ratio in ratios)
-    return HypothesisVerdict("; ".join(texts), holds if measured else None)
+    """Whether networks with skips tolerate less noise than those without, and their tokens grow: with every seed, at
+    the usual MLP size, on every task that both have learnt; with what came at other sizes and on pixels."""
+    texts, judged, unmeasured = [], list[bool](), False
+    usual = results.kind(1.0)
+    for task in results.sizes.tasks:
+        price, text = _skip_price(results, task), TASKS[task]
+        if results.learnt(task, usual, results.kind(0.0)):
+            noise = results.against(task, usual, results.kind(0.0), "tolerance embedding")
+            growth = results.of(task, usual, "growth")
+            unmeasured |= any(map(math.isnan, noise))
+            frail, grown = [ratio <= 1 / PRICE for ratio in noise], [log >= math.log10(GROWN) for log in growth]
+            judged.append(all(frail) and all(grown))
+            times = spread([10**log for log in growth], ".1f")
+            text += f": noise {spread(_known(noise), '.2f')} times, tokens {times} times as long"
+        else:
+            text += f": {price.reason}"
+        if ranges := price.ranges(SIDES):
+            accuracies = [
+                f"{statistics.median(known):.2f}" for skip in (1.0, price.rival)
+                if (known := results.of(task, results.kind(skip), "accuracy"))
+            ]  # fmt: skip
+            text += (
+                f" (medians by MLP size, against {SKIPS[price.rival]}: {', '.join(ranges)}; accuracies of the usual "
+            )
+            text += f"size {' and '.join(accuracies)})"
+        texts.append(text)
+    return HypothesisVerdict("; ".join(texts), all(judged) if judged and not unmeasured else None)
 
 
 def _training_verdict(results: PriceResults) -> HypothesisVerdict:
@@ -351,8 +474,8 @@ def _models_table(results: PriceResults) -> PageTable:
         "part after the branch is added to the stream, over the same before; of norms, after both norms of a layer, "
         "which in these models stand on the sums, over the same before; of a layer, after it over before it. Below "
         "one, tokens become more alike. "
-        "*Output moved*: a small random change of the embedding, by what share of itself the output moves for each "
-        "share of the embedding.",
+        "*Output moved*: relative change of the output divided by the relative change of the embedding, for small "
+        "random noise.",
     )  # fmt: skip
 
 
@@ -363,7 +486,7 @@ def _networks_table(results: PriceResults, task: str) -> PageTable:
         count = results.of(task, kind, "parameters")
         rows.append([
             f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
-            ", ".join(f"{rate:g}" for rate in results.rates(task, kind)),
+            ", ".join(f"{rate:g}{' (end)' if _at_end(results, rate) else ''}" for rate in results.rates(task, kind)),
             spread(results.of(task, kind, "accuracy"), ".2f"),
             *(spread_of_logs(_known(logs)) for logs in (fresh, trained)),
             *(spread(_known(results.of(task, kind, f"tolerance {noise}")), ".2g") for noise in PLACES),
@@ -379,7 +502,8 @@ def _networks_table(results: PriceResults, task: str) -> PageTable:
          "by the common part", "tokens grow", "MLP bound"],
         rows,
         "*Noise tolerated*: its size at the embedding, in units by which embedded tokens differ, that takes half of "
-        "what accuracy is above guessing; *of inputs*: the same of noise on pixels, in their standard deviation. Rows "
+        "what accuracy is above guessing; *of inputs*: the same of noise on pixels, in their standard deviation. "
+        "*End*: no lower, or no higher, rate was tried; another one may be better. Rows "
         f"of another width than {sizes.width} have about as many parameters as {USUAL} widths at {sizes.width}; heads "
         f"of the narrowest have {equal_width(max(sizes.multiples), sizes) // sizes.heads} numbers.",
     )  # fmt: skip
@@ -455,13 +579,17 @@ def _draw_training(axes: Axes, results: PriceResults, colours: Sequence[str]) ->
     }
     for (part, quantity), colour in zip(shown.values(), colours, strict=False):
         for skip, style in zip((1.0, 0.0), styles.values(), strict=True):
-            logs = {share: results.of(task, results.kind(skip), quantity, part, share) for share in sizes.shares}
-            seed_band(axes, logs, "", colour, **style)
+            kind = results.kind(skip)
+            logs = {share: results.of(task, kind, quantity, part, share) for share in sizes.shares}
+            if results.learnt(task, kind):
+                seed_band(axes, logs, "", colour, **style)
+            else:
+                _draw_unlearnt(axes, logs, colour, style["marker"])
     axes.set_xscale("symlog", linthresh=min((share for share in sizes.shares if share), default=1.0))
     axes.set_xticks(sizes.shares, [f"{share:.0%}" for share in sizes.shares])
     axes.set_xticks([], minor=True)
     _decades(axes)
-    title_panel(axes, f"Over training, {TASKS[task]}", "of all steps", "log10 of the factor")
+    title_panel(axes, f"Over training, {TASKS[task]}", "of all steps", "log10 of the factor (linear to ±1)")
     _legend(axes, dict(zip(shown, colours, strict=False)), styles)
 
 
@@ -477,8 +605,13 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
     for task, (skip, colour), series in product(sizes.tasks, named.items(), ("size", "parameters")):
         of_series = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
         points = {kind.multiple: _known(results.of(task, kind, quantity)) for kind in of_series}
-        if not residual:  # What a network tolerates of what it has not learnt says nothing
-            points = {kind.multiple: points[kind.multiple] for kind in of_series if results.learnt(task, kind)}
+        learnt = {kind.multiple for kind in of_series if results.learnt(task, kind)}
+        if residual:  # What a network tolerates of what it has not learnt says nothing
+            unlearnt = {x: values for x, values in points.items() if x not in learnt}
+            _draw_unlearnt(
+                axes, unlearnt, colour, (styles[TASKS[task]] if series == "size" else crosses[TASKS[task]])["marker"]
+            )
+        points = {x: values for x, values in points.items() if x in learnt}
         if series == "size":
             seed_band(axes, points, "", colour, **styles[TASKS[task]])
         else:
@@ -486,16 +619,28 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
             axes.plot([*medians], [*medians.values()], color=colour, markersize=6, **crosses[TASKS[task]])
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes.multiples, [str(multiple) for multiple in sizes.multiples])
-    y = "log10 of the relative residual, last layer" if residual else "noise that halves what was learnt"
-    title = "What is left of differences, trained" if residual else "Noise tolerated at the embedding, trained"
+    y = "log10 of relative residual (linear to ±1)" if residual else "noise that halves what was learnt"
+    title = (
+        "What is left of differences after the last layer, trained"
+        if residual
+        else "Noise tolerated at the embedding, trained"
+    )
     title_panel(axes, title, "hidden layer of the MLP, in widths", y)
     labels = {1.0: "skips", 0.5: "skips, weight 0.5", 0.0: "no skips"}
+    if residual:
+        styles["did not learn:\npale, hollow"] = {"linestyle": "none", "marker": "s"} | PALE
     _legend(axes, {labels[skip]: colour for skip, colour in named.items()}, styles)
     if residual:
         axes.set_ylim(top=0.2)
         _decades(axes)
     else:
         axes.set_ylim(bottom=0.0)
+
+
+def _draw_unlearnt(axes: Axes, points: Mapping[Any, Sequence[float]], colour: str, marker: str) -> None:
+    """Draw medians of networks that did not learn, as pale and hollow marks without line or band."""
+    medians = {x: statistics.median(values) for x, values in points.items() if values}
+    axes.plot([*medians], [*medians.values()], color=colour, markersize=5, linestyle="none", marker=marker, **PALE)
 
 
 def _decades(axes: Axes) -> None:
@@ -556,5 +701,7 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=240.0,
     caption="Lines and crosses: medians over seeds, bands: their range; of trained models, means over samples. Above, "
-    "*stream*: what a part does to differences over the common part; a factor below one makes tokens more alike.",
+    "*stream*: what a part does to differences over the common part; a factor below one makes tokens more alike. "
+    "Axes of log10 numbers are linear from −1 to 1 and logarithmic beyond, so that both ends can be seen: lengths on "
+    "them cannot be compared. Networks that did not learn are pale and hollow, and left out of the noise tolerated.",
 )  # fmt: skip
