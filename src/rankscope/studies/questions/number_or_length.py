@@ -228,11 +228,12 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
         columns["length"] = one_hot(network["length"].to_numpy())
         for reader in READERS:
             measures = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
-            least = guesses[str(task), int(seed)] + NEAR_GUESS  # type: ignore[call-overload]
+            least = guesses[str(task), int(seed)] + NEAR_GUESS
             means = network.filter(number=EQUAL).group_by("length").agg(pl.col(reader).mean())
-            above = network.filter(pl.col("length").is_in(means.filter(pl.col(reader) > least)["length"].implode()))
+            lengths = means.filter(pl.col(reader) > least)["length"]
+            above = on_grid(network).filter(pl.col("length").is_in(lengths.implode()))  # the same numbers of paths
             if above["length"].n_unique() >= TOLD:
-                measures["above"] = grid_shares(on_grid(above), reader)
+                measures["above"] = grid_shares(above, reader)
             rows += [
                 (task, seed, kind, reader, measure, factor, value)
                 for measure, values in measures.items()
@@ -596,8 +597,8 @@ def _length_table(evidence: SetEvidence) -> PageTable:
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
-        "Sets are drawn without repetition; each network's accuracy is the mean over draws. *Before training*: the same "
-        "networks before their first step, by the same readers. What they have, training did not put there.",
+        "Sets are drawn without repetition; each network's accuracy is the mean over draws. *Before training*: the "
+        "same networks before their first step, by the same readers. What they have, training did not put there.",
     )  # fmt: skip
 
 
@@ -621,9 +622,9 @@ def _grid_table(evidence: SetEvidence) -> PageTable:
         rows,
         f"All numbers that every length has as many draws of ({grids}): the four shares of a network add up to one. "
         "They are of this grid: length 1 has few paths, so that larger numbers are not on it. Where the trained head "
-        "only guesses, accuracy cannot depend on the number of paths, so this grid understates number; what came of the "
-        "third hypothesis has the same over lengths above a guess alone. *Above a guess*: at 5 paths, two lengths or more are, in "
-        "every network; the other rows are variance of guesses and judge nothing.",
+        "only guesses, accuracy cannot depend on the number of paths, so this grid understates number; what came of "
+        "the third hypothesis has the same over lengths above a guess alone. *Above a guess*: at 5 paths, two lengths "
+        "or more are, in every network; the other rows are variance of guesses and judge nothing.",
     )  # fmt: skip
 
 

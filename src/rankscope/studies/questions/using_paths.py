@@ -297,10 +297,11 @@ def _sentence(readings: Readings) -> str:
 
 def _at_best(entries: Sequence[Gain], brief: bool) -> str:
     """The largest gain of every task, in brackets, or that a task is at the ceiling."""
-    pairs = [f"at best {best.medians} on {best.task}" for best in _best(entries) if not best.full and not brief]
+    pairs = [f"{best.medians} on {best.task}" for best in _best(entries) if not best.full and not brief]
     full = [best.task for best in _best(entries) if best.full]
-    pairs += [f"{' and '.join(full)}: at the ceiling"] if full else []
-    return f" ({'; '.join(pairs)})" if pairs else ""
+    parts = [f"at best {', '.join(pairs)}"] if pairs else []
+    parts += [f"{' and '.join(full)}: at the ceiling"] if full else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _lengths_clause(readings: Readings, entries: Sequence[Gain]) -> str:
