@@ -550,10 +550,10 @@ def _sentence(evidence: SetEvidence) -> str:
     for task in tasks:
         fresh = evidence.fresh(task).get(last, [])
         before = f"{statistics.median(fresh):.2f}" if fresh else "no value"
-        read.append(f"{median(task, last, 'all', BESIDE)} on {task} ({'' if read else 'untrained: '}{before})")
+        read.append(f"{median(task, last, 'all', BESIDE)} on {task} ({'' if read else 'untrained networks: '}{before})")
     return (
-        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}. A readout of the token and "
-        f"all paths of length {last} has {', '.join(read)}."
+        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; of the token and all "
+        f"length-{last} paths they have {', '.join(read)}."
     )
 
 
