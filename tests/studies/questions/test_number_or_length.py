@@ -291,9 +291,7 @@ def test_a_head_that_reads_a_second_task_is_judged_on_it() -> None:
 
 def test_what_is_read_beside_the_token_has_its_references() -> None:
     found = QUESTION.answer(with_hull("length", "length"), TWO_TASKS)
-    wanted = (
-        "; of the token and all length-4 paths they have 0.85 on sort (untrained networks: 0.40), 0.85 on hull (0.40)."
-    )
+    wanted = "they have 0.85 on sort (untrained networks 0.40, token alone 0.30), 0.85 on hull (0.40, 0.30)."
     assert found.sentence.endswith(wanted)
     # (0.4 - 0.3) / (0.9 - 0.3): of what context adds in the trained network
     assert found.verdicts[6].ours.endswith(". Before training (shared): sorting 0.17, convex hull 0.17")
@@ -317,6 +315,7 @@ def test_tasks_whose_readouts_overfit_are_left_out_of_refitted_readouts() -> Non
     for kind in (OWN, SHARED):
         sentence, notes = answered(0.25, kind)
         assert "Refitted readouts: length on sort; " in sentence and len(notes) == 1
+        assert sentence.endswith(" on sort (untrained networks 0.40, token alone 0.30).")
         assert notes[0].startswith("Readouts of convex hull overfit: beside all paths of lengths 2 the token is read")
         assert "up to 0.05 less" in notes[0]
     for beside, kind in ((0.29, OWN), (0.31, SHARED), (0.0, LEVEL)):  # too little, no loss, and not read beside it

@@ -11,6 +11,7 @@ only not where the trained head, which was fitted to the sum of all paths, reads
 """
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -547,14 +548,16 @@ def _sentence(evidence: SetEvidence) -> str:
     led = {factor: listed([task for task in known if refit[task] == factor]) for factor in LEADS}
     refitted = ", ".join(f"{words} on {led[factor]}" for factor, words in LEADS.items() if led[factor])
     read: list[str] = []
-    for task in tasks:
-        fresh = evidence.fresh(task).get(last, [])
-        before = f"{statistics.median(fresh):.2f}" if fresh else "no value"
-        read.append(f"{median(task, last, 'all', BESIDE)} on {task} ({'' if read else 'untrained networks: '}{before})")
-    return (
-        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; of the token and all "
-        f"length-{last} paths they have {', '.join(read)}."
-    )
+    for task in known:
+        fresh, tokens = evidence.fresh(task).get(last, []), evidence.tables["networks"].filter(task=task)["alone"]
+        values = [
+            f"{statistics.median(numbers):.2f}" if numbers else "no value" for numbers in (fresh, tokens.to_list())
+        ]
+        names = ("", "") if read else ("untrained networks ", "token alone ")
+        references = ", ".join(map(operator.add, names, values))
+        read.append(f"{median(task, last, 'all', BESIDE)} on {task} ({references})")
+    beside = f"; of the token and all length-{last} paths they have {', '.join(read)}" if read else ""
+    return f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}{beside}."
 
 
 LEADS = {"length": "length", "number": "number", "neither": "seeds differ"}
