@@ -126,7 +126,7 @@ def tables(
     for k in range(last + 1):
         put(Arm("exact", k), "accuracy", 0.2 if k == 0 else alone)
         put(Arm(), "own head", 0.5 if k == 1 else own, k)
-        put(Arm(), "new head", without if k == 0 else headed, k)
+        put(Arm(), "new head", without if k == 0 else headed if k == last else 0.575, k)
         for mark in MARKS:
             put(Arm(), f"size {mark:g}", size / 2 if k >= sizes.long else 0.4, k)
             put(Arm(), f"share {mark:g}", 9.0 * (-1) ** k, k)  # large and of either sign: no verdict rests on them
@@ -140,13 +140,18 @@ def tables(
 
 def test_the_sentence_turns_with_the_numbers() -> None:
     trained, failed, head = (QUESTION.answer(tables(*numbers), SEVERAL) for numbers in ((0.9,), (0.3,), (0.9, 0.8)))
-    free, limited = (QUESTION.answer(tables(bare=bare, mended=0.3), SEVERAL).sentence for bare in (0.8, 0.3))
-    assert trained.sentence.startswith("By training: ") and "93%" in trained.sentence  # (0.9 - 0.2) / (0.95 - 0.2)
-    assert "; without skips at best 80%." in trained.sentence and free.startswith("By training: ")
-    assert limited.startswith("By training, if short paths may decide attention: ")
-    assert "; without skips at best 13%." in limited
-    assert failed.sentence.startswith("Not learnt with this recipe: ") and "13%" in failed.sentence
-    assert head.sentence.startswith("Not useless, a new head reads them: ") and "80%" in head.sentence
+    free, limited = (QUESTION.answer(tables(bare=bare, mended=0.22), SEVERAL).sentence for bare in (0.8, 0.22))
+    lead = "On sort paths through heads in all 3 layers are "
+    assert trained.sentence.startswith(f"{lead}useless by training: ")
+    assert "93%" in trained.sentence  # (0.9 - 0.2) / (0.95 - 0.2)
+    assert "trained whole 0% (paths through 2 heads: 50%). " in trained.sentence  # (0.575 - 0.2) / (0.95 - 0.2)
+    assert trained.sentence.endswith(". Without skips networks recover at best 80%.")
+    assert free.startswith(f"{lead}useless by training: ") and free.endswith("recover at best 80%.")
+    # What networks without skips did changes no cause: those that hardly learnt show none.
+    assert limited.startswith(f"{lead}useless by training: ")
+    assert limited.endswith(". Without skips networks hardly learnt.")
+    assert failed.sentence.startswith(f"{lead}not learnt with this recipe: ") and "13%" in failed.sentence
+    assert head.sentence.startswith(f"{lead}not useless: ") and "80%" in head.sentence
     # The same reader at length 0 is what a new head is held against: (0.8 - 0.7) / (0.95 - 0.7).
     assert "trained whole 40%" in QUESTION.answer(tables(0.9, 0.8, without=0.7), SEVERAL).sentence
     blind = QUESTION.answer(tables(whole=0.22), SEVERAL)
@@ -165,12 +170,38 @@ def test_causes_that_differ_are_said_of_each_task() -> None:
         assert len(found.split()) <= 60
         return found
 
-    assert sentence(BOTH).startswith("By training: networks")
-    assert sentence(BOTH, alone=0.3).startswith("By training (sort); not learnt with this recipe (hull): networks")
+    lead = "paths through heads in all 3 layers are useless by training"
+    assert sentence(BOTH).startswith(f"On sort and hull {lead}: networks")
+    assert sentence(BOTH, alone=0.3).startswith(f"On sort {lead}, on hull not learnt with this recipe: networks")
     three = replace(FULL, first_seed=0, layers=3)
-    assert sentence(three, headed=0.8).startswith(
-        "By training (sort, text); not useless, a new head reads them (hull): networks"
-    )
+    differing = sentence(three, headed=0.8)
+    assert differing.startswith(f"On sort and text {lead}, on hull not useless: networks")
+    assert "trained whole 0%, 0%, 80% (paths" in differing  # in the order of the lead
+    failed = sentence(BOTH, bare=0.2, mended=0.23)
+    assert failed.endswith(". Without skips networks hardly learnt on hull and recover at best 80% on sort.")
+
+
+def test_networks_without_skips_that_hardly_learnt_are_named_with_what_was_tried() -> None:
+    def notes(**numbers: Any) -> list[str]:
+        return [note for note in QUESTION.answer(tables(**numbers), SEVERAL).notes if "hardly learnt" in note]
+
+    said = [note for note in notes(bare=0.21, mended=0.24) if note.startswith("Without skips")]
+    assert len(said) == 1 and "at best 0.24 (0.24–0.25) (no skips centred, at the one rate that was tried)" in said[0]
+    assert "token by token 0.20 (0.20–0.21)" in said[0]
+    # At most 0.05 above the networks that read each token alone, which have 0.2: 0.26 is more.
+    assert not any(note.startswith("Without skips") for note in notes(bare=0.21, mended=0.26))
+
+
+def test_lengths_that_cancel_are_said() -> None:
+    def notes(share: float) -> list[str]:
+        made = tables(headed=0.8)["paths"]
+        is_share = pl.col("quantity").str.starts_with("share")
+        made = made.with_columns(value=pl.when(is_share).then(share * pl.col("value").sign()).otherwise("value"))
+        return [note for note in QUESTION.answer({"paths": made}, SEVERAL).notes if "lengths cancel" in note]
+
+    assert notes(0.9) == []
+    (said,) = notes(3.0)
+    assert "at lengths 0 to 3: +3.0, -3.0, +3.0, -3.0" in said and "at length 3 recovers 80%" in said
 
 
 def test_the_notes_say_how_alike_tokens_are_before_the_first_step() -> None:
@@ -185,19 +216,23 @@ def test_a_task_that_cannot_tell_is_named() -> None:
     both = BOTH
     rows = [tables(sizes=both)["paths"], tables(whole=0.22, sizes=both, task="hull")["paths"]]
     found = QUESTION.answer({"paths": pl.concat(rows)}, both)
-    assert found.sentence.endswith("; hull cannot be told.") and found.verdicts[3].holds is None
+    assert (
+        found.sentence.endswith("; hull cannot be told.")
+        and found.sentence.count("..") == 0
+        and found.verdicts[3].holds is None
+    )
 
 
 def test_networks_without_skips_are_judged_at_their_best_rate() -> None:
     sizes = replace(SEVERAL, factors=(3.0,), remedies=FULL.remedies)
     rows = tables(sizes=sizes, mended=0.3)["paths"]
-    assert QUESTION.answer({"paths": rows}, sizes).sentence.startswith("By training, if ")
+    assert QUESTION.answer({"paths": rows}, sizes).sentence.endswith("Without skips networks recover at best 13%.")
     for changed in ("no skips centred rate x 3", "no skips contranorm", "no skips contranorm rate x 3"):
         better = rows.filter(kind="exact", length=3, condition="no skips centred").with_columns(
             condition=pl.lit(changed), value=pl.col("value") + 0.5
         )
         found = QUESTION.answer({"paths": pl.concat([rows, better])}, sizes)
-        assert found.sentence.startswith("By training: ") and "without skips at best 80%" in found.sentence
+        assert found.sentence.endswith("Without skips networks recover at best 80%.")
     conditions = [arm.condition for arm in arms("sort", FULL)]
     assert {"no skips centred rate x 0.3", "no skips contranorm rate x 3", "rate x 3"} <= {*conditions}
 
@@ -216,6 +251,12 @@ def test_hypotheses_are_judged_by_the_tables() -> None:
     assert holds(5, mended=0.98) is False and holds(5, mended=0.965) is None and holds(5, bare=0.98) is True
     assert holds(6, mended=0.4) is False and holds(6, mended=(0.5, 0.7, 0.5, 0.7, 0.7)) is None
     assert holds(6, bare=0.9, mended=0.4) is False
+    # A remedy with which networks hardly learn tells nothing, however sure it is that they are worse.
+    assert holds(3, centred=0.24) is None and holds(3, centred=0.26) is False
+    assert "with centred networks hardly learnt sort" in QUESTION.answer(tables(centred=0.24), SEVERAL).verdicts[3].ours
+    assert holds(5, centred=0.24, mended=0.6) is None and holds(5, centred=0.26, mended=0.6) is False
+    # Networks without skips that hardly learnt do not show that short paths are needed.
+    assert holds(6, mended=0.24) is None and holds(6, mended=0.26) is False
     assert holds(3, centred=0.9) is None  # the same numbers: a tie is no difference
     # At the ceiling no arm has room to be better, and a worse one is no news; the ceiling is the best arm's.
     high, low = (QUESTION.answer(tables(0.94, centred=centred), SEVERAL).verdicts[3] for centred in (0.96, 0.6))
@@ -225,6 +266,12 @@ def test_hypotheses_are_judged_by_the_tables() -> None:
     )  # above an undertrained whole network, far from the best
     empty = {"paths": pl.DataFrame(schema=ROWS)}
     assert [verdict.holds for verdict in QUESTION.answer(empty, QUICK).verdicts] == [None] * 7
+
+
+def test_a_remedy_that_breaks_one_task_tells_nothing_of_another() -> None:
+    for hull, wanted in ((0.97, True), (0.6, False), (0.22, None)):  # of a remedy that helps on sort
+        rows = [tables(sizes=BOTH)["paths"], tables(sizes=BOTH, task="hull", centred=hull)["paths"]]
+        assert QUESTION.answer({"paths": pl.concat(rows)}, BOTH).verdicts[3].holds is wanted
 
 
 def test_few_seeds_and_trials_seen_before_tell_nothing() -> None:

@@ -11,6 +11,7 @@ only not where the trained head, which was fitted to the sum of all paths, reads
 """
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,14 +23,22 @@ import numpy as np
 import polars as pl
 
 from rankscope.extras import listed
-from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab import Batch, Initialisation, Recipe, Task, Training
 from rankscope.lab.tasks import Hull, NextCharacter
 from rankscope.lab.tasks.sort_and_hull import FixedTask, attention_alone
 from rankscope.studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.path_networks import PathSizes, held_out_samples, judged
-from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, SHARES, evaluated_sets, share_number
+from rankscope.studies.questions.path_sets import (
+    LEVEL,
+    OWN,
+    SHARED,
+    SHARES,
+    evaluated_lengths,
+    evaluated_sets,
+    share_number,
+)
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
 from rankscope.studies.questions.variance import grid_shares, logits, on_grid, one_hot, regression
@@ -47,7 +56,9 @@ TASKS = {"sort": "sorting", "hull": "convex hull", "text": "next characters"}
 EQUAL = 5  # The number at which lengths are compared, one of figure 4's two
 FACTORS = ("number", "length", "share", "norm", "alignment", "residual")
 NEAR_GUESS = 0.05  # How far above the best constant guess still is a guess; figure 4's own margin
-ABOVE = 2  # Lengths must be above a guess for their order to be judged: the order of guesses is noise
+TOLD = 2  # Lengths must be above a guess for shares of variance to be judged: the variance of guesses is noise
+ORDERED = 3  # Lengths must be above a guess for their order to be judged: of two, either order passes `RELATED`
+OVERFITS = 0.02  # A readout that loses this much accuracy when features are added is fitted to too few tokens
 RELATED = 0.7  # Rank correlation from which on one thing is said to order the other
 TWICE = 2.0  # By how much length must explain more than number
 HALF = 0.5  # Of what context adds: from here on information counts as there
@@ -62,7 +73,12 @@ CHANGED = (
     "Changed after the quick run of 18 November 2026, before a full run with the new seeds: where fewer than two "
     "lengths are above a guess, shares of variance are not compared either, and the first four hypotheses are judged "
     "on the other tasks (on the quick data that is sorting alone: the third held before, the others could not be "
-    "told); the answer says which factor leads with refitted readouts."
+    "told); the answer says which factor leads with refitted readouts. "
+    "Changed after the full run of 18 November 2026: fewer than three lengths above a guess have no order that is "
+    "judged (before: two, of which either order has a rank correlation below -0.7 once guesses are ties, so that the "
+    "first and the fourth hypothesis could not fail; both held); networks before training are read too; shares of "
+    "variance are also taken over lengths above a guess alone; tasks whose readouts overfit are left out of what the "
+    "answer says of refitted readouts."
 )
 
 
@@ -98,6 +114,11 @@ SETS = {
     "share": pl.Float64, "repeat": pl.Int64, "head": pl.Float64, "refit": pl.Float64, HALF_FIT: pl.Float64,
     BESIDE: pl.Float64, "norm": pl.Float64, "alignment": pl.Float64, "residual": pl.Float64,
 }  # fmt: skip
+FRESH = {"task": pl.String, "seed": pl.Int64, "length": pl.Int64, "refit": pl.Float64, BESIDE: pl.Float64}
+FRESH_SETTINGS = (
+    "layers", "sort_width", "hull_width", "text_width", "text_context", "fit_tokens", "test_tokens",
+)  # fmt: skip
+"""What networks before training, and how they are read, depend on."""
 
 
 def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
@@ -106,8 +127,14 @@ def gather(setup: Setup, sizes: SetSizes) -> dict[str, pl.DataFrame]:
         f"{task} {seed}": partial(evaluated_network, task, seed, sizes, setup.device)
         for task, seed in product(sizes.tasks, sizes.networks)
     }
+    fresh_parts = {
+        f"fresh {task} {seed}": partial(fresh_network, task, seed, sizes, setup.device)
+        for task, seed in product(sizes.tasks, sizes.networks)
+    }
     settings = {name: value for name, value in asdict(sizes).items() if name not in ("tasks", "first_seed", "seeds")}
-    return summarised(setup.cached_parts(parts, **settings, columns=[*SETS]))
+    fresh_settings = {name: settings[name] for name in FRESH_SETTINGS}
+    fresh = setup.cached_parts(fresh_parts, **fresh_settings, columns=[*FRESH])
+    return summarised(setup.cached_parts(parts, **settings, columns=[*SETS])) | {"fresh": fresh}
 
 
 def summarised(sets: pl.DataFrame) -> dict[str, pl.DataFrame]:
@@ -132,14 +159,28 @@ def evaluated_network(name: str, seed: int, sizes: SetSizes, device: str = "cpu"
     """Train a network, and evaluate its sets of paths; the row of kind 'whole' is the network itself, with the best
     constant guess as its `share`."""
     training = network_training(name, seed, sizes, device).finish()
-    counts = (_samples(name, tokens, sizes) for tokens in (sizes.test_tokens, sizes.fit_tokens))
-    test, fit = held_out_samples(training.task, *counts)
-    rows = evaluated_sets(training.models[0], fit.to(device), test.to(device), sizes.numbers, sizes.repeats, seed)
+    fit, test = _read_samples(training.task, name, sizes, device)
+    rows = evaluated_sets(training.models[0], fit, test, sizes.numbers, sizes.repeats, seed)
     for row in rows:
         row |= {"task": name, "seed": seed}
         if row["kind"] == "whole":
             row["share"] = training.task.chance
     return pl.DataFrame(rows, schema=SETS)
+
+
+def fresh_network(name: str, seed: int, sizes: SetSizes, device: str = "cpu") -> pl.DataFrame:
+    """Read all paths of each length of a network before its first step, by the readouts and on the samples of
+    `evaluated_network`: what they have, training did not put there."""
+    training = network_training(name, seed, sizes, device)
+    rows = evaluated_lengths(training.models[0], *_read_samples(training.task, name, sizes, device))
+    return pl.DataFrame([{"task": name, "seed": seed} | row for row in rows], schema=FRESH)
+
+
+def _read_samples(task: Task, name: str, sizes: SetSizes, device: str) -> tuple[Batch, Batch]:
+    """Samples that readouts are fitted to, and others to evaluate them on."""
+    counts = (_samples(name, tokens, sizes) for tokens in (sizes.test_tokens, sizes.fit_tokens))
+    test, fit = held_out_samples(task, *counts)
+    return fit.to(device), test.to(device)
 
 
 def network_training(name: str, seed: int, sizes: SetSizes, device: str = "cpu") -> Training:
@@ -172,9 +213,12 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
     Measure 'grid': shares of the sum of squares over the grid of all lengths from 1 on and all numbers that each of
     them has as many draws of, on which number and length are independent. Measures 'alone' and 'beyond': R² of one
     factor, and by how much R² falls when that factor is left out of all, over all sets of these lengths. Length has a
-    column for each value, so that any function of length counts as length.
+    column for each value, so that any function of length counts as length. Measure 'above': as 'grid', over lengths
+    alone that are above a guess at 5 paths; none where these are fewer than two. Where a reader guesses, number
+    cannot matter.
     """
     rows = []
+    guesses = {(task, seed): guess for task, seed, guess in _networks(sets).select("task", "seed", "guess").iter_rows()}
     known = sets.filter((pl.col("kind") != "whole") & (pl.col("length") >= 1))
     for (task, seed, kind), network in known.group_by(["task", "seed", "kind"], maintain_order=True):
         factors = {
@@ -185,6 +229,12 @@ def explained(sets: pl.DataFrame) -> pl.DataFrame:
         columns["length"] = one_hot(network["length"].to_numpy())
         for reader in READERS:
             measures = {"grid": grid_shares(on_grid(network), reader), **regression(columns, logits(network[reader]))}
+            least = guesses[str(task), int(seed)] + NEAR_GUESS
+            means = network.filter(number=EQUAL).group_by("length").agg(pl.col(reader).mean())
+            lengths = means.filter(pl.col(reader) > least)["length"]
+            above = on_grid(network).filter(pl.col("length").is_in(lengths.implode()))  # the same numbers of paths
+            if above["length"].n_unique() >= TOLD:
+                measures["above"] = grid_shares(above, reader)
             rows += [
                 (task, seed, kind, reader, measure, factor, value)
                 for measure, values in measures.items()
@@ -240,15 +290,22 @@ class SetEvidence:
     def falls(self, task: str, kind: str, choice: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of length, from 1 on, with accuracy at an equal number or share.
 
-        Guesses count as ties; NaN where fewer than `ABOVE` lengths are above a guess.
+        Guesses count as ties; NaN where fewer than `ORDERED` lengths are above a guess.
         """
         ranks = []
-        for seed in self.seeds(task):
+        for seed, above in zip(self.seeds(task), self.lengths_above(task, kind, choice, reader), strict=True):
             least, curve = self.guess(task, seed), self.by_length(task, seed, kind, choice, reader)
             curve = {length: max(accuracy, least) for length, accuracy in curve.items() if length}
-            above = sum(accuracy > least for accuracy in curve.values())
-            ranks.append(rank_correlation([*curve], [*curve.values()]) if above >= ABOVE else math.nan)
+            ranks.append(rank_correlation([*curve], [*curve.values()]) if above >= ORDERED else math.nan)
         return ranks
+
+    def lengths_above(self, task: str, kind: str, choice: str, reader: str = "head") -> list[int]:
+        """For each network, how many lengths from 1 on are above a guess."""
+        curves = {seed: self.by_length(task, seed, kind, choice, reader) for seed in self.seeds(task)}
+        return [
+            sum(accuracy > self.guess(task, seed) for length, accuracy in curve.items() if length)
+            for seed, curve in curves.items()
+        ]
 
     def rises(self, task: str, kind: str, reader: str = "head") -> list[float]:
         """For each network, the rank correlation of number with accuracy at equal length; the median over lengths at
@@ -269,7 +326,38 @@ class SetEvidence:
     def told(self, task: str, kind: str, reader: str = "head") -> list[bool]:
         """For each network, whether a reader does more than guess: at 5 paths, two lengths or more are above a guess.
         The variance of guesses says nothing of what decides accuracy."""
-        return [not math.isnan(rank) for rank in self.falls(task, kind, f"number {EQUAL}", reader)]
+        return [above >= TOLD for above in self.lengths_above(task, kind, f"number {EQUAL}", reader)]
+
+    def overfits(self, task: str) -> dict[int, float]:
+        """By length, the median over networks of what the token's readout loses when all paths of that length, with
+        their own or shared attention, stand beside the token; of lengths where `OVERFITS` or more is lost.
+
+        A readout that could use more tokens would lose nothing: at worst it leaves the added features alone.
+        """
+        losses: dict[int, float] = {}
+        tokens = [self.by_length(task, seed, SHARED, "all", "refit").get(0, math.nan) for seed in self.seeds(task)]
+        for kind in (OWN, SHARED):
+            curves = [self.by_length(task, seed, kind, "all", BESIDE) for seed in self.seeds(task)]
+            for length in set.intersection(*map(set, curves)) if curves else ():
+                loss = statistics.median(token - curve[length] for token, curve in zip(tokens, curves, strict=True))
+                if loss >= OVERFITS:
+                    losses[length] = max(loss, losses.get(length, loss))
+        return dict(sorted(losses.items()))
+
+    def fresh(self, task: str, reader: str = BESIDE) -> dict[int, list[float]]:
+        """Accuracies of readouts of all paths of each length of networks before training, with shared attention."""
+        rows = self.tables["fresh"].filter(task=task).sort("length", "seed")
+        return {length: rows.filter(length=length)[reader].to_list() for length in sorted({*rows["length"].to_list()})}
+
+    def fresh_recovered(self, task: str) -> list[float]:
+        """What `recovered` is beside the token, of networks before training: of what context adds to the accuracy of
+        the trained network of the same seed."""
+        rows = self.tables["fresh"].filter(pl.col("length") >= self.sizes.long, task=task)
+        means = rows.group_by("seed").agg(pl.col(BESIDE).mean())
+        joined = means.join(self.tables["networks"].filter(task=task), on="seed").sort("seed")
+        return (
+            joined.select((pl.col(BESIDE) - pl.col("alone")) / (pl.col("head") - pl.col("alone"))).to_series().to_list()
+        )
 
     def leader(self, task: str, reader: str) -> str | None:
         """The factor that explains more with shared attention in every network, 'neither' where networks differ; None
@@ -310,25 +398,38 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
     missing = [TASKS[task] for task in sizes.tasks if task not in evidence.tasks]
 
     def judge(
-        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f", lead: str = ""
-    ) -> HypothesisVerdict:
+        values_of: Callable[[str, str], list[float]], passes: Callable[[float], bool], form: str = ".2f",
+        lead: str = "", end: str = "",
+    ) -> HypothesisVerdict:  # fmt: skip
         by_cell = {cell: values_of(*cell) for cell in cells}
         told = {cell: values for cell, values in by_cell.items() if not any(map(math.isnan, values))}
         texts = {cell: spread(told[cell], form) if cell in told else "" for cell in cells}
         cases = {cell: [*map(passes, values)] for cell, values in told.items()}
-        return HypothesisVerdict(lead + _by_task(texts), judged(cases))
+        tasks = [*dict.fromkeys(task for task, _ in told)]
+        alone = f"; judged on {TASKS[tasks[0]]} alone" if len(tasks) == 1 < len(evidence.tasks) else ""
+        return HypothesisVerdict(lead + _by_task(texts) + end + alone, judged(cases))
+
+    def order(choice: str) -> HypothesisVerdict:
+        counts = {cell: spread(evidence.lengths_above(*cell, choice), ".0f") for cell in cells}
+        return judge(
+            lambda task, kind: evidence.falls(task, kind, choice), lambda rank: rank <= -RELATED,
+            end=f". Lengths above a guess ({ORDERED} are needed): {_by_task(counts)}" if cells else "",
+        )  # fmt: skip
 
     verdicts = [
-        judge(lambda task, kind: evidence.falls(task, kind, f"number {EQUAL}"), lambda rank: rank <= -RELATED),
+        order(f"number {EQUAL}"),
         judge(lambda task, kind: evidence.rises(task, kind), lambda rank: rank >= RELATED),
         judge(
             lambda task, kind: _ratios(evidence, task, kind), lambda ratio: ratio >= TWICE, ".1f",
-            "times as much: ",
+            "times as much: ", _above_text(evidence, cells),
         ),
-        judge(lambda task, kind: evidence.falls(task, kind, "share"), lambda rank: rank <= -RELATED),
+        order("share"),
         judge(lambda task, kind: _leads(evidence, task, kind), lambda lead: lead > 0, lead="lead in R²: "),
         _information_verdict(evidence, cells),
-        judge(lambda task, kind: evidence.recovered(task, kind, BESIDE), lambda share: share >= HALF),
+        judge(
+            lambda task, kind: evidence.recovered(task, kind, BESIDE), lambda share: share >= HALF,
+            end=_fresh_text(evidence),
+        ),
     ]  # fmt: skip
     if sizes == QUICK:
         verdicts[6] = HypothesisVerdict(f"{verdicts[6].ours}; made on these data", None)
@@ -343,6 +444,14 @@ def answer(tables: Tables, sizes: SetSizes) -> StudyAnswer:
         "the path of length 0, and tells what paths add to it.",
         CHANGED,
     ]
+    for task in evidence.tasks:
+        if losses := evidence.overfits(task):
+            notes.append(
+                f"Readouts of {TASKS[task]} overfit: beside all paths of lengths {listed([*map(str, losses)])} the "
+                f"token is read with up to {max(losses.values()):.2f} less accuracy than alone, though a readout could "
+                "leave the paths out. What these readouts do not find may be there, and the answer leaves the task out "
+                "of what it says of refitted readouts."
+            )
     if missing:
         lead = f"Left out, since not every network came {LEARNT} in accuracy above a token alone"
         notes.append(f"{lead}: {', '.join(missing)}.")
@@ -369,6 +478,23 @@ def _ratios(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     ]
 
 
+def _above_text(evidence: SetEvidence, cells: Sequence[tuple[str, str]]) -> str:
+    """By how much length explains more than number over lengths above a guess alone; empty where that is not known."""
+    texts = {}
+    for task, kind in cells:
+        by_length, by_number = (evidence.share(task, kind, factor, "above") for factor in ("length", "number"))
+        if all(evidence.told(task, kind)) and by_length and len(by_length) == len(evidence.seeds(task)):
+            ratios = [length / max(count, 1e-6) for length, count in zip(by_length, by_number, strict=True)]
+            texts[task, kind] = spread(ratios, ".1f")
+    return f". Over lengths above a guess alone: {_by_task(texts)}" if texts else ""
+
+
+def _fresh_text(evidence: SetEvidence) -> str:
+    """What is recovered beside the token from networks before training; empty where no network learnt."""
+    texts = [f"{TASKS[task]} {spread(evidence.fresh_recovered(task), '.2f')}" for task in evidence.tasks]
+    return f". Before training (shared): {', '.join(texts)}" if texts else ""
+
+
 def _leads(evidence: SetEvidence, task: str, kind: str) -> list[float]:
     """For each network, R² of alignment alone less the largest R² of another factor alone."""
     shares = {factor: evidence.share(task, kind, factor, "alone") for factor in FACTORS}
@@ -390,19 +516,19 @@ def _information_verdict(evidence: SetEvidence, cells: Sequence[tuple[str, str]]
 def _sentence(evidence: SetEvidence) -> str:
     """The answer in a sentence: which of number and length explains more for each reader, and accuracies with shared
     attention."""
-    tasks, last, networks = evidence.tasks, evidence.sizes.layers, evidence.tables["networks"]
+    tasks, last = evidence.tasks, evidence.sizes.layers
     if not tasks:
         return "It cannot be told: no network learnt to use context."
     if not all(evidence.share(task, SHARED, "length", reader=reader) for task, reader in product(tasks, READERS)):
         return "It cannot be told: there are too few sets of equal numbers of every length."
     head, refit = ({task: evidence.leader(task, reader) for task in tasks} for reader in READERS)
-    told = [task for task in tasks if head[task]]
+    told, known = [task for task in tasks if head[task]], [task for task in tasks if not evidence.overfits(task)]
     leads = {head[task] for task in told}
     lead = leads.pop() if len(leads) == 1 else None
     start = {"length": "Length", "number": "Number"}.get(str(lead), "It depends")
     if not told:
         start = "It cannot be told of the trained head"
-    elif start != "It depends" and {*refit.values()} - {None} != {lead}:
+    elif start != "It depends" and {refit[task] for task in known} - {None} != {lead}:
         start += ", for the trained head"
 
     def median(task: str, length: int, choice: str, reader: str = "head") -> str:
@@ -418,18 +544,20 @@ def _sentence(evidence: SetEvidence) -> str:
             f"{long} at length {last}"
         )
     guessing = listed([task for task in tasks if task not in told])
-    clauses += [f"on {guessing} the head nearly always guesses"] if guessing else []
-    led = {factor: listed([task for task in tasks if refit[task] == factor]) for factor in LEADS}
+    clauses += [f"on {guessing} it nearly always guesses"] if guessing else []
+    led = {factor: listed([task for task in known if refit[task] == factor]) for factor in LEADS}
     refitted = ", ".join(f"{words} on {led[factor]}" for factor, words in LEADS.items() if led[factor])
     read: list[str] = []
-    for task in tasks:
-        token, network = (float(networks.filter(task=task)[name].median()) for name in ("alone", "head"))  # type: ignore[arg-type]
-        words = ("", "") if read else ("token ", "whole ")
-        read.append(f"{median(task, last, 'all', BESIDE)} ({words[0]}{token:.2f}, {words[1]}{network:.2f})")
-    return (
-        f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}; beside the token, all "
-        f"paths of length {last} give {', '.join(read)}."
-    )
+    for task in known:
+        fresh, tokens = evidence.fresh(task).get(last, []), evidence.tables["networks"].filter(task=task)["alone"]
+        values = [
+            f"{statistics.median(numbers):.2f}" if numbers else "no value" for numbers in (fresh, tokens.to_list())
+        ]
+        names = ("", "") if read else ("untrained networks ", "token alone ")
+        references = ", ".join(map(operator.add, names, values))
+        read.append(f"{median(task, last, 'all', BESIDE)} on {task} ({references})")
+    beside = f"; of the token and all length-{last} paths they have {', '.join(read)}" if read else ""
+    return f"{start}: {'; '.join(clauses)}. Refitted readouts: {refitted or 'cannot be told'}{beside}."
 
 
 LEADS = {"length": "length", "number": "number", "neither": "seeds differ"}
@@ -464,10 +592,16 @@ def _length_table(evidence: SetEvidence) -> PageTable:
             curves = [evidence.by_length(task, seed, kind, choice, reader) for seed in evidence.seeds(task)]
             cells = [spread([curve[k] for curve in curves if k in curve], ".2f") for k in lengths]
             rows.append([TASKS[task], KINDS[kind], _chosen(choice), readers[reader], *cells])
+        if kind == SHARED:
+            for reader, name in (("refit", READERS["refit"]), (BESIDE, readers[BESIDE])):
+                by_length = evidence.fresh(task, reader)
+                cells = [spread(by_length.get(k, []), ".2f") for k in lengths]
+                rows.append([TASKS[task], KINDS[kind], _chosen("all"), f"before training: {name}", *cells])
     return PageTable(
         "Accuracy by length of paths, median (range) over seeds",
         ["task", "attention", "paths", "reader", *map(str, lengths)], rows,
-        "Sets are drawn without repetition; each network's accuracy is the mean over draws.",
+        "Sets are drawn without repetition; each network's accuracy is the mean over draws. *Before training*: the "
+        "same networks before their first step, by the same readers. What they have, training did not put there.",
     )  # fmt: skip
 
 
@@ -491,9 +625,9 @@ def _grid_table(evidence: SetEvidence) -> PageTable:
         rows,
         f"All numbers that every length has as many draws of ({grids}): the four shares of a network add up to one. "
         "They are of this grid: length 1 has few paths, so that larger numbers are not on it. Where the trained head "
-        "only guesses, accuracy cannot depend on the number of paths, so this grid understates number; at lengths "
-        "above a guess, the table above has what number does. *Above a guess*: at 5 paths, two lengths or more are, in "
-        "every network; the other rows are variance of guesses and judge nothing.",
+        "only guesses, accuracy cannot depend on the number of paths, so this grid understates number; what came of "
+        "the third hypothesis has the same over lengths above a guess alone. *Above a guess*: at 5 paths, two lengths "
+        "or more are, in every network; the other rows are variance of guesses and judge nothing.",
     )  # fmt: skip
 
 
@@ -540,7 +674,7 @@ def draw(tables: Tables, sizes: SetSizes) -> "dict[str, Figure]":
 def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     from rankscope.figures.matplotlib import colormaps
 
-    rows = evidence.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, kind=OWN)
+    rows = evidence.tables["curves"].filter(pl.col("length") >= 1).filter(task=task, kind=SHARED)
     lengths = sorted({*rows["length"].to_list()})
     colours = colormaps["viridis"](np.linspace(0, 0.9, len(lengths)))
     for colour, length in zip(colours, lengths, strict=True):
@@ -550,7 +684,7 @@ def _number_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
     shown = [count for count in evidence.sizes.numbers if count <= max(rows["number"].to_list(), default=1)]
     axes.set_xticks(shown, [*map(str, shown)])
     axes.set_xticks([], minor=True)
-    title_panel(axes, f"{TASKS[task].capitalize()}: own attention, by length", "paths in a set", "accuracy")
+    title_panel(axes, f"{TASKS[task].capitalize()}: shared attention, by length", "paths in a set", "accuracy")
     axes.legend(title="length", fontsize=7, title_fontsize=7, frameon=False, ncols=2, loc="best")
 
 
@@ -558,7 +692,7 @@ LINES = (
     (OWN, f"number {EQUAL}", "head", f"{EQUAL} paths, own", "-"), (OWN, "share", "head", "a sixth, own", "--"),
     (SHARED, f"number {EQUAL}", "head", f"{EQUAL} paths, shared", "-"), (SHARED, "all", "head", "all, shared", ":"),
     (OWN, "all", "refit", "all, own, refitted", "-."), (SHARED, "all", "refit", "all, shared, refitted", "-."),
-    (OWN, "all", BESIDE, "all, own, refitted beside the token", "--"),
+    (SHARED, "all", BESIDE, "all, shared, refitted beside the token", "--"),
 )  # fmt: skip
 
 
@@ -572,6 +706,8 @@ def _length_panel(axes: "Axes", evidence: SetEvidence, task: str) -> None:
         points = {length: [curve[length] for curve in curves] for length in lengths}
         look = {"linestyle": dash, "marker": MARKERS[index % len(MARKERS)], "linewidth": 1.3}
         seed_band(axes, points, label, palette()[index], **look)
+    label = "the same before training"
+    seed_band(axes, evidence.fresh(task), label, "black", linestyle=":", marker="x", markersize=5, linewidth=1.3)
     networks = evidence.tables["networks"].filter(task=task)
     for name, label, dash in (("head", "whole network", "-"), ("alone", "a token alone", "--")):
         axes.axhline(float(networks[name].median()), color="grey", linewidth=0.9, linestyle=dash, label=label)  # type: ignore[arg-type]
@@ -637,7 +773,8 @@ QUESTION = Question(
         "multinomial logistic regression fitted to such sums on other samples. What explains logit accuracy was fixed "
         "beforehand: shares of the sum of squares on the balanced grid of numbers and lengths, where the two are "
         "independent; beside it R² of each factor alone and beyond the others. *Of what context adds*: accuracy less "
-        "that of a token alone, divided by the same for the whole network."
+        "that of a token alone, divided by the same for the whole network. Networks before their first step are read "
+        "by the same readouts, all paths of a length at once with shared attention."
     ),
     refuted_by=(
         "Networks whose long paths are aligned with the output, by training on them or by a remedy that holds "
@@ -645,8 +782,8 @@ QUESTION = Question(
         "has to work under noise, for which small directions are gone."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=150.0,
-    keep=("networks", "curves", "explained"),
+    keep=("networks", "curves", "explained", "fresh"),
     caption="Lines: medians over networks, bands: their range; dots: every network. Accuracy by "
-    "length: trained head unless refitted; numbers, a sixth or all of the paths of a length. Pale bars: the "
-    "reader guesses.",
+    "length: trained head unless refitted; numbers, a sixth or all of the paths of a length. *The same before "
+    "training*: all paths, shared attention, refitted beside the token. Pale bars: the reader guesses.",
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Sets of paths of one length: drawn without repetition, summed, and classified by two readers.
 
-`number_or_length.py` asks for `evaluated_sets`. Every path of a length is walked once for all sets (`path_terms`), and
-the sums of all sets are products of a matrix of memberships with the terms. Everything is in float64: the terms of long
-paths are small and may cancel.
+`number_or_length.py` asks for `evaluated_sets`, and for `evaluated_lengths` of networks before training. Every path of
+a length is walked once for all sets (`path_terms`), and the sums of all sets are products of a matrix of memberships
+with the terms. Everything is in float64: the terms of long paths are small and may cancel.
 """
 
 import copy
@@ -18,6 +18,7 @@ from rankscope.lab import Batch, Model
 from rankscope.metrics.residuals import relative_mu
 from rankscope.paths.counts import Path, Ways, counts_along, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.lengths import by_length
 from rankscope.paths.terms import OwnAttention, PathRules, path_terms
 from rankscope.shapes import Float
 from rankscope.studies.questions.readout import fitted_readout
@@ -186,9 +187,7 @@ def evaluated_sets(
         repeats: Sets of each length and number.
         seed: Decides which paths are drawn.
     """
-    precise = copy.deepcopy(model).double().eval()
-    frozen = freeze(precise.network(), precise.tokens(torch.cat([fit.inputs, test.inputs])))
-    reader = SetReader(precise, frozen.output, fit, test)
+    frozen, reader = _reading(model, fit, test)
     rows = [{"kind": "whole"} | reader.read(frozen.output[None])[0]]
     for length, total in enumerate(counts_along(frozen.ways)):
         sets = drawn_sets(frozen.ways, length, numbers, repeats, seed)
@@ -201,3 +200,30 @@ def evaluated_sets(
             rows[-1]["half"] = reader.refitted(all_paths, share=0.5)
             rows[-1]["beside"] = reader.refitted(all_paths, frozen.X)
     return rows
+
+
+@torch.no_grad()
+def evaluated_lengths(model: Model, fit: Batch, test: Batch) -> list[dict[str, Any]]:
+    """How well readouts fitted to all paths of a length, with shared attention, classify: a row for each length.
+
+    `refit` and `beside` are the accuracies that `evaluated_sets` has under these names. Sums of all paths of a length
+    need no walk along single paths (`by_length`), so that this is fast.
+
+    Args:
+        model: The model; its blocks have their norms last.
+        fit: Samples that readouts are fitted to; without padding, as are `test`.
+        test: Samples that accuracies are of.
+    """
+    frozen, reader = _reading(model, fit, test)
+    terms = by_length(frozen)
+    return [
+        {"length": length, "refit": reader.refitted(sums), "beside": reader.refitted(sums, frozen.X)}
+        for length, sums in enumerate(terms.embedding + terms.bias)
+    ]
+
+
+def _reading(model: Model, fit: Batch, test: Batch) -> tuple[Frozen, SetReader]:
+    """The network in float64, frozen on the samples of `fit` and `test`, and what reads its sums of paths."""
+    precise = copy.deepcopy(model).double().eval()
+    frozen = freeze(precise.network(), precise.tokens(torch.cat([fit.inputs, test.inputs])))
+    return frozen, SetReader(precise, frozen.output, fit, test)

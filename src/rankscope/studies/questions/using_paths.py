@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 WORTH = 0.01  # A smaller gain in accuracy is not called one
 SLIGHT = 0.05  # A smaller one is called slight
+CEILING = 0.95  # A control with this accuracy leaves no room: a gain of `WORTH` would be a fifth of its errors or more
 MEASURES = {
     "accuracy": "all in place", "noise": "noise on embeddings", "heads": "1/4 of heads out",
     "layers": "one layer out", "length out": "one length out", "one length": "one length alone",
@@ -65,8 +66,13 @@ CHANGED = (
     "Changed after the quick run of 18 November 2026 (seeds 0 to 8): a gain must also pass a t test, as the rule on "
     "chance before took all controls for equally unlike each other, though plain training and weak dropout are nearly "
     "the same; how much long paths are, in the hypothesis on penalties too, is told by norms, which "
-    "penalties are on (before: by shares of the output, which have signs and cancel)."
+    "penalties are on (before: by shares of the output, which have signs and cancel). "
+    "Changed after the full run of 18 November 2026: where a control has an accuracy of "
+    f"{CEILING} or more, that no gain was shown tells nothing, and the first and the fourth hypothesis rest on the "
+    "other tasks (on these data the first rests on text alone; its verdict is the same); the answer counts one length "
+    "out as a measure, names plain training beside the best control, and says what a use costs."
 )
+LOST = ("one length", "length out")  # Measures of what noise on lengths was trained with
 UNTRAINED = {"noise": "noise", "heads": "removed heads", "layers": "removed layers"}  # At test time alone
 ROWS_OF_SEED = ("task", "kind", "strength", "quantity", "seed")  # Columns that are the same over draws and lengths
 
@@ -180,6 +186,11 @@ class Gain:
         return any(max(self.over(control)) < WORTH for control in self.controls)
 
     @property
+    def full(self) -> bool:
+        """True if the best control is at the ceiling."""
+        return statistics.median(self.controls[self.control]) >= CEILING
+
+    @property
     def text(self) -> str:
         """The use and the best control with their spread."""
         return f"{spread(self.values, '.2f')} against {spread(self.controls[self.control], '.2f')}"
@@ -224,7 +235,7 @@ def answer(tables: Tables, sizes: UseSizes) -> StudyAnswer:
         _gain_verdict(readings, [Use(kind, strong) for kind in NOISES], "one length"),
         _gain_verdict(readings, [Use(PATH_DROPOUT, strong)], "layers"),
         _none_verdict(readings, "noise"),
-        _moved_verdict(readings, {short: True, long: False}, "long size"),
+        _moved_verdict(readings, {short: True, long: False}, "long size", "long share"),
         _moved_verdict(readings, {short: False}, "residual"),
     ]
     notes = [
@@ -233,10 +244,11 @@ def answer(tables: Tables, sizes: UseSizes) -> StudyAnswer:
         f"each of its strengths. The tables could show {comparisons(sizes)} gains; one is named where the differences "
         f"of seeds from each control have a t of at least {least_t(sizes.seeds, comparisons(sizes)):.1f} (paired, "
         f"one-sided, {CHANCE} / {comparisons(sizes)}).",
+        *_limits(readings),
         *(_alike(readings, task) for task in sizes.tasks),
         CHANGED,
     ]
-    evidence = [_table(readings, task) for task in sizes.tasks]
+    evidence = [*(_table(readings, task) for task in sizes.tasks), _length_table(tables["uses"], sizes)]
     return StudyAnswer(_sentence(readings), verdicts, evidence, notes)
 
 
@@ -253,30 +265,124 @@ def _alike(readings: Readings, task: str) -> str:
 
 
 def _sentence(readings: Readings) -> str:
-    """The answer: whether a use of paths gives accuracy, robustness to what it was not trained with, or neither."""
-    ranked = [gains(readings, measures) for measures in (["accuracy"], UNTRAINED, ["one length"])]
+    """The answer: whether a use of paths gives accuracy, robustness to what it was not trained with, robustness to
+    lost lengths, or neither; and what it costs."""
+    ranked = [gains(readings, measures) for measures in (["accuracy"], UNTRAINED, LOST)]
     if not all(ranked):
         return "It cannot be told: the plain network learnt no more than one that reads each token alone."
     accurate, robust, apart = (entries[0].beyond for entries in ranked)
     gained = {entry.measure for entry in ranked[1] if entry.beyond}
     withstood = " and ".join(name for measure, name in UNTRAINED.items() if measure in gained)
     leads = {(True, True): "Yes", (True, False): "For accuracy", (False, True): f"For robustness to {withstood}"}
-    absent = all(entry.absent for entries in ranked for entry in entries)
-    single = "Only when the test keeps a single length"
+    absent = all(entry.absent and not entry.full for entries in ranked for entry in entries)
+    single = "Only against lost lengths"
     lead = leads.get((accurate, robust), single if apart else "No" if absent else "No gain could be shown")
     deciding = ranked[:2] if accurate or robust else ranked[2:]
     if (accurate or robust) and max(entry.size for entry in itertools.chain(*deciding) if entry.beyond) < SLIGHT:
         lead = f"Slightly, {lead[0].lower()}{lead[1:]}" if lead != "Yes" else "Slightly"
     tasks, told = ({entry.task for entry in itertools.chain(*deciding) if entry.beyond or every} for every in (0, 1))
     lead += f", on {' and '.join(sorted(tasks))}" if tasks and tasks != told else ""
-    pairs = ", ".join(f"{best.medians if robust else best.text} on {best.task}" for best in _best(ranked[0]))
-    doubt = _doubt(ranked[1])
-    clauses = [
-        _described(ranked[0][0]) if accurate else f"no gain in accuracy was shown (at best {pairs})",
-        _described(ranked[1][0]) if robust else f"none in robustness to noise, removed heads or layers{doubt}",
-        _described(ranked[2][0]) if apart else "none of single lengths",
-    ]
-    return f"{lead}: {'; '.join(clauses)}."
+    clauses = [_described(entries[0]) for entries in ranked[:2] if entries[0].beyond]
+    if apart:
+        clauses.append(_described(ranked[2][0]) if clauses else _lengths_clause(readings, ranked[2]))
+    use = next((entries[0].use for entries in ranked if entries[0].beyond), None)
+    clauses += [f"it costs {cost}"] if use and (cost := _cost(readings, use)) else []
+    missed = [] if accurate else [f"accuracy{_at_best(ranked[0], brief=bool(clauses))}"]
+    missed += [] if robust else [f"robustness to noise, removed heads or layers{_doubt(ranked[1])}"]
+    missed += [] if apart else ["robustness to lost lengths"]
+    start = f"{'; '.join(clauses)}. No" if clauses else "no"
+    nothing = f" gain was shown in {' or '.join(missed)}." if missed else ""
+    return f"{lead}: {start}{nothing}" if nothing else f"{lead}: {'; '.join(clauses)}."
+
+
+def _at_best(entries: Sequence[Gain], brief: bool) -> str:
+    """The largest gain of every task, in brackets, or that a task is at the ceiling."""
+    pairs = [f"{best.medians} on {best.task}" for best in _best(entries) if not best.full and not brief]
+    full = [best.task for best in _best(entries) if best.full]
+    parts = [f"at best {', '.join(pairs)}"] if pairs else []
+    parts += [f"{' and '.join(full)}: at the ceiling"] if full else []
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _lengths_clause(readings: Readings, entries: Sequence[Gain]) -> str:
+    """What the use of the largest gain has when lengths are lost, at each measure and task where that is a gain."""
+    texts: list[str] = []
+    for measure in LOST:
+        found = [
+            entry for entry in entries if entry.use == entries[0].use and entry.measure == measure and entry.beyond
+        ]
+        cells: list[str] = []
+        for entry in sorted(found, key=lambda entry: entry.task):
+            plain, control = (
+                statistics.median(values)
+                for values in (readings.of(entry.task, Use(), measure), entry.controls[entry.control])
+            )
+            names = ("", "") if texts or cells else ("plain ", "best control ")
+            cells.append(
+                f"{statistics.median(entry.values):.2f} on {entry.task} "
+                f"({names[0]}{plain:.2f}, {names[1]}{control:.2f})"
+            )
+        if cells:
+            has = f", {entries[0].use.label} has" if not texts else ","
+            texts.append(f"with {MEASURES[measure]}{has} {', '.join(cells)}")
+    return "; ".join(texts)
+
+
+def _losses(readings: Readings, task: str, use: Use) -> list[float]:
+    """The accuracy of plain training less that of a use, seed by seed; empty where not every seed loses, or the median
+    is less than `WORTH`."""
+    plain, values = (readings.of(task, way, "accuracy") for way in (Use(), use))
+    losses = [a - b for a, b in zip(plain, values, strict=True)] if len(plain) == len(values) else []
+    return losses if losses and min(losses) > 0 and statistics.median(losses) >= WORTH else []
+
+
+def _cost(readings: Readings, use: Use) -> str:
+    """What a use costs in accuracy with every seed, task by task; empty where it costs nothing."""
+    costs = {task: _losses(readings, task, use) for task in filter(readings.tell, readings.sizes.tasks)}
+    texts = [f"{statistics.median(losses):.2f} of accuracy on {task}" for task, losses in costs.items() if losses]
+    return ", ".join(texts)
+
+
+def _limits(readings: Readings) -> list[str]:
+    """Sentences on what the comparison of accuracies cannot tell, and on what uses cost."""
+    notes, sizes = [], readings.sizes
+    for task in filter(readings.tell, sizes.tasks):
+        plain = readings.of(task, Use(), "accuracy")
+        best = max((readings.of(task, control, "accuracy") for control in sizes.controls), key=statistics.median)
+        if statistics.median(best) >= CEILING:
+            notes.append(
+                f"On {task} the best control has {spread(best, '.3f')}: at the ceiling, that no gain in accuracy was "
+                "shown tells nothing."
+                + " The rate is not tuned: the study of long paths has the same plain network at three times the rate, "
+                "where its errors are fewer." * (sizes == FULL)
+            )
+        dropped = [(use, readings.of(task, use, "accuracy")) for use in sizes.controls if use.kind == DROPOUT]
+        if dropped and all(statistics.median(values) < statistics.median(plain) for _, values in dropped):
+            texts = ", ".join(f"{use.label} {statistics.median(values):.2f}" for use, values in dropped)
+            notes.append(
+                f"On {task} every ordinary dropout costs accuracy too (plain {statistics.median(plain):.2f}, {texts}): "
+                "in a training of this length, regularisation does not pay."
+            )
+        costs = [(use, losses) for use in sizes.uses if (losses := _losses(readings, task, use))]
+        if costs:
+            texts = ", ".join(f"{use.label} {spread(losses, '.3f')}" for use, losses in costs)
+            notes.append(f"Uses of paths that cost accuracy on {task} with every seed, beside plain: {texts}.")
+    largest = max(sizes.penalties)
+    pairs = {
+        task: [readings.of(task, Use(SHORT_PENALTY, largest), name) for name in ("long size", "long share")]
+        for task in sizes.tasks
+    }
+    texts = ", ".join(
+        f"{' and '.join(spread(values, '.2f') for values in pair)} on {task}"
+        for task, pair in pairs.items()
+        if all(pair)
+    )
+    if texts:
+        notes.append(
+            "Norms can be inflated by terms that cancel, so that a penalty is evaded: with the larger penalty on short "
+            f"paths, long paths have of the norms and of the output {texts}."
+        )
+    return notes
 
 
 def _doubt(entries: Sequence[Gain]) -> str:
@@ -295,15 +401,20 @@ def _described(entry: Gain) -> str:
 
 
 def _none_verdict(readings: Readings, measure: str) -> HypothesisVerdict:
-    """Whether no use of paths gives more than all controls; it cannot be told where a difference may be chance, or
-    where seeds of a use are on either side of a gain."""
+    """Whether no use of paths gives more than all controls; it cannot be told where a difference may be chance, where
+    seeds of a use are on either side of a gain, or where controls of every task are at the ceiling."""
     entries = gains(readings, [measure])
     if not entries:
         return HypothesisVerdict("cannot be told", None)
-    texts = [f"{best.task}: at best {best.use.label}, {best.text} of {best.control.label}" for best in _best(entries)]
+    texts = [
+        f"{best.task}: at best {best.use.label}, {best.text} of {best.control.label}"
+        + ", at the ceiling" * (best.full and not best.beyond)
+        for best in _best(entries)
+    ]
     if any(entry.beyond for entry in entries):
         return HypothesisVerdict("; ".join(texts), False)
-    absent = all(entry.absent for entry in entries)
+    judging = [entry for entry in entries if not entry.full]
+    absent = bool(judging) and all(entry.absent for entry in judging)
     return HypothesisVerdict("; ".join(texts) + ("" if absent else "; no gain could be shown"), absent or None)
 
 
@@ -320,10 +431,18 @@ def _gain_verdict(readings: Readings, uses: Sequence[Use], measure: str) -> Hypo
     return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
 
 
-def _moved_verdict(readings: Readings, uses: Mapping[Use, bool], quantity: str) -> HypothesisVerdict:
+def _moved_verdict(
+    readings: Readings, uses: Mapping[Use, bool], quantity: str, beside: str | None = None
+) -> HypothesisVerdict:
     """Whether these uses move a quantity from that of plain training on every task, up where True is said.
 
     Every seed must move the same way; n seeds do so by chance with `2^-n`, and fewer than that allows tell nothing.
+
+    Args:
+        readings: The numbers of the study.
+        uses: Which uses, and whether each is expected to move the quantity up.
+        quantity: What is moved.
+        beside: A second quantity that is said with the first and judges nothing: of norms, the share of the output.
     """
     cases: dict[str, list[bool]] = {}
     texts = []
@@ -334,7 +453,11 @@ def _moved_verdict(readings: Readings, uses: Mapping[Use, bool], quantity: str) 
             moved = [(after > before) == up for after, before in pairs if after != before]
             sure = len(moved) == len(moved_values) and len({*moved}) == 1 and 0.5 ** len(moved_values) <= CHANCE
             cases.setdefault(task, []).extend(moved[:1] if sure else [True, False])
-            texts.append(f"{task}: {use.label} {spread(moved_values, '.2f')}, plain {spread(plain_values, '.2f')}")
+            text = f"{task}: {use.label} {spread(moved_values, '.2f')}, plain {spread(plain_values, '.2f')}"
+            if beside is not None:
+                pair = (spread(readings.of(task, way, beside), ".2f") for way in (use, Use()))
+                text += f" (of the output {', plain '.join(pair)})"
+            texts.append(text)
     return HypothesisVerdict("; ".join(texts) or "cannot be told", judged(cases))
 
 
@@ -357,6 +480,20 @@ def _table(readings: Readings, task: str) -> PageTable:
         "heads. *Layers*, *lengths*: mean over each. *Norms*: as a share of the norms of all lengths. "
         "*Share*: of the output, with a sign: lengths may cancel. *Residual*: relative, of tokens after the "
         "last layer." if task == sizes.tasks[0] else "",
+    )  # fmt: skip
+
+
+def _length_table(table: pl.DataFrame, sizes: UseSizes) -> PageTable:
+    """Accuracy by the length that is lost or alone, of plain networks and of noise on lengths at its largest."""
+    rows, lengths = [], range(sizes.layers + 1)
+    for task, measure in itertools.product(sizes.tasks, LOST):
+        for use in (Use(), *(Use(kind, max(sizes.chances)) for kind in NOISES)):
+            cases = table.filter(task=task, kind=use.kind, strength=use.strength, quantity=measure)
+            cells = [spread(cases.filter(at=k)["value"].drop_nans().to_list(), ".2f") for k in lengths]
+            rows.append([task, MEASURES[measure], use.label, *cells])
+    return PageTable(
+        "Accuracy by the length that is alone or out, median (range) over seeds",
+        ["task", "at test time", "trained with", *map(str, lengths)], rows,
     )  # fmt: skip
 
 
@@ -428,8 +565,9 @@ QUESTION = Question(
         "cosine); at test time all lengths have weight 1, and the head is the network's own. A *gain* is one over "
         f"plain training and ordinary dropout at every strength: above theirs with every seed, by {WORTH} in the "
         "median of differences, which must also pass a paired t test over each of them, at a level of "
-        f"{CHANCE} divided by the number of all comparisons. It is absent where with every seed it is "
-        f"less than {WORTH} over one of them, and cannot be told otherwise. Tasks on which attention adds "
+        f"{CHANCE} divided by the number of all comparisons. There is no gain if some control is "
+        f"within {WORTH} or better for every seed; else it cannot be told. That there is none tells nothing where a "
+        f"control has an accuracy of {CEILING} or more, which leaves no room. Tasks on which attention adds "
         f"less than {TOLD} to a network that reads each token alone tell nothing."
     ),
     refuted_by=(
