@@ -560,7 +560,7 @@ def test_seeds_that_did_not_learn_are_left_out_of_curves_over_training() -> None
     axes = study.draw({"layers": low}, QUICK)[QUESTION.name].axes[1]
     assert axes.get_title(loc="left").startswith("4 layers")
     lines = {line.get_label(): line for line in axes.lines}
-    assert {*lines["post"].get_ydata()} == {-0.5}  # type: ignore[arg-type]
+    assert {*lines["post"].get_ydata()} == {-0.5}
     skipless = table.with_columns(loss=pl.when(pl.col("kind") == SKIPLESS).then(2.9).otherwise("loss"))
     labels = [line.get_label() for line in study.draw({"layers": skipless}, QUICK)[QUESTION.name].axes[1].lines]
     assert f"{SKIPLESS} (did not learn)" in labels

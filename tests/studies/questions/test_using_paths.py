@@ -390,7 +390,8 @@ def test_the_answer_says_what_a_use_costs_with_every_seed() -> None:
         def change(use: Use, quantity: str) -> Made:
             if use != Use(PATH_DROPOUT, 0.4):
                 return None
-            return {"one length": 0.9, "accuracy": accuracies}.get(quantity)
+            made: dict[str, Made] = {"one length": 0.9, "accuracy": accuracies}
+            return made.get(quantity)
 
         found = QUESTION.answer(tables(change), QUICK)
         assert len(found.sentence.split()) <= 60
@@ -440,7 +441,7 @@ def test_shares_of_the_output_stand_beside_norms() -> None:
 def test_ordinary_dropout_that_never_pays_is_said() -> None:
     for weak, said in ((0.68, True), (0.7, False)):
         found = QUESTION.answer(
-            tables(lambda use, quantity, weak=weak: weak if use.kind == DROPOUT and quantity == "accuracy" else None),  # type: ignore[misc]
+            tables(lambda use, quantity, weak=weak: weak if use.kind == DROPOUT and quantity == "accuracy" else None),
             QUICK,
         )
         assert any("every ordinary dropout costs accuracy too" in note for note in found.notes) is said
