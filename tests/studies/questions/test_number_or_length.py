@@ -18,7 +18,7 @@ from rankscope.paths.frozen import freeze
 from rankscope.paths.lengths import by_length
 from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions import number_or_length as study
-from rankscope.studies.questions.number_or_length import QUESTION, SetSizes
+from rankscope.studies.questions.number_or_length import QUESTION
 from rankscope.studies.questions.path_sets import (
     LEVEL,
     OWN,
@@ -30,6 +30,7 @@ from rankscope.studies.questions.path_sets import (
     set_sums,
 )
 from rankscope.studies.questions.readout import RIDGE, fitted_readout
+from rankscope.studies.questions.set_results import SetEvidence, SetSizes
 from rankscope.studies.questions.variance import grid_shares, on_grid, one_hot, r_squared, regression
 from rankscope.studies.study import Setup
 from tests.studies.dong2021.plans import small
@@ -331,7 +332,7 @@ def test_number_counts_at_lengths_above_a_guess() -> None:
     head = pl.when(pl.col("length") <= 2).then(read).otherwise(0.1) + 0.001 * pl.col("repeat")
     made = summarised(sets.with_columns(head=pl.when(pl.col("kind") == "whole").then("head").otherwise(head)))
     shares = {
-        (measure, factor): study.SetEvidence(made, MADE_UP).share("sort", SHARED, factor, measure)
+        (measure, factor): SetEvidence(made, MADE_UP).share("sort", SHARED, factor, measure)
         for measure in ("grid", "above")
         for factor in ("length", "number")
     }
@@ -347,14 +348,14 @@ def test_number_counts_at_lengths_above_a_guess() -> None:
     verdict = QUESTION.answer(made, MADE_UP).verdicts[2]
     assert f". Over lengths above a guess alone: sorting: own {ratio:.1f}" in verdict.ours
     guessed = summarised(sets.with_columns(head=pl.when(pl.col("kind") == "whole").then("head").otherwise(0.1)))
-    assert study.SetEvidence(guessed, MADE_UP).share("sort", SHARED, "length", "above") == []
+    assert SetEvidence(guessed, MADE_UP).share("sort", SHARED, "length", "above") == []
 
 
 def test_numbers_on_the_grid_are_those_of_each_task() -> None:
     made = with_hull("length", "length")
     few = (pl.col("task") == "sort") & (pl.col("number") == 5) & (pl.col("length") == 1)
     made["curves"] = made["curves"].filter(~few)
-    evidence = study.SetEvidence(made, TWO_TASKS)
+    evidence = SetEvidence(made, TWO_TASKS)
     assert evidence.numbers("sort") == [1, 2] and evidence.numbers("hull") == [1, 2, 5]
     note = QUESTION.answer(made, TWO_TASKS).evidence[2].note
     assert "(sorting: 1, 2; convex hull: 1, 2, 5)" in note
@@ -439,7 +440,7 @@ def test_lengths_that_guess_have_no_order() -> None:
         made = tables()
         by_length = pl.col("length").replace_strict(accuracies, default=0.1, return_dtype=pl.Float64)
         made["curves"] = made["curves"].with_columns(head=by_length)
-        return study.SetEvidence(made, MADE_UP).falls("sort", SHARED, "number 5")
+        return SetEvidence(made, MADE_UP).falls("sort", SHARED, "number 5")
 
     three = falls({1: 0.8, 2: 0.5, 3: 0.3, 4: 0.149})
     assert three == falls({1: 0.8, 2: 0.5, 3: 0.3, 4: 0.101}) and max(three) < -0.7

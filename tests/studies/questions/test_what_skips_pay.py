@@ -18,6 +18,7 @@ from rankscope.studies.questions import what_skips_pay as study
 from rankscope.studies.questions.branch_gains import branch_numbers
 from rankscope.studies.questions.question import StudyAnswer
 from rankscope.studies.questions.skip_networks import LAYERS, NETWORKS, NetworkKind, PriceSizes
+from rankscope.studies.questions.skip_results import MODELS
 from rankscope.studies.questions.what_skips_pay import FULL, QUESTION
 from rankscope.studies.study import Setup
 
@@ -133,7 +134,7 @@ def tables(models: bool = True, sizes: PriceSizes = MADE_UP, **changes: Any) -> 
                     for quantity, value in inner.items():
                         rows.append((*label, part, quantity, changes.get(quantity, {}).get((part, share), value)))
     layers = []
-    for name in study.MODELS if models else ():
+    for name in MODELS if models else ():
         for layer in range(1, 5):
             for part, sign in (("attention", -1), ("mlp", 1)):
                 numbers = {"differences": 0.3, "common": 0.0, "stream": sign * 0.3,

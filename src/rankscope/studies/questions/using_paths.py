@@ -308,11 +308,11 @@ def _lengths_clause(readings: Readings, entries: Sequence[Gain]) -> str:
     """What the use of the largest gain has when lengths are lost, at each measure and task where that is a gain."""
     texts: list[str] = []
     for measure in LOST:
-        found = [
+        of_measure = [
             entry for entry in entries if entry.use == entries[0].use and entry.measure == measure and entry.beyond
         ]
         cells: list[str] = []
-        for entry in sorted(found, key=lambda entry: entry.task):
+        for entry in sorted(of_measure, key=lambda entry: entry.task):
             plain, control = (
                 statistics.median(values)
                 for values in (readings.of(entry.task, Use(), measure), entry.controls[entry.control])

@@ -10,7 +10,7 @@ the price is what noise at the embedding does to the output.
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from typing import Any
@@ -29,7 +29,6 @@ from rankscope.studies.questions.skip_networks import (
     PLACES,
     TUNING_SEEDS,
     USUAL,
-    NetworkKind,
     PriceSizes,
     ends,
     equal_width,
@@ -37,24 +36,28 @@ from rankscope.studies.questions.skip_networks import (
     model_layers,
     trained_kind,
 )
+from rankscope.studies.questions.skip_results import (
+    MODELS,
+    PRICE,
+    SIDES,
+    SKIPS,
+    TASKS,
+    PriceResults,
+    known_numbers,
+    skip_price,
+)
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
-MODELS = ("minilm", "rxnfp", "rxnmapper", "antiberty")
-TASKS = {"digits": "digits", "text": "next characters"}
 MOST_LAYERS = 0.75  # The share of layers in which something must be so
 LOOSE = 10.0  # How many times a bound must be above what was measured to be called loose
 KEEPS = 2.0  # By how much more a larger MLP must keep of differences to mitigate
-PRICE = 1.5  # By how much less noise must be tolerated to be called a price
 GROWN = 2.0  # How many times longer tokens must be after the last layer than before the first
 PULLS = 1.5  # By how much Lipschitz constants must grow in training
 SAME = {"size": "equal width", "parameters": "equal parameters"}
 PULLERS = {"attention": "attention", "mlp": "MLP", "norms": "norms"}  # Parts of a layer of trained models
-LEARNT = 0.1  # By how much a network must be more accurate than guessing
 EPS = math.log10(2.0**-23)  # Of float32, in which networks are trained: smaller relative residuals make no difference
-SKIPS = {1.0: "skips", 0.5: "skips of weight 0.5", 0.0: "no skips"}
 PALE: dict[str, Any] = {"alpha": 0.45, "markerfacecolor": "white"}  # How networks that did not learn are drawn
-SIDES = {"embedding": "at the embedding", "inputs": "on pixels"}  # Places of random noise
 SEEN = (
     "Hypotheses were written into the file after trials had been seen (two samples of each trained model; networks "
     "with the smallest and the largest MLP on digits), and initial weights were changed because of them: read "
@@ -112,62 +115,6 @@ def gather(setup: Setup, sizes: PriceSizes) -> dict[str, pl.DataFrame]:
 # ---- The answer, from tables alone
 
 
-@dataclass(frozen=True)
-class PriceResults:
-    """The tables of a run: numbers of networks of our own by seed, of trained models by layer."""
-
-    tables: Tables
-    sizes: PriceSizes
-
-    def kind(self, skip: float, multiple: int = USUAL, series: str = "size") -> NetworkKind:
-        """A kind of network by what tells it from the usual one."""
-        width = equal_width(multiple, self.sizes) if series == "parameters" else self.sizes.width
-        return NetworkKind(series, skip, multiple, 1.0, width)
-
-    def of(self, task: str, kind: NetworkKind, quantity: str, part: str = "network", share: float = 1.0) -> list[float]:
-        """A number of networks of one kind, by seed."""
-        rows = self.tables["networks"].filter(task=task, part=part, quantity=quantity, share=share, **kind._asdict())
-        return rows.sort("seed")["value"].to_list()
-
-    def against(self, task: str, kind: NetworkKind, rival: NetworkKind, quantity: str) -> list[float]:
-        """By seed, a number of one kind over that of another; of logs, less that of another."""
-        pairs = zip(self.of(task, kind, quantity), self.of(task, rival, quantity), strict=True)
-        ratios = quantity.startswith(("tolerance", "accuracy"))
-        return [value / base if ratios else value - base for value, base in pairs]
-
-    def learnt(self, task: str, *chosen: NetworkKind) -> bool:
-        """True if every network of these kinds is more accurate than guessing."""
-        pairs = [
-            (accuracy, chance) for kind in chosen
-            for accuracy, chance in zip(self.of(task, kind, "accuracy"), self.of(task, kind, "chance"), strict=True)
-        ]  # fmt: skip
-        return bool(pairs) and all(accuracy > chance + LEARNT for accuracy, chance in pairs)
-
-    def rates(self, task: str, kind: NetworkKind) -> list[float]:
-        """The learning rate of networks of one kind; empty where none was trained."""
-        return self.tables["networks"].filter(task=task, **kind._asdict())["rate"].unique().to_list()
-
-    @property
-    def models(self) -> list[str]:
-        """The trained models that were at hand."""
-        return [name for name in MODELS if name in {*self.tables["models"]["model"]}]
-
-    def by_layer(self, model: str, part: str, quantity: str) -> list[float]:
-        """A number of a trained model for each layer, the mean over samples."""
-        rows = self.tables["models"].filter(model=model, part=part, quantity=quantity)
-        return rows.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"].to_list()
-
-    def middle(self, model: str, part: str) -> float:
-        """The factor of a part of a trained model on differences over the common part, the median over layers; NaN
-        where that was not measured, or no norm stands on a sum."""
-        return statistics.median([10**log for log in self.by_layer(model, part, "stream")] or [math.nan])
-
-    def looseness(self, model: str) -> float:
-        """log10 of the bound of MLPs over what they do to differences, the median over layers."""
-        pairs = zip(self.by_layer(model, "mlp", "bound"), self.by_layer(model, "mlp", "differences"), strict=True)
-        return statistics.median(bound - measured for bound, measured in pairs)
-
-
 def answer(tables: Tables, sizes: PriceSizes) -> StudyAnswer:
     """The answer that the tables give."""
     results = PriceResults(tables, sizes)
@@ -211,9 +158,9 @@ def _rates_note(results: PriceResults) -> str:
     note += f": {'; '.join(texts)}." if texts else "."
     unequal = [
         f"{TASKS[task]} {' and '.join(f'{rate:g}' for rate in sorted({*with_skips}))} with skips, "
-        f"{' and '.join(f'{rate:g}' for rate in sorted({*others}))} with {SKIPS[skip]}"
-        for (task, skip), others in chosen.items()
-        if skip != 1.0 and {*others} != {*(with_skips := chosen[task, 1.0])}
+        f"{' and '.join(f'{rate:g}' for rate in sorted({*of_kinds}))} with {SKIPS[skip]}"
+        for (task, skip), of_kinds in chosen.items()
+        if skip != 1.0 and {*of_kinds} != {*(with_skips := chosen[task, 1.0])}
     ]
     apart = f" What skips pay is compared at different rates, which may be part of it: {'; '.join(unequal)}."
     return note + (apart if unequal else "")
@@ -223,7 +170,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     """What skips pay, what larger MLPs pay, and how hard all parts of trained models pull."""
     told, untold = list[str](), list[str]()
     for task in results.sizes.tasks:
-        price = _skip_price(results, task)
+        price = skip_price(results, task)
         (told if price.word else untold).append(price.in_short(bool(told)))
     skips = f"Skips cost {', '.join(told)}" if told else f"What skips pay cannot be told ({'; '.join(untold)})"
     collapsed = ", ".join(_collapsed(results))
@@ -234,7 +181,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     small, large = ends(results.sizes)
     by_series = dict[str, dict[str, str]]()
     for task, series, by_seed, learnt in _by_size(results, 1.0, "tolerance embedding"):
-        if learnt and (known := _known(by_seed)):
+        if learnt and (known := known_numbers(by_seed)):
             by_series.setdefault(SAME[series], {})[task] = f"{statistics.median(known):.2f}"
     prices, named = list[str](), list[str]()
     for same, by_task_text in by_series.items():
@@ -247,7 +194,7 @@ def _sentence(results: PriceResults, mitigation: HypothesisVerdict) -> str:
     tug = ""
     if results.models:
         by_model = {
-            part: _known([results.middle(name, part) for name in results.models]) for part in (*PULLERS, "layer")
+            part: known_numbers([results.middle(name, part) for name in results.models]) for part in (*PULLERS, "layer")
         }
         factors = {part: f"{statistics.median(known):.2f}" if known else "–" for part, known in by_model.items()}
         by_part = ", ".join(f"{title} ×{factors[part]}" for part, title in PULLERS.items())
@@ -264,7 +211,7 @@ def _tug_verdict(results: PriceResults) -> HypothesisVerdict:
         attention, mlp = (results.by_layer(name, part, "stream") for part in ("attention", "mlp"))
         shares[name] = sum(log < 0 for log in attention) / len(attention), sum(log > 0 for log in mlp) / len(mlp)
         middles = (results.middle(name, part) for part in ("norms", "layer"))
-        beside[name] = [spread(_known([factor]), ".2f") for factor in middles]
+        beside[name] = [spread(known_numbers([factor]), ".2f") for factor in middles]
     ours = "; ".join(
         f"{name}: {down:.0%} and {up:.0%} of layers (norms × {beside[name][0]}, layers in all × "
         f"{beside[name][1]})" for name, (down, up) in shares.items()
@@ -298,8 +245,10 @@ def _size_verdict(results: PriceResults, skip: float, quantity: str, lead: str) 
     residual = quantity == "residual"
     shown = spread_of_logs if residual else partial(spread, form=".2f")
     for task, series, by_seed, learnt in _by_size(results, skip, quantity):
-        texts.append(f"{TASKS[task]}, {SAME[series]}: {shown(_known(by_seed))}{'' if learnt else ' (not learnt)'}")
-        texts[-1] += f" ({missing} not measured)" if (missing := len(by_seed) - len(_known(by_seed))) else ""
+        texts.append(
+            f"{TASKS[task]}, {SAME[series]}: {shown(known_numbers(by_seed))}{'' if learnt else ' (not learnt)'}"
+        )
+        texts[-1] += f" ({missing} not measured)" if (missing := len(by_seed) - len(known_numbers(by_seed))) else ""
         invisible = _invisible(results, task, series) if residual else [False] * len(by_seed)
         if any(invisible):
             texts[-1] += f" ({sum(invisible)} of {len(invisible)} pairs not judged: both below float32's eps)"
@@ -326,91 +275,13 @@ def _collapsed(results: PriceResults) -> list[str]:
     return list(dict.fromkeys(task for task, _ in learnt)) if below else []
 
 
-def _known(values: Sequence[float]) -> list[float]:
-    """Numbers that could be measured: not NaN."""
-    return [value for value in values if not math.isnan(value)]
-
-
-@dataclass(frozen=True)
-class SkipPrice:
-    """What networks with skips tolerate on a task, over what others do: by place of noise and MLP size, by seed."""
-
-    task: str
-    rival: float  # The weight of the others' skips
-    failed: list[str]  # Which of the usual size have not learnt, where there is nothing to compare
-    ratios: dict[str, dict[int, list[float]]]
-
-    @property
-    def word(self) -> str:
-        """How much robustness skips cost, by every seed and size; empty where that cannot be told."""
-        ratios = [ratio for by_size in self.ratios.values() for of_size in by_size.values() for ratio in of_size]
-        if not ratios or any(map(math.isnan, ratios)):
-            return ""
-        if all(ratio >= 1 for ratio in ratios):
-            return "no"
-        if all(ratio <= 1 / PRICE for ratio in ratios):
-            return "much"
-        return "little" if min(ratios) > 1 / PRICE else "sometimes much"
-
-    def ranges(self, places: Mapping[str, str]) -> list[str]:
-        """The least and the largest median over MLP sizes for each place of noise, such as '1.82–2.55 at the
-        embedding'."""
-        texts = []
-        for place, name in places.items():
-            medians = [
-                statistics.median(known) for by_seed in self.ratios[place].values() if (known := _known(by_seed))
-            ]
-            ends_shown = list(dict.fromkeys(f"{end:.2f}" for end in (min(medians), max(medians)))) if medians else []
-            texts += [f"{'–'.join(ends_shown)} {name}".strip()] if ends_shown else []
-        return texts
-
-    def in_short(self, later: bool) -> str:
-        """What the answer says of the task.
-
-        Args:
-            later: Whether the answer has said of another task what is compared.
-        """
-        if not self.word:
-            return f"{TASKS[self.task]}: {self.reason}"
-        lead = f"{self.word}{'' if later else ' robustness'} on {self.task}"
-        first, *others = self.ranges({"embedding": "", "inputs": SIDES["inputs"]})
-        against = f" against {SKIPS[self.rival]}" if self.rival else "" if later else " times the embedding noise"
-        by_size = " over MLP sizes" if not later and len(self.ratios["embedding"]) > 1 else ""
-        return f"{lead} ({', '.join([first + against + by_size, *others])})"
-
-    @property
-    def reason(self) -> str:
-        """Why nothing can be told."""
-        return f"not learnt {' nor '.join(self.failed)} skips" if self.failed else "noise not measured"
-
-
-def _skip_price(results: PriceResults, task: str) -> SkipPrice:
-    """What skips pay on a task at every MLP size of equal width: against no skips, or, where none without skips of
-    these sizes has learnt, against skips of weight 0.5 if there are such networks."""
-    pair = {"with": results.kind(1.0), "without": results.kind(0.0)}.items()
-    failed = [name for name, kind in pair if not results.learnt(task, kind)]
-    for rival in (0.0, 0.5):
-        compared = [
-            (m, results.kind(1.0, m), results.kind(rival, m)) for m in results.sizes.multiples
-            if results.learnt(task, results.kind(1.0, m), results.kind(rival, m))
-            and results.of(task, results.kind(rival, m), "accuracy")
-        ]  # fmt: skip
-        if compared:
-            ratios = dict[str, dict[int, list[float]]]()
-            for place in SIDES:
-                numbers = {m: results.against(task, a, b, f"tolerance {place}") for m, a, b in compared}
-                ratios[place] = {m: by_seed for m, by_seed in numbers.items() if by_seed}
-            return SkipPrice(task, rival, failed, ratios)
-    return SkipPrice(task, 0.0, failed, {place: {} for place in SIDES})
-
-
 def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
     """Whether networks with skips tolerate less noise than those without, and their tokens grow: with every seed, at
     the usual MLP size, on every task that both have learnt; with what came at other sizes and on pixels."""
     texts, judged, unmeasured = [], list[bool](), False
     usual = results.kind(1.0)
     for task in results.sizes.tasks:
-        price, text = _skip_price(results, task), TASKS[task]
+        price, text = skip_price(results, task), TASKS[task]
         if results.learnt(task, usual, results.kind(0.0)):
             noise = results.against(task, usual, results.kind(0.0), "tolerance embedding")
             growth = results.of(task, usual, "growth")
@@ -418,7 +289,7 @@ def _skip_verdict(results: PriceResults) -> HypothesisVerdict:
             frail, grown = [ratio <= 1 / PRICE for ratio in noise], [log >= math.log10(GROWN) for log in growth]
             judged.append(all(frail) and all(grown))
             times = spread([10**log for log in growth], ".1f")
-            text += f": noise {spread(_known(noise), '.2f')} times, tokens {times} times as long"
+            text += f": noise {spread(known_numbers(noise), '.2f')} times, tokens {times} times as long"
         else:
             text += f": {price.reason}"
         if ranges := price.ranges(SIDES):
@@ -488,8 +359,8 @@ def _networks_table(results: PriceResults, task: str) -> PageTable:
             f"{kind.skip:g}", str(kind.multiple), f"{kind.gain:g}", str(kind.width), f"{count[0] / 1000:.0f}k",
             ", ".join(f"{rate:g}{' (end)' if _at_end(results, rate) else ''}" for rate in results.rates(task, kind)),
             spread(results.of(task, kind, "accuracy"), ".2f"),
-            *(spread_of_logs(_known(logs)) for logs in (fresh, trained)),
-            *(spread(_known(results.of(task, kind, f"tolerance {noise}")), ".2g") for noise in PLACES),
+            *(spread_of_logs(known_numbers(logs)) for logs in (fresh, trained)),
+            *(spread(known_numbers(results.of(task, kind, f"tolerance {noise}")), ".2g") for noise in PLACES),
             *(_power(results.of(task, kind, f"jacobian {part}")) for part in ("differences", "common")),
             _power(results.of(task, kind, "growth")), _power(results.of(task, kind, "bound", "mlp")),
         ])  # fmt: skip
@@ -516,7 +387,7 @@ def _training_table(results: PriceResults) -> PageTable:
     rows = [
         [TASKS[task], f"{skip:g}", f"{share:.0%}",
          *(_power(results.of(task, results.kind(skip), *column, share)) for column in columns),
-         spread_of_logs(_known(results.of(task, results.kind(skip), "residual", share=share)))]
+         spread_of_logs(known_numbers(results.of(task, results.kind(skip), "residual", share=share)))]
         for task, skip, share in product(results.sizes.tasks, (0.0, 1.0), results.sizes.shares)
     ]  # fmt: skip
     return PageTable(
@@ -604,7 +475,7 @@ def _draw_sizes(axes: Axes, results: PriceResults, quantity: str, colours: Seque
     styles |= {f"{task},\nequal parameters": cross for task, cross in crosses.items()}
     for task, (skip, colour), series in product(sizes.tasks, named.items(), ("size", "parameters")):
         of_series = sorted(kind for kind in kinds(sizes) if (kind.series, kind.skip) == (series, skip))
-        points = {kind.multiple: _known(results.of(task, kind, quantity)) for kind in of_series}
+        points = {kind.multiple: known_numbers(results.of(task, kind, quantity)) for kind in of_series}
         learnt = {kind.multiple for kind in of_series if results.learnt(task, kind)}
         if residual:  # What a network tolerates of what it has not learnt says nothing
             unlearnt = {x: values for x, values in points.items() if x not in learnt}
