@@ -198,10 +198,10 @@ def _sentence(fresh: pl.DataFrame, trained: pl.DataFrame, tried: pl.DataFrame) -
     known, small, by_weights = (_count(trained, rung) for rung in ("direction", "sizes", "weights"))
     failing = _failing(trained)
     sentence = (
-        f"Measured on an input, branches' components along token differences prove these ≥{10**HELD:.0%} of token "
-        f"norms in {known or 'none'} of {len(trained)} trained networks with skips"
-        f"{f' ({failing})' if failing else ''}, {spread_of_logs(trained['loose'].drop_nulls().to_list())} times too "
-        f"low. Branch sizes prove {small or 'none'} ({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), "
+        f"The direction of branches, measured on an input, proves tokens at least {10**HELD:.0%} apart (measured: "
+        f"{spread_of_logs(trained['loose'].drop_nulls().to_list())} times the bound) in {known or 'none'} of "
+        f"{len(trained)} trained networks with skips{f' ({failing})' if failing else ''}. Branch sizes prove "
+        f"{small or 'none'} ({_count(fresh, 'sizes') or 'none'} of {len(fresh)} fresh), "
         f"weight norms {by_weights or 'none'}"
     )
     best = _mended(tried)
