@@ -435,7 +435,7 @@ def test_networks_that_did_not_learn_are_counted_and_left_out() -> None:
         loss=pl.when(post).then(2.9).otherwise("loss"), mlp_lost=pl.when(post).then(9.0).otherwise("mlp_lost")
     )
     answer = study.answer({"layers": idle}, QUICK)
-    assert "6 of 6 trained networks with skips, " in answer.sentence
+    assert "6 of 6 trained networks with skips. " in answer.sentence
     assert any("post, 4 layers (1 of 2 seeds)" in note for note in answer.notes)
     ladder, _, parts, _ = answer.evidence
     assert ["post, 4 layers", "trained; 1 of 2 did not learn"] in [row[:2] for row in ladder.rows]
