@@ -95,6 +95,10 @@ def test_readings_that_are_missing_are_neither_above_nor_below() -> None:
     nan = math.nan
     assert math.isnan(turning_points(path({"down": [(0.1, LOW), (0.05, nan)]}))[0])
     assert math.isnan(turning_points(path({"down": [(0.1, LOW)], "up": [(0.5, HIGH), (1.0, nan)]}))[1])
+    between = path({"down": [(0.5, HIGH), (0.1, LOW), (0.05, nan), (0.04, LOW)], "up": [(0.5, HIGH), (1.0, HIGH)]})
+    assert turning_points(between) == (0.1, 0.5)
+    beside = path({"down": [(0.5, HIGH), (0.1, nan), (0.05, LOW)], "up": [(0.1, LOW), (0.5, nan), (1.0, HIGH)]})
+    assert turning_points(beside) == (0.05, 1.0)
 
 
 def test_tokens_turn_by_their_own_threshold() -> None:
