@@ -13,6 +13,7 @@ import pytest
 from rankscope.studies.questions.hysteresis import (
     COLLAPSED,
     EQUAL,
+    LEARNT,
     LOWEST,
     PHASES,
     PUBLISHED_WEIGHTS,
@@ -76,18 +77,26 @@ def loop(collapse: float, recovery: float, ramp: int = 80, sizes: Sizes = FINE, 
     )
 
 
+def at_the_bottom(recovery: float, ramp: int = 80, seed: int = 0) -> pl.DataFrame:
+    """A trajectory that collapses only while the weight is held at its lowest."""
+    low = (pl.col("phase") == "down") | (pl.col("weight") >= recovery)
+    return loop(LOWEST * 1.01, recovery, ramp, seed=seed).with_columns(
+        gradient=pl.when(low).then(HIGH).otherwise(pl.col("gradient"))
+    )
+
+
 def test_turning_points_are_where_the_gradient_crosses() -> None:
     down = [(0.5, HIGH), (0.1, LOW), (0.05, LOW)]
     found = turning_points(path({"down": down, "up": [(0.05, LOW), (0.3, LOW), (0.6, HIGH), (1.0, HIGH)]}))
-    assert found == (0.1, 0.6)
+    assert found[:2] == (0.1, 0.6)
     stays, never = (turning_points(path({"down": down, "up": [(1.0, LOW)]})), turning_points(path({"down": down[:1]})))
-    assert stays[0] == 0.1 and math.isnan(stays[1]) and all(map(math.isnan, never))
+    assert stays[0] == 0.1 and math.isnan(stays[1]) and all(map(math.isnan, never[:2]))
 
 
 def test_one_dip_is_neither_collapse_nor_recovery() -> None:
     dip = {"down": [(0.5, LOW), (0.1, HIGH), (0.05, LOW)], "bottom": [(0.05, LOW)],
            "up": [(0.06, HIGH), (0.3, LOW), (0.6, HIGH)]}  # fmt: skip
-    assert turning_points(path(dip)) == (0.05, 0.6)
+    assert turning_points(path(dip))[:2] == (0.05, 0.6)
     assert math.isnan(turning_points(path({"down": [(0.1, LOW)], "bottom": [(0.05, HIGH)]}))[0])
 
 
@@ -96,15 +105,35 @@ def test_readings_that_are_missing_are_neither_above_nor_below() -> None:
     assert math.isnan(turning_points(path({"down": [(0.1, LOW), (0.05, nan)]}))[0])
     assert math.isnan(turning_points(path({"down": [(0.1, LOW)], "up": [(0.5, HIGH), (1.0, nan)]}))[1])
     between = path({"down": [(0.5, HIGH), (0.1, LOW), (0.05, nan), (0.04, LOW)], "up": [(0.5, HIGH), (1.0, HIGH)]})
-    assert turning_points(between) == (0.1, 0.5)
+    assert turning_points(between)[:2] == (0.1, 0.5)
     beside = path({"down": [(0.5, HIGH), (0.1, nan), (0.05, LOW)], "up": [(0.1, LOW), (0.5, nan), (1.0, HIGH)]})
-    assert turning_points(beside) == (0.05, 1.0)
+    assert turning_points(beside)[:2] == (0.05, 1.0)
 
 
 def test_tokens_turn_by_their_own_threshold() -> None:
     table = path({"down": [(0.5, HIGH), (0.1, HIGH)], "up": [(0.5, HIGH)]})
     table = table.with_columns(residual=pl.Series([EQUAL + 1, EQUAL - 1, EQUAL + 1]))
-    assert turning_points(table, "residual") == (0.1, 0.5) and math.isnan(turning_points(table)[0])
+    assert turning_points(table, "residual")[:2] == (0.1, 0.5) and math.isnan(turning_points(table)[0])
+
+
+def test_loss_turns_near_a_guess() -> None:
+    table = path({"down": [(0.5, HIGH), (0.1, HIGH)], "up": [(0.5, HIGH), (1.0, HIGH)]})
+    losses = [3.0 - LEARNT - 0.01, 3.0 - LEARNT + 0.01, 3.1, 3.0 - LEARNT - 0.01]
+    assert turning_points(table.with_columns(loss=pl.Series(losses)), "loss")[:2] == (0.1, 1.0)
+    assert all(map(math.isnan, turning_points(table, "loss")[:2]))  # 2.0 throughout
+
+
+def test_what_turns_while_the_weight_is_held_is_told_from_what_turns_on_the_ramp() -> None:
+    before = {"before": [(1.0, HIGH)]}
+    ramp = path({**before, "down": [(0.5, HIGH), (LOWEST, LOW)], "bottom": [(LOWEST, LOW)], "up": [(1.0, HIGH)]})
+    held = path({**before, "down": [(0.5, HIGH), (LOWEST, HIGH)], "bottom": [(LOWEST, LOW)], "up": [(1.0, LOW)],
+                 "after": [(1.0, HIGH)]})  # fmt: skip
+    assert turning_points(ramp) == (LOWEST, 1.0, False, False) and turning_points(held) == (LOWEST, 1.0, True, True)
+    cells = [QUESTION.answer({"trajectories": table}, FINE).evidence[0].rows[0][4] for table in (ramp, held)]
+    assert cells[0] == "0.005 → 1.000 (200.0)" and cells[1] == "0.005† → 1.000† (200.0)"
+    rising = path({**before, "down": [(0.5, HIGH)], "up": [(0.6, LOW), (1.0, HIGH)]})
+    rows = [QUESTION.answer({"trajectories": table}, FINE).evidence[0].rows[0] for table in (rising, loop(0.001, 0.5))]
+    assert rows[0][4] == "only rising" and rows[0][3] == rows[1][3] == "–"
 
 
 def test_networks_that_diverged_are_left_out_and_said() -> None:
@@ -159,6 +188,8 @@ def test_recovery_is_judged_by_the_ratio_of_crossings() -> None:
     assert held(loop(0.025, 12.5 * 0.025))[1] is None  # between readings, the ratio may be less than twelve
     assert held(loop(0.3, 1.0))[1] is None  # back at full weight only: how much more it needs is not seen
     assert held(loop(0.001, 0.9))[1] is None  # no collapse
+    assert held(at_the_bottom(0.03))[1] is None  # six times the lowest weight: further down it might be twelve
+    assert held(at_the_bottom(0.9))[1] is True and held(loop(LOWEST * 1.01, 0.03))[1] is False
 
 
 def test_tokens_are_judged_by_themselves() -> None:
@@ -175,16 +206,41 @@ def test_a_lag_in_time_is_told_from_one_in_the_weight() -> None:
     assert held(short, same)[4] is True and held(short, half)[4] is False
     assert held(loop(0.025, 0.026), loop(0.025, 0.026, 160))[4] is None  # no lag
     assert held(short)[4] is None and held(short, loop(0.025, 2.0, 160))[4] is None
+    ends = held(at_the_bottom(0.5), at_the_bottom(0.03, 160)), held(loop(0.025, 1.0), loop(0.5, 1.0, 160))
+    assert [verdicts[4] for verdicts in ends] == [None, None]  # the ends of the ramp decided one weight of each
+
+
+def forgetting(table: pl.DataFrame, relearnt: float) -> pl.DataFrame:
+    """A trajectory of which tokens turn with the gradient, and whose loss is that of a guess from there to a weight."""
+    rising = pl.col("phase").is_in(PHASES[3:])
+    lost = (pl.col("gradient") == LOW) & ~rising | rising & (pl.col("weight") < relearnt)
+    return table.with_columns(
+        residual=pl.col("gradient") - COLLAPSED + EQUAL, loss=pl.when(lost).then(3.0).otherwise(pl.col("loss"))
+    )
 
 
 @pytest.mark.parametrize(
-    ("collapse", "recovery", "words"),
-    [(0.001, 0.5, "No network collapses: "), (0.025, 2.0, "No: "), (0.025, 0.5, "Yes: ")],
+    ("collapse", "recovery", "relearnt", "words"),
+    [
+        (0.001, 0.5, 0.0, "No network collapses, and none forgets"),
+        (0.025, 2.0, 2.0, "No. 2 layers: 1 of 1 collapse by tokens, at weight 0.025, none recover; 1 forget, none"),
+        (0.025, 0.5, 2.0, "Some do. "),
+        (0.025, 0.5, 0.8, "Yes, in tokens and loss. "),
+    ],
 )
-def test_the_sentence_says_who_recovers(collapse: float, recovery: float, words: str) -> None:
-    sentence = QUESTION.answer({"trajectories": loop(collapse, recovery)}, FINE).sentence
+def test_the_sentence_says_who_recovers(collapse: float, recovery: float, relearnt: float, words: str) -> None:
+    table = forgetting(loop(collapse, recovery), relearnt)
+    sentence = QUESTION.answer({"trajectories": table}, FINE).sentence
     assert sentence.startswith(words)
-    assert ("recover" in sentence) == (collapse > LOWEST) and "by tokens none of 1 networks collapses" in sentence
+    assert ("all learn again, at weight" in sentence) == words.startswith("Yes")
+
+
+def test_depths_are_reported_apart() -> None:
+    deep = forgetting(loop(0.3, 0.6), 0.8).with_columns(layers=4)
+    found = QUESTION.answer({"trajectories": pl.concat([loop(0.001, 0.5), deep], how="diagonal_relaxed")}, FINE)
+    assert "4 layers: 1 of 1 collapse by tokens" in found.sentence
+    assert "2 layers: none of 1 collapse by tokens." in found.sentence
+    assert "2 layers: none of 1 collapse; 4 layers: 1 of 1 collapse, at a weight of 0.2" in found.verdicts[2].ours
 
 
 def test_the_figure_has_a_row_for_each_ramp_and_marks_thresholds() -> None:
@@ -194,4 +250,4 @@ def test_the_figure_has_a_row_for_each_ramp_and_marks_thresholds() -> None:
     levels = [
         [np.asarray(line.get_ydata()).item(0) for line in panel.lines if line.get_linestyle() == ":"] for panel in axes
     ]
-    assert levels == [[], [EQUAL], [COLLAPSED]] * 2
+    assert levels == [[pytest.approx(3.0 - LEARNT)], [EQUAL], [COLLAPSED]] * 2

@@ -6,7 +6,8 @@ and draw numbers below 1e-13 as zero.
 
 Here the same, every few steps of the training read in deviation arithmetic, so that no number is too small. Collapse is
 told by two measures, each by itself (`MEASURES`): the gradient of queries and keys, its median over layers, below 1e-6;
-and the relative residual of tokens after the last layer, below 0.01.
+and the relative residual of tokens after the last layer, below 0.01. Beside them stands the loss: whether a network
+does better than a guess, when it has lost its skips and when it has them again.
 
 A network that is slow to change recovers late on the way up and collapses late on the way down, whatever its weights
 remember. Each network is therefore trained along two ramps, one twice as long as the other: a lag of so many steps
@@ -15,9 +16,10 @@ makes half the distance between the logs of the two weights on the longer ramp, 
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -39,7 +41,7 @@ COLLAPSED = -6.0  # log10 of the gradient of queries and keys below which a netw
 EQUAL = -2.0  # log10 of the relative residual of tokens below which tokens have collapsed
 MEASURES = {"gradient": COLLAPSED, "residual": EQUAL}
 """Columns of a trajectory that tell collapse, and the log10 below which each does."""
-NAMES = {"gradient": "gradients of queries and keys", "residual": "tokens"}
+TOLD_BY = ("residual", "gradient", "loss")  # Columns of a trajectory that turn, in the order of the page
 LEARNT = 0.1  # Nats below a guess by frequency, from which on a network has learnt
 PHASES = ("before", "down", "bottom", "up", "after")
 
@@ -157,41 +159,61 @@ def trajectory(
             model.net.arch = model.net.arch.replace(attention_skip=following, mlp_skip=following)
 
 
-def turning_points(table: pl.DataFrame, measure: str = "gradient") -> tuple[float, float]:
-    """(The weight of skips at collapse, that at recovery) of one trajectory; NaN where that does not happen.
+class TurningPoints(NamedTuple):
+    """The weights of skips at which a network collapses and recovers; NaN where that does not happen."""
 
-    Collapse is the first reading on the way down from which on all readings, down and at the bottom, are below the
+    collapse: float = math.nan
+    recovery: float = math.nan
+    held_low: bool = False  # Collapse was read while the weight was held at its lowest, and not on the ramp
+    held_high: bool = False  # Recovery was read while the weight was held at 1, after the ramp
+
+
+def is_lost(table: pl.DataFrame, measure: str) -> list[bool | None]:
+    """Whether each reading of a network is that of a collapsed one; None where rounding may have decided it.
+
+    Args:
+        table: Rows of `trajectory`.
+        measure: A column in `TOLD_BY`. Loss is lost where it is not below a guess by frequency by `LEARNT` nats.
+    """
+    if measure == "loss":
+        return (table["loss"] >= table["blind"] - LEARNT).to_list()
+    return [None if math.isnan(value) else value < MEASURES[measure] for value in table[measure]]
+
+
+def turning_points(table: pl.DataFrame, measure: str = "gradient") -> TurningPoints:
+    """Where one trajectory collapses and recovers.
+
+    Collapse is the first reading on the way down from which on all readings, down and at the bottom, are beyond the
     threshold of the measure; recovery the first one on the way up from which on none is, to the end. So one reading
     that dips is neither. A reading that rounding may have decided (NaN) counts as those beside it where they agree,
     and as neither below nor above where they do not.
 
     Args:
         table: Rows of `trajectory`, of one network.
-        measure: A column in `MEASURES`.
+        measure: A column in `TOLD_BY`.
     """
-    parts = [table.filter(pl.col("phase").is_in(phases)).sort("step") for phases in (PHASES[1:3], PHASES[3:])]
-    low, high = (
-        [None if math.isnan(value) else (value < MEASURES[measure]) == wanted for value in part[measure]]
-        for part, wanted in zip(parts, (True, False), strict=True)
-    )
-    collapse = _from_there_on(low, parts[0]["weight"].to_list())
-    if math.isnan(collapse):
-        return math.nan, math.nan
-    return collapse, _from_there_on(high, parts[1]["weight"].to_list())
+    falling, rising = (table.filter(pl.col("phase").is_in(part)).sort("step") for part in (PHASES[1:3], PHASES[3:]))
+    low = _from_there_on(is_lost(falling, measure))
+    if low == falling.height:
+        return TurningPoints()
+    high = _from_there_on([None if lost is None else not lost for lost in is_lost(rising, measure)])
+    collapse, held_low = float(falling["weight"][low]), falling["phase"][low] == "bottom"
+    if high == rising.height:
+        return TurningPoints(collapse, held_low=held_low)
+    return TurningPoints(collapse, float(rising["weight"][high]), held_low, rising["phase"][high] == "after")
 
 
-def _from_there_on(outcomes: list[bool | None], weights: list[float]) -> float:
-    """The weight of the first outcome that is true with all that follow it; NaN where the last is not.
+def _from_there_on(outcomes: list[bool | None]) -> int:
+    """The index of the first outcome that is true with all that follow it; their number where the last is not.
 
     An outcome that is not told (None) is true between two that are.
 
-    >>> _from_there_on([True, False, True, None, True], [0.5, 0.4, 0.3, 0.2, 0.1])
-    0.3
-    >>> _from_there_on([True, False], [0.5, 0.4]), _from_there_on([False, None, True], [0.5, 0.4, 0.3])
-    (nan, 0.3)
+    >>> _from_there_on([True, False, True, None, True]), _from_there_on([True, False])
+    (2, 2)
+    >>> _from_there_on([False, None, True])
+    2
     """
-    last_wrong = max((k for k in range(len(outcomes)) if not _holds(outcomes, k)), default=-1)
-    return weights[last_wrong + 1] if last_wrong + 1 < len(outcomes) else math.nan
+    return 1 + max((k for k in range(len(outcomes)) if not _holds(outcomes, k)), default=-1)
 
 
 def _holds(outcomes: list[bool | None], k: int) -> bool:
@@ -228,9 +250,11 @@ def has_learnt(table: pl.DataFrame) -> bool:
 
 
 def points_of(table: pl.DataFrame) -> pl.DataFrame:
-    """A row for each network and measure: layers · seed · ramp · measure · collapse · recovery · ratio of the two (NaN
-    where the network does not collapse, or does not recover). Networks that diverged, and those that had not learnt
-    before their skips fell, are left out: what has learnt nothing can neither lose nor regain it.
+    """A row for each network and measure: layers · seed · ramp · measure · `TurningPoints` · ratio of the two weights
+    (NaN where the network does not collapse, or does not recover) · open (whether the ends of the ramp decided that
+    ratio: collapse only while the weight was held at its lowest, or recovery only at weight 1). Networks that diverged,
+    and those that had not learnt before their skips fell, are left out: what has learnt nothing can neither lose nor
+    regain it.
 
     Args:
         table: Rows of `trajectory`, of all networks.
@@ -239,30 +263,20 @@ def points_of(table: pl.DataFrame) -> pl.DataFrame:
         (*names, measure, *turning_points(part, measure))
         for names, part in table.group_by(KEYS, maintain_order=True)
         if part["loss"].is_finite().all() and has_learnt(part)
-        for measure in MEASURES
+        for measure in TOLD_BY
     ]
-    kinds = {**dict.fromkeys(KEYS, pl.Int64), "measure": pl.String, "collapse": pl.Float64, "recovery": pl.Float64}
+    kinds = {**dict.fromkeys(KEYS, pl.Int64), "measure": pl.String, "collapse": pl.Float64, "recovery": pl.Float64,
+             "held_low": pl.Boolean, "held_high": pl.Boolean}  # fmt: skip
     points = pl.DataFrame(rows, schema=kinds, orient="row")
-    return points.with_columns(ratio=pl.col("recovery") / pl.col("collapse"))
+    return points.with_columns(
+        ratio=pl.col("recovery") / pl.col("collapse"), open=pl.col("held_low") | (pl.col("recovery") >= 1.0)
+    )
 
 
 def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
     """The answer that the trajectories give."""
     table = tables["trajectories"]
     points = points_of(table)
-    rows = [
-        [str(layers), str(ramp), str(seed), NAMES[measure], _weight(collapse), _weight(recovery),
-         "–" if math.isnan(ratio) else f"{ratio:.1f}"]
-        for layers, seed, ramp, measure, collapse, recovery, ratio in points.sort(KEYS, maintain_order=True).iter_rows()
-    ]  # fmt: skip
-    evidence = PageTable(
-        "Weight of skips at which each network collapses and recovers (–: it does not)",
-        ["layers", "steps of a ramp", "seed", "told by", "collapse", "recovery", "recovery / collapse"], rows,
-        f"Collapse: first reading on the way down from which on all are below 1e{COLLAPSED:g} (gradients) or "
-        f"{10**EQUAL:g} (tokens). Recovery: first on the way up from which on none is. The weight changes by "
-        f"×{sizes.factor:.2f} between readings: networks cross the threshold up to that much above the weight of "
-        "collapse, and up to that much below the weight of recovery.",
-    )  # fmt: skip
     diverged = table.filter(~pl.col("loss").is_finite()).select(KEYS).unique().height
     learnt = sum(has_learnt(part) for _, part in table.group_by(KEYS))
     notes = [
@@ -270,7 +284,9 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         f"stay 1 for {sizes.settle} steps, fall to {LOWEST:g} in {sizes.ramps[0]} or {sizes.ramps[1]} steps, stay "
         f"there for a quarter of that, rise again, and stay 1 for {sizes.settle} steps. {diverged or 'No'} networks "
         f"diverged{' and are left out' if diverged else ''}; {learnt} of {table.select(KEYS).unique().height} had "
-        f"learnt (by {LEARNT:g} nats from guessing) when skips began to fall, and are judged.",
+        f"learnt (by {LEARNT:g} nats from guessing) when skips began to fall, and are judged. A seed on each of two "
+        "ramps counts as two networks. No network was trained as long with all its skips: what the way through "
+        "collapse costs at the end is not known.",
         "Changed after a review of the rules, before the run of this page: skips fell to 0.02 only, which is where "
         "collapse had been published, so the end of the ramp decided; one dip below the threshold was taken for "
         "collapse, one reading above it for recovery; the first hypothesis was judged without its weights; only "
@@ -281,20 +297,55 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         "skips fell (all collapsed at weights of 0.41 to 0.64, and were back at weight 1): networks learn longer, and "
         f"only those are judged that have learnt by {LEARNT:g} nats.",
         "Changed after a full run was seen: a reading of tokens that rounding may have decided "
-        f"({table['residual'].is_nan().sum()} of {table.height}) counts as the readings beside it where those agree. "
-        "Before, it was not below the threshold, and put one collapse at the end of the ramp.",
+        f"({table['residual'].is_nan().sum()} of {table.height}) counts as the readings beside it where those agree "
+        "(before, it was not below the threshold, and put one collapse at the end of the ramp); loss is read beside "
+        "tokens and gradients, and 'yes' asks that it recovers too; depths are reported apart; a ratio that the ends "
+        "of the ramp decided (collapse while the weight was held at its lowest, recovery at 1 alone) neither refutes "
+        "the published one nor tells a lag. No verdict changed by that.",
     ]
     gradient, residual = (points.filter(measure=measure) for measure in ("gradient", "residual"))
     verdicts = [
         _collapse_verdict(gradient, sizes), _ratio_verdict(gradient, sizes), _collapse_verdict(residual, sizes),
-        _ratio_verdict(residual, sizes), _lag_verdict(points, sizes),
+        _ratio_verdict(residual, sizes), _lag_verdict(points.filter(pl.col("measure") != "loss"), sizes),
     ]  # fmt: skip
-    return StudyAnswer(_sentence(points), verdicts, [evidence], notes)
+    return StudyAnswer(_sentence(points), verdicts, [_evidence(table, points, sizes)], notes)
 
 
-def _weight(value: float) -> str:
-    """A weight of skips as text."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
+def _evidence(table: pl.DataFrame, points: pl.DataFrame, sizes: Sizes) -> PageTable:
+    """A row for each network: where it turns by each measure, and its loss before, between and after."""
+    rows = []
+    for names, of_network in points.sort(KEYS, maintain_order=True).group_by(KEYS, maintain_order=True):
+        part = table.filter(**dict(zip(KEYS, names, strict=True))).sort("step")
+        turns = [
+            _turn(part, measure, TurningPoints(*of_network.filter(measure=measure).row(0)[4:8])) for measure in TOLD_BY
+        ]
+        losses = [part.filter(phase=phase)["loss"].to_list() for phase in ("before", "bottom", "after")]
+        layers, seed, ramp = map(str, names)
+        rows.append([layers, ramp, seed, *turns, *(f"{loss[-1]:.2f}" if loss else "–" for loss in losses)])
+    return PageTable(
+        "Weight of skips at which each network collapses → recovers (and the second over the first)",
+        ["layers", "steps of a ramp", "seed", "tokens", "gradients of queries and keys", "loss", "loss before",
+         "loss at the lowest weight", "loss at the end"], rows,
+        f"Collapse: first reading on the way down from which on all are below {10**EQUAL:g} (tokens) or "
+        f"1e{COLLAPSED:g} (gradients), or within {LEARNT:g} nats of a guess (loss). Recovery: first on the way up from "
+        "which on none is. †: read only after the ramp had ended, while the weight was held at its lowest or at 1: on "
+        "a ramp that went further the weight may be another. –: no collapse; *only rising*: none while skips fell, but "
+        "some readings while they rose are beyond the threshold. The weight changes by "
+        f"×{sizes.factor:.2f} between readings: networks cross the threshold up to that much above the weight of "
+        "collapse, and up to that much below the weight of recovery. Losses are means over the steps since the "
+        "reading before.",
+    )  # fmt: skip
+
+
+def _turn(table: pl.DataFrame, measure: str, points: TurningPoints) -> str:
+    """Where one network turns by one measure, as text."""
+    if math.isnan(points.collapse):
+        rising = table.filter(pl.col("phase").is_in(PHASES[3:]))
+        return "only rising" if True in is_lost(rising, measure) else "–"
+    collapse = f"{points.collapse:.3f}{'†' * points.held_low}"
+    if math.isnan(points.recovery):
+        return f"{collapse} → –"
+    return f"{collapse} → {points.recovery:.3f}{'†' * points.held_high} ({points.recovery / points.collapse:.1f})"
 
 
 def _together(outcomes: list[bool | None]) -> bool | None:
@@ -302,43 +353,62 @@ def _together(outcomes: list[bool | None]) -> bool | None:
     return False if False in outcomes else None if None in outcomes or not outcomes else True
 
 
+def _by_depth(points: pl.DataFrame, texts: Sequence[str]) -> str:
+    """Texts of networks of each depth, beside each other."""
+    return "; ".join(f"{layers} layers: {text}" for layers, text in zip(_depths(points), texts, strict=True))
+
+
+def _depths(points: pl.DataFrame) -> list[int]:
+    """The depths of networks, in their order."""
+    return points["layers"].unique(maintain_order=True).to_list()
+
+
 def _collapse_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     """Whether every network collapses on the way down, between readings that do not exclude the published weights."""
-    weights = points["collapse"].drop_nans().to_list()
-    least, most = PUBLISHED_WEIGHTS
-    published = [weight <= most and weight * sizes.factor >= least for weight in weights]
-    ours = f"{len(weights)} of {points.height} collapse"
-    if weights:
-        ours += (
-            f", at weights of {spread(weights)}; {sum(published)} of them at {least:g} to {most:g}, within one reading"
+    texts = []
+    for layers in _depths(points):
+        of_depth = points.filter(layers=layers)
+        collapsed = of_depth.filter(pl.col("collapse").is_not_nan())
+        held = collapsed["held_low"].sum()
+        texts.append(
+            f"{collapsed.height or 'none'} of {of_depth.height} collapse"
+            + f", at a weight of {spread(collapsed['collapse'].to_list())}" * bool(collapsed.height)
+            + f" ({held} of them only while it was held there)" * bool(held)
         )
-    return HypothesisVerdict(ours, all(published) and len(published) == points.height if points.height else None)
+    least, most = PUBLISHED_WEIGHTS
+    weights = points["collapse"].drop_nans().to_list()
+    published = [weight <= most and weight * sizes.factor >= least for weight in weights]
+    ours = f"{_by_depth(points, texts)}; {sum(published)} of {points.height} at {least:g} to {most:g}, within a reading"
+    holds = all(published) and len(published) == points.height
+    return HypothesisVerdict(ours, holds) if points.height else HypothesisVerdict("no network had learnt", None)
 
 
 def _ratio_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     """Whether no network that collapsed recovers below twelve times the weight of its collapse.
 
     Both weights are known to one reading: the ratio of the crossings is between the ratio that was read, and that over
-    the square of the factor. A network that is back only at weight 1 has not shown how much more it would have needed.
+    the square of the factor. A network that is back only at weight 1 has not shown how much more it would have needed,
+    and one that collapsed only while the weight was held at its lowest, how far down it would have gone.
     """
     collapsed = points.filter(pl.col("collapse").is_not_nan())
     if not collapsed.height:
         return HypothesisVerdict("no network collapses", None)
     outcomes: list[bool | None] = []
-    for recovery, ratio in collapsed.select("recovery", "ratio").iter_rows():
+    for ratio, is_open in collapsed.select("ratio", "open").iter_rows():
         if math.isnan(ratio) or ratio / sizes.factor**2 >= PUBLISHED_RATIO:
             outcomes.append(True)
         else:
-            outcomes.append(None if ratio >= PUBLISHED_RATIO or recovery >= 1.0 else False)
-    return HypothesisVerdict(_recoveries(collapsed), _together(outcomes))
-
-
-def _recoveries(collapsed: pl.DataFrame) -> str:
-    """How many of the networks that collapsed recover, and at how many times the weight of their collapse."""
-    ratios = collapsed["ratio"].drop_nans().to_list()
-    return f"{len(ratios) or 'none'} of {collapsed.height} recover" + (
-        f", at {spread(ratios, '.1f')} times that of collapse" if ratios else ""
-    )
+            outcomes.append(None if ratio >= PUBLISHED_RATIO or is_open else False)
+    texts = []
+    for layers in _depths(collapsed):
+        of_depth = collapsed.filter(layers=layers)
+        ratios = of_depth["ratio"].drop_nans().to_list()
+        texts.append(
+            f"{len(ratios) or 'none'} of {of_depth.height} recover"
+            + f", at {spread(ratios, '.1f')} times the weight of collapse" * bool(ratios)
+        )
+    ours = f"{_by_depth(collapsed, texts)}; {collapsed['open'].sum()} of these ratios were decided by a ramp's end"
+    return HypothesisVerdict(ours, _together(outcomes))
 
 
 def _lag_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
@@ -351,44 +421,54 @@ def _lag_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     unsure = 2 * math.log(sizes.factor)
     outcomes: list[bool | None] = []
     logs = [(math.log(brief), math.log(lasting)) for brief, lasting in pairs.select("ratio", "ratio_long").iter_rows()]
-    for short_lag, long_lag in logs:
-        if short_lag <= unsure:
-            outcomes.append(None)  # no lag that readings could tell
+    ends = pairs.select(pl.col("open") | pl.col("open_long")).to_series()
+    for (short_lag, long_lag), is_open in zip(logs, ends, strict=True):
+        if is_open or short_lag <= unsure + 1e-9:
+            outcomes.append(None)  # the ramp's ends decided, or there is no lag that readings could tell
         elif long_lag - unsure >= SAME_LAG * short_lag:
             outcomes.append(True)
         else:
             outcomes.append(False if long_lag < SAME_LAG * (short_lag - unsure) else None)
-    texts = [spread([math.exp(pair[k]) for pair in logs], ".1f") for k in (0, 1)]
+    texts = []
+    for layers in _depths(pairs):
+        ratios = pairs.filter(layers=layers).select("ratio", "ratio_long")
+        texts.append(" and ".join(spread(ratios[name].to_list(), ".1f") for name in ratios.columns))
     ours = (
-        f"of {pairs.height} pairs {outcomes.count(True)} have the same lag, {outcomes.count(False)} a smaller one, "
-        f"{outcomes.count(None)} cannot be told; recovery over collapse {texts[0]} on ramps of {sizes.ramps[0]} steps, "
-        f"{texts[1]} on ramps of {sizes.ramps[1]}"
+        f"of {pairs.height} pairs the lag is as large or larger on the longer ramp in {outcomes.count(True)}, smaller "
+        f"in {outcomes.count(False)}, and cannot be told in {outcomes.count(None)}; recovery over collapse on ramps "
+        f"of {sizes.ramps[0]} and {sizes.ramps[1]} steps, {_by_depth(pairs, texts)}"
     )
     return HypothesisVerdict(ours, _together(outcomes))
 
 
 def _sentence(points: pl.DataFrame) -> str:
-    """The answer in one or two sentences."""
+    """The answer: by tokens and by loss, depth by depth."""
     if not points.height:
         return "Cannot be told: no network had learnt when its skips began to fall."
+    lost = points.filter((pl.col("measure") != "gradient") & pl.col("collapse").is_not_nan())
+    if not lost.height:
+        return f"No network collapses, and none forgets what it learnt, while skips fall to {LOWEST:g}."
+    recovered = lost["recovery"].is_not_nan()
+    lead = "Yes, in tokens and loss" if recovered.all() else "Some do" if recovered.any() else "No"
     parts = []
-    for measure in ("residual", "gradient"):
-        of_measure = points.filter(measure=measure)
-        collapsed = of_measure.filter(pl.col("collapse").is_not_nan())
-        if collapsed.height:
-            weights = spread(collapsed["collapse"].to_list(), ".2g")
-            parts.append(
-                f"by {NAMES[measure]} {collapsed.height} of {of_measure.height} networks collapse, at a weight of "
-                f"{weights}, and {_recoveries(collapsed)}"
-            )
-        else:
-            parts.append(f"by {NAMES[measure]} none of {of_measure.height} networks collapses")
-    collapsed = points.filter(pl.col("collapse").is_not_nan())
-    back = collapsed["ratio"].is_not_nan()
-    lead = (
-        "No network collapses" if not collapsed.height else "Yes" if back.all() else "Some do" if back.any() else "No"
-    )
-    return f"{lead}: while skips fall to {LOWEST:g}, {'; '.join(parts)}."
+    for layers in sorted(_depths(points), reverse=True):  # what collapses most comes first
+        tokens, loss = (points.filter(layers=layers, measure=measure) for measure in ("residual", "loss"))
+        weights = tokens["collapse"].drop_nans().to_list()
+        text = f"{layers} layers: {len(weights) or 'none'} of {tokens.height} collapse by tokens"
+        if weights:
+            back = _back(tokens, "ratio", "recover", "at {} times that", ".1f")
+            text += f", at weight {spread(weights, '.2g')}, {back}"
+        if forgotten := loss["collapse"].is_not_nan().sum():
+            text += f"; {forgotten} forget, {_back(loss, 'recovery', 'learn again', 'at weight {}', '.2g')}"
+        parts.append(text)
+    return f"{lead}. {'. '.join(parts)}."
+
+
+def _back(points: pl.DataFrame, column: str, verb: str, where: str, form: str) -> str:
+    """How many of the networks that collapsed are back, and where."""
+    values, collapsed = points[column].drop_nans().to_list(), points["collapse"].is_not_nan().sum()
+    many = "all" if len(values) == collapsed else len(values) or "none"
+    return f"{many} {verb}" + f", {where.format(spread(values, form))}" * bool(values)
 
 
 # ---- The figure
@@ -415,10 +495,10 @@ def _draw_ways(axes: Axes, table: pl.DataFrame, name: str) -> None:
     """One panel: a column of the table against the weight of skips; marks point to where the weight goes."""
     ways = {"down": (PHASES[:3], "-", "<"), "up": (PHASES[2:], "--", ">")}
     axes.axvspan(*PUBLISHED_WEIGHTS, color="grey", alpha=0.2, linewidth=0)
-    if name in MEASURES:
-        axes.axhline(MEASURES[name], color="grey", linewidth=0.9, linestyle=":")
-    elif table.height:
-        axes.axhline(float(table["blind"][0]), color="grey", linewidth=0.9)
+    blind = float(table["blind"][0]) if table.height else math.nan
+    axes.axhline(MEASURES.get(name, blind - LEARNT), color="grey", linewidth=0.9, linestyle=":")
+    if name not in MEASURES:
+        axes.axhline(blind, color="grey", linewidth=0.9)
     for k, ((layers,), of_depth) in enumerate(table.group_by(["layers"], maintain_order=True)):
         for (seed,), of_seed in of_depth.group_by(["seed"], maintain_order=True):
             for n, (way, (phases, dash, mark)) in enumerate(ways.items()):
@@ -459,11 +539,13 @@ QUESTION = Question(
         "Every few steps the relative residual of tokens after the last layer and the "
         "gradients of queries and keys (the median over layers) are read in deviation arithmetic. A network counts as "
         f"collapsed where that median is below 1e{COLLAPSED:g}; by tokens, where the residual is below {10**EQUAL:g}. "
+        f"It has forgotten where its loss is less than {LEARNT:g} nats below a guess by frequency. "
         "A lag of so many steps makes ln(recovery / collapse) half as large on a ramp twice as long; hysteresis in the "
         "weight leaves it as it is."
     ),
     refuted_by="Recovery at less than twice the weight of collapse in most seeds; another task, width, rate or ramp.",
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=600.0,
     caption="Solid, pointing left: skips fall; dashed, pointing right: they rise again. One line for each seed. "
-            "Dotted: below it a network has collapsed. Grey band: weights at which collapse was published.",
+            "Dotted: beyond it a network has collapsed. Readings while the weight is held lie at 0.005 and at 1. Grey "
+            "band: weights at which collapse was published.",
 )  # fmt: skip
