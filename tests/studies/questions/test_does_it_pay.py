@@ -236,12 +236,12 @@ SIZES = replace(QUICK, remedies=("neutreno", "valueresidual", "gate", "contranor
 def tables(
     losses: dict[str, dict[str, float]], residuals: dict[str, dict[str, float]], longer: dict[str, dict[str, float]]
 ) -> dict[str, pl.DataFrame]:
-    """Made-up tables: losses and log10 of residuals by setting and remedy, and losses after longer training."""
+    """Made-up tables: losses and log10 of residuals by setting and remedy, and losses after longer training, if any."""
     runs, fresh, costs, tuning = [], [], [], []
     for setting, width, remedy in SIZES.cells:
         costs.append((setting, width, remedy, 100.0, BLIND))
         arms = {REPORTED: losses}
-        arms |= {LONGER: longer} if width == SIZES.widths[0] else {}
+        arms |= {LONGER: longer} if longer and width == SIZES.widths[0] else {}
         arms |= {MORE: losses} if remedy == NONE else {}
         for seed in (0, 1):
             left = residuals[setting][remedy]
@@ -277,8 +277,8 @@ def test_it_depends_where_remedies_help_only_those_that_collapse() -> None:
     assert [verdict.holds for verdict in found.verdicts] == [True] * 7
     assert found.sentence.startswith("It depends on the network") and len(found.sentence.split()) <= 60
     assert "pre-norm: no gain was shown." in found.sentence
-    assert "without skips: neutreno lowers loss by 1.10 nats (baseline learns nothing)" in found.sentence
-    assert "A larger residual goes with a lower loss post-norm and without skips." in found.sentence
+    assert "without skips: NeuTRENO gains 1.10 and 1.10 (baseline learns nothing)" in found.sentence
+    assert "A larger residual goes with a lower loss post-norm and without skips, counting networks" in found.sentence
     assert QUESTION.draw(made, SIZES)[QUESTION.name].axes
 
 
@@ -300,7 +300,7 @@ def test_a_remedy_that_pays_with_no_larger_residual_does_not_pay_by_preventing_c
     every = dict.fromkeys(SETTINGS, by_remedy(2.8, 1.9, 2.0, 2.6, 2.7))
     found = QUESTION.answer(tables(every, dict.fromkeys(SETTINGS, by_remedy(-1, -2, -1.5, -3, -4)), every), SIZES)
     assert found.sentence.startswith("A remedy pays, not by preventing collapse:")
-    assert "neutreno lowers loss by 0.90 nats, no larger residual;" in found.sentence
+    assert "NeuTRENO gains 0.90 and 0.90, no larger residual;" in found.sentence
     assert len(found.sentence.split()) <= 60
 
 
@@ -321,13 +321,13 @@ def test_the_remedy_of_the_answer_is_chosen_on_tuning_seeds() -> None:
     made = tables(every, dict.fromkeys(SETTINGS, FALLEN), every)
     worse = pl.when(pl.col("remedy") == "neutreno").then(2.4).otherwise(pl.col("loss"))
     found = QUESTION.answer(made | {"tuning": made["tuning"].with_columns(loss=worse)}, SIZES)
-    assert "valueresidual lowers held-out loss by 0.80" in found.sentence and "neutreno" not in found.sentence
+    assert "value residual gains 0.80 and 0.80" in found.sentence and "NeuTRENO" not in found.sentence
     worse = pl.when(pl.col("remedy") == "gate").then(1.0).otherwise(pl.col("loss"))
     runs = made["runs"].with_columns(loss=pl.when(pl.col("remedy") == "gate").then(2.9).otherwise(pl.col("loss")))
     made |= {"tuning": made["tuning"].with_columns(loss=worse), "runs": runs}
     sentence = QUESTION.answer(made, SIZES).sentence
     assert sentence.startswith("Not told: ")
-    assert "a gain only by neutreno, valueresidual and contranorm, not gate, the best in tuning" in sentence
+    assert "a gain only by NeuTRENO, value residual and ContraNorm, not gates, the best in tuning" in sentence
 
 
 def changed(made: dict[str, pl.DataFrame], table: str, rows: pl.Expr, loss: float | pl.Expr) -> dict[str, pl.DataFrame]:
@@ -340,7 +340,7 @@ def test_a_baseline_of_which_some_seeds_learn_is_not_said_to_learn_nothing() -> 
     baseline = (pl.col("remedy") == NONE) & (pl.col("setting") == "post")
     some = QUESTION.answer(changed(made, "runs", baseline & (pl.col("seed") == 0), 2.7), SIZES)
     assert some.verdicts[0].holds is None
-    assert "post-norm: neutreno" in some.sentence and "(baseline learns with some seeds)" in some.sentence
+    assert "post-norm: NeuTRENO" in some.sentence and "(baseline learns with some seeds)" in some.sentence
     every = QUESTION.answer(changed(made, "runs", baseline, 2.7), SIZES)
     assert every.verdicts[0].holds is False and "with some seeds" not in every.sentence
     other_rate = baseline & (pl.col("rate") == max(SIZES.rates)) & (pl.col("width") == SIZES.widths[1])
@@ -374,7 +374,10 @@ def test_a_gain_with_every_seed_leaves_open_that_no_remedy_helps() -> None:
     assert QUESTION.answer(made, SIZES).verdicts[2].holds is True
     gains = changed(made, "runs", pre & (pl.col("remedy") == "gate"), pl.col("loss") - 0.02)
     verdict = QUESTION.answer(gains, SIZES).verdicts[2]
-    assert verdict.holds is None and "with every seed, though by less than seeds differ: gate +0.020" in verdict.ours
+    assert (
+        verdict.holds is None
+        and "with every seed, though by less than seeds differ: gates +0.020 and +0.020" in verdict.ours
+    )
     once = (pl.col("remedy") == "gate") & (pl.col("width") == SIZES.widths[0]) & (pl.col("seed") == 1) & pre
     assert QUESTION.answer(changed(gains, "runs", once, 2.2), SIZES).verdicts[2].holds is True
 
@@ -383,7 +386,7 @@ def test_a_baseline_that_always_diverges_has_no_gain_over_it() -> None:
     made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
     gone = changed(made, "runs", (pl.col("remedy") == NONE) & (pl.col("setting") == "no skips"), math.inf)
     found = QUESTION.answer(gone, SIZES)
-    assert "without skips: neutreno learns where the baseline diverges (baseline learns nothing)" in found.sentence
+    assert "without skips: NeuTRENO learns where the baseline diverges (baseline learns nothing)" in found.sentence
     cells = [cell for table in found.evidence[:3] for row in table.rows for cell in row]
     assert "– **beats**" in cells and not any("+inf" in cell or "nan" in cell for cell in cells)
     assert QUESTION.draw(gone, SIZES)[QUESTION.name].axes
@@ -399,14 +402,58 @@ def test_ticks_of_gains_are_near_the_data() -> None:
 def test_longer_training_may_change_who_wins() -> None:
     later = HARM | {"pre": EQUAL | {"gate": 1.8}}
     found = QUESTION.answer(tables(HARM | {"pre": EQUAL}, LEFT, later), SIZES)
-    assert found.verdicts[6].holds is False and "gate (before: none)" in found.verdicts[6].ours
+    assert found.verdicts[6].holds is False
+    assert "pre-norm: gates (before: none), lowest gates 1.800" in found.verdicts[6].ours
+
+
+def test_longer_training_at_an_end_of_the_grid_refutes_nothing() -> None:
+    """Gates win after longer training alone; the rate of the baseline, or of gates, or of another, is an end."""
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL | {"gate": 1.8}})
+    for remedy, expected in ((NONE, None), ("gate", None), ("contranorm", False)):
+        rate = pl.when((pl.col("setting") == "pre") & (pl.col("remedy") == remedy)).then(max(SIZES.rates))
+        runs = made["runs"].with_columns(rate=rate.otherwise(pl.col("rate")))
+        verdict = QUESTION.answer(made | {"runs": runs}, SIZES).verdicts[6]
+        assert verdict.holds is expected and ("an end of the grid" in verdict.ours) == (expected is None)
+    everywhere = made["runs"].with_columns(rate=pl.lit(max(SIZES.rates)))
+    same = changed(made | {"runs": everywhere}, "runs", (pl.col("setting") == "pre") & (pl.col("arm") == LONGER), 2.0)
+    assert QUESTION.answer(same, SIZES).verdicts[6].holds is True  # The same settings: rates do not matter
+
+
+def test_networks_at_an_end_of_the_grid_are_named() -> None:
+    made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
+    assert "0 of 30 networks chose an end of the grid." in QUESTION.answer(made, SIZES).notes[0]
+    here = (pl.col("remedy") == "gate") & (pl.col("width") == 32) & (pl.col("setting") == "pre")
+    idle = (pl.col("remedy") == NONE) & (pl.col("width") == 32) & (pl.col("setting") == "post")
+    rate = pl.when(here | idle).then(0.03).otherwise(pl.col("rate"))
+    found = QUESTION.answer(made | {"runs": made["runs"].with_columns(rate=rate)}, SIZES)
+    assert "2 of 30 networks" in found.notes[0]
+    assert "pre-norm at width 32 (0.03): gates; 1 that learns nothing)." in found.notes[0]
+    marked = [row[0] for table in found.evidence[:3] for row in table.rows if "(end)" in row[4]]
+    assert marked == ["gates", "no remedy"]
+
+
+def test_a_relation_that_rests_on_networks_that_learn_nothing_is_said_to() -> None:
+    """All five networks learn, in the order of their residuals or in the opposite one; or two learn."""
+    learning = by_remedy(2.8, 1.9, 2.0, 2.6, 2.7)
+    residuals = dict.fromkeys(SETTINGS, FALLEN)
+    results = pay_results.PayResults(tables(dict.fromkeys(SETTINGS, learning), residuals, {}), SIZES)
+    assert results.relation("post", 24, "trained", learning=True).pays is True
+    turned = by_remedy(1.9, 2.8, 2.7, 2.0, 1.95)
+    results = pay_results.PayResults(tables(dict.fromkeys(SETTINGS, turned), residuals, {}), SIZES)
+    assert results.relation("post", 24, "trained", learning=True).pays is False
+    results = pay_results.PayResults(tables(dict.fromkeys(SETTINGS, COLLAPSED), residuals, {}), SIZES)
+    assert results.relation("post", 24, "trained").pays is True
+    assert results.relation("post", 24, "trained", learning=True) == UNTOLD  # Two learn
+    every = dict.fromkeys(SETTINGS, learning)
+    assert "counting networks" not in QUESTION.answer(tables(every, residuals, every), SIZES).sentence
 
 
 def test_a_remedy_that_wins_at_one_width_alone_is_not_judged() -> None:
     made = tables(HARM | {"pre": EQUAL}, LEFT, HARM | {"pre": EQUAL})
     here = (pl.col("setting") == "pre") & (pl.col("remedy") == "gate") & (pl.col("width") == SIZES.widths[1])
     runs = made["runs"].with_columns(loss=pl.when(here).then(1.5).otherwise(pl.col("loss")))
-    assert QUESTION.answer(made | {"runs": runs}, SIZES).verdicts[2].holds is None
+    found = QUESTION.answer(made | {"runs": runs}, SIZES)
+    assert found.verdicts[2].holds is None and "pre-norm: at most 0.50, shown at one width" in found.sentence
 
 
 def test_a_baseline_with_more_compute_may_be_as_good() -> None:

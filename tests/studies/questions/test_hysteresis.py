@@ -239,7 +239,9 @@ def test_depths_are_reported_apart() -> None:
     deep = forgetting(loop(0.3, 0.6), 0.8).with_columns(layers=4)
     found = QUESTION.answer({"trajectories": pl.concat([loop(0.001, 0.5), deep], how="diagonal_relaxed")}, FINE)
     assert "4 layers: 1 of 1 collapse by tokens" in found.sentence
-    assert "2 layers: none of 1 collapse by tokens." in found.sentence
+    assert "2 layers: none of 1 collapse." in found.sentence
+    lowest = forgetting(loop(LOWEST * 1.01, 0.6), 0.8)
+    assert "at the lowest weight, 0.005, all recover" in QUESTION.answer({"trajectories": lowest}, FINE).sentence
     assert "2 layers: none of 1 collapse; 4 layers: 1 of 1 collapse, at a weight of 0.2" in found.verdicts[2].ours
 
 

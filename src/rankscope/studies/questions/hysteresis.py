@@ -16,7 +16,7 @@ makes half the distance between the logs of the two weights on the longer ramp, 
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -332,8 +332,8 @@ def _evidence(table: pl.DataFrame, points: pl.DataFrame, sizes: Sizes) -> PageTa
         "a ramp that went further the weight may be another. –: no collapse; *only rising*: none while skips fell, but "
         "some readings while they rose are beyond the threshold. The weight changes by "
         f"×{sizes.factor:.2f} between readings: networks cross the threshold up to that much above the weight of "
-        "collapse, and up to that much below the weight of recovery. Losses are means over the steps since the "
-        "reading before.",
+        "collapse, and up to that much below the weight of recovery. Losses are means of the training steps "
+        "between two readings of a ramp.",
     )  # fmt: skip
 
 
@@ -353,34 +353,39 @@ def _together(outcomes: list[bool | None]) -> bool | None:
     return False if False in outcomes else None if None in outcomes or not outcomes else True
 
 
-def _by_depth(points: pl.DataFrame, texts: Sequence[str]) -> str:
-    """Texts of networks of each depth, beside each other."""
-    return "; ".join(f"{layers} layers: {text}" for layers, text in zip(_depths(points), texts, strict=True))
+def _by_depth(points: pl.DataFrame, text: Callable[[pl.DataFrame], str]) -> str:
+    """Texts of the networks of each depth, beside each other."""
+    parts = points.group_by("layers", maintain_order=True)
+    return "; ".join(f"{layers} layers: {text(of_depth)}" for (layers,), of_depth in parts)
 
 
-def _depths(points: pl.DataFrame) -> list[int]:
-    """The depths of networks, in their order."""
-    return points["layers"].unique(maintain_order=True).to_list()
+def _collapses(points: pl.DataFrame) -> str:
+    """How many networks collapse, and at which weights."""
+    weights, held = points["collapse"].drop_nans().to_list(), points["held_low"].sum()
+    return (
+        f"{len(weights) or 'none'} of {points.height} collapse"
+        + f", at a weight of {spread(weights)}" * bool(weights)
+        + f" ({held} of them only while it was held there)" * bool(held)
+    )
+
+
+def _recoveries(collapsed: pl.DataFrame) -> str:
+    """How many of the networks that collapsed recover, and at how many times the weight of their collapse."""
+    ratios = collapsed["ratio"].drop_nans().to_list()
+    return f"{len(ratios) or 'none'} of {collapsed.height} recover" + (
+        f", at {spread(ratios, '.1f')} times the weight of collapse" if ratios else ""
+    )
 
 
 def _collapse_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
     """Whether every network collapses on the way down, between readings that do not exclude the published weights."""
-    texts = []
-    for layers in _depths(points):
-        of_depth = points.filter(layers=layers)
-        collapsed = of_depth.filter(pl.col("collapse").is_not_nan())
-        held = collapsed["held_low"].sum()
-        texts.append(
-            f"{collapsed.height or 'none'} of {of_depth.height} collapse"
-            + f", at a weight of {spread(collapsed['collapse'].to_list())}" * bool(collapsed.height)
-            + f" ({held} of them only while it was held there)" * bool(held)
-        )
+    if not points.height:
+        return HypothesisVerdict("no network had learnt", None)
     least, most = PUBLISHED_WEIGHTS
     weights = points["collapse"].drop_nans().to_list()
-    published = [weight <= most and weight * sizes.factor >= least for weight in weights]
-    ours = f"{_by_depth(points, texts)}; {sum(published)} of {points.height} at {least:g} to {most:g}, within a reading"
-    holds = all(published) and len(published) == points.height
-    return HypothesisVerdict(ours, holds) if points.height else HypothesisVerdict("no network had learnt", None)
+    count = sum(weight <= most and weight * sizes.factor >= least for weight in weights)
+    ours = f"{_by_depth(points, _collapses)}; {count} of {points.height} at {least:g} to {most:g}, within a reading"
+    return HypothesisVerdict(ours, count == points.height)
 
 
 def _ratio_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
@@ -399,15 +404,7 @@ def _ratio_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
             outcomes.append(True)
         else:
             outcomes.append(None if ratio >= PUBLISHED_RATIO or is_open else False)
-    texts = []
-    for layers in _depths(collapsed):
-        of_depth = collapsed.filter(layers=layers)
-        ratios = of_depth["ratio"].drop_nans().to_list()
-        texts.append(
-            f"{len(ratios) or 'none'} of {of_depth.height} recover"
-            + f", at {spread(ratios, '.1f')} times the weight of collapse" * bool(ratios)
-        )
-    ours = f"{_by_depth(collapsed, texts)}; {collapsed['open'].sum()} of these ratios were decided by a ramp's end"
+    ours = f"{_by_depth(collapsed, _recoveries)}; an end of the ramp decided {collapsed['open'].sum()} of these ratios"
     return HypothesisVerdict(ours, _together(outcomes))
 
 
@@ -429,14 +426,18 @@ def _lag_verdict(points: pl.DataFrame, sizes: Sizes) -> HypothesisVerdict:
             outcomes.append(True)
         else:
             outcomes.append(False if long_lag < SAME_LAG * (short_lag - unsure) else None)
-    texts = []
-    for layers in _depths(pairs):
-        ratios = pairs.filter(layers=layers).select("ratio", "ratio_long")
-        texts.append(" and ".join(spread(ratios[name].to_list(), ".1f") for name in ratios.columns))
+
+    def ratios(of_depth: pl.DataFrame) -> str:
+        return " and ".join(spread(of_depth[name].to_list(), ".1f") for name in ("ratio", "ratio_long"))
+
+    def counts(of_depth: pl.DataFrame) -> str:
+        return " and ".join(str(of_depth.filter(ramp=ramp)["collapse"].is_not_nan().sum()) for ramp in sizes.ramps)
+
     ours = (
         f"of {pairs.height} pairs the lag is as large or larger on the longer ramp in {outcomes.count(True)}, smaller "
-        f"in {outcomes.count(False)}, and cannot be told in {outcomes.count(None)}; recovery over collapse on ramps "
-        f"of {sizes.ramps[0]} and {sizes.ramps[1]} steps, {_by_depth(pairs, texts)}"
+        f"in {outcomes.count(False)}, and cannot be told in {outcomes.count(None)}; on ramps of {sizes.ramps[0]} and "
+        f"{sizes.ramps[1]} steps recovery over collapse is {_by_depth(pairs, ratios)}; by tokens so many networks "
+        f"collapse: {_by_depth(points.filter(measure='residual'), counts)}"
     )
     return HypothesisVerdict(ours, _together(outcomes))
 
@@ -451,13 +452,14 @@ def _sentence(points: pl.DataFrame) -> str:
     recovered = lost["recovery"].is_not_nan()
     lead = "Yes, in tokens and loss" if recovered.all() else "Some do" if recovered.any() else "No"
     parts = []
-    for layers in sorted(_depths(points), reverse=True):  # what collapses most comes first
+    for layers in sorted(points["layers"].unique(), reverse=True):  # what collapses most comes first
         tokens, loss = (points.filter(layers=layers, measure=measure) for measure in ("residual", "loss"))
         weights = tokens["collapse"].drop_nans().to_list()
-        text = f"{layers} layers: {len(weights) or 'none'} of {tokens.height} collapse by tokens"
+        text = f"{layers} layers: {len(weights) or 'none'} of {tokens.height} collapse{' by tokens' * (not parts)}"
         if weights:
             back = _back(tokens, "ratio", "recover", "at {} times that", ".1f")
-            text += f", at weight {spread(weights, '.2g')}, {back}"
+            at = "at the lowest weight," if {*weights} == {LOWEST} else "at weight"
+            text += f", {at} {spread(weights, '.2g')}, {back}"
         if forgotten := loss["collapse"].is_not_nan().sum():
             text += f"; {forgotten} forget, {_back(loss, 'recovery', 'learn again', 'at weight {}', '.2g')}"
         parts.append(text)

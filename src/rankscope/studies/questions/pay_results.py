@@ -116,18 +116,15 @@ class PayResults:
         by_width = [self.winners(setting, width, arm, against) for width in self.widths(arm)]
         return [remedy for remedy in self.sizes.remedies if all(remedy in winners for winners in by_width)]
 
-    def gains(self, setting: str, remedy: str, arm: str = REPORTED) -> list[float]:
-        """Nats that a remedy gains over the baseline, seed by seed, at all widths of an arm."""
-        pairs = [
-            pair for width in self.widths(arm)  # a network that was not trained has no losses, and no pairs
-            for pair in zip(*(self.cell(setting, width, name, arm).losses for name in (NONE, remedy)), strict=False)
-        ]  # fmt: skip
+    def gains(self, setting: str, width: int, remedy: str, arm: str = REPORTED) -> list[float]:
+        """Nats that a remedy gains over the baseline, seed by seed; none where one of the two was not trained."""
+        pairs = zip(*(self.cell(setting, width, name, arm).losses for name in (NONE, remedy)), strict=False)
         return [baseline - loss for baseline, loss in pairs if math.isfinite(baseline) and math.isfinite(loss)]
 
     def gains_by_seed(self, setting: str, remedy: str) -> bool:
         """True if a remedy gains more than `MATTERS` nats with every seed at every width, whether or not seeds differ
         by more than that."""
-        gains = self.gains(setting, remedy)
+        gains = [gain for width in self.sizes.widths for gain in self.gains(setting, width, remedy)]
         return len(gains) == self.sizes.seeds * len(self.sizes.widths) and min(gains) > MATTERS
 
     def best(self, setting: str) -> str:
@@ -147,7 +144,7 @@ class PayResults:
             for width in self.sizes.widths
         )
 
-    def relation(self, setting: str, width: int, when: str, arm: str = REPORTED) -> "Relation":
+    def relation(self, setting: str, width: int, when: str, arm: str = REPORTED, learning: bool = False) -> "Relation":
         """How a number of networks and their loss go together across the baseline and remedies of a setting.
 
         Args:
@@ -156,6 +153,8 @@ class PayResults:
             when: `trained` for the residual after training, `fresh` for that before, `gradient` for the first layer's
                 gradient before training.
             arm: Which training.
+            learning: Without networks that learn nothing: two groups of networks, those that collapse and learn nothing
+                and those that do neither, make a correlation by themselves.
 
         Returns:
             `UNTOLD` where nothing learns, or too few networks have both numbers for any order to be improbable; `TIED`
@@ -164,7 +163,7 @@ class PayResults:
         pairs, learnt = [], False
         for remedy in self.sizes.conditions(setting):
             result = self.cell(setting, width, remedy, arm)
-            if not result.losses:
+            if not result.losses or (learning and result.learns_nothing(self.blind)):
                 continue
             learnt |= result.learns(self.blind)
             fresh = PayCell(setting, width, remedy).rows(self.tables["fresh"]).sort("seed")
