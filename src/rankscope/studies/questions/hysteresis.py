@@ -451,7 +451,7 @@ def _sentence(points: pl.DataFrame) -> str:
         return f"No network collapses, and none forgets what it learnt, while skips fall to {LOWEST:g}."
     recovered = lost["recovery"].is_not_nan()
     lead = "Yes, in tokens and loss" if recovered.all() else "Some do" if recovered.any() else "No"
-    parts = []
+    parts: list[str] = []
     for layers in sorted(points["layers"].unique(), reverse=True):  # what collapses most comes first
         tokens, loss = (points.filter(layers=layers, measure=measure) for measure in ("residual", "loss"))
         weights = tokens["collapse"].drop_nans().to_list()
