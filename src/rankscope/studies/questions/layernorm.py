@@ -70,6 +70,7 @@ CONFIDENCE = 0.95  # Of the interval about a mean rate
 FEWEST = 5  # Networks that start collapsed, from which on trainings are judged
 LOWEST_DRAWN = -16.0  # log10 at which smaller values are drawn
 MOVED = 0.3  # How far marks of trained networks are drawn from their place at most, so that equal ones are seen
+DEEPEST_DROPOUT = 16  # Layers up to which networks with dropout are trained: they train one after the other
 NOT_MEASURED = HypothesisVerdict("not measured", None)
 
 QUICK = NormSizes(
@@ -118,6 +119,7 @@ def gather(setup: Setup, sizes: NormSizes) -> dict[str, pl.DataFrame]:
             trained_rows, task, layers, dropout, skip, sizes, device
         )
         for (task, layers), (dropout, skip) in product(sizes.trainings, ((0.0, 0.0), (DROPOUT, 0.0), (0.0, 1.0)))
+        if not dropout or layers <= DEEPEST_DROPOUT
     }
     return {
         "near": setup.cached_parts(near, depth=sizes.depth, width=sizes.width, tokens=sizes.tokens, heads=sizes.heads,
@@ -535,8 +537,9 @@ QUESTION = Question(
         "a skip, pre-norm, post-norm, no norm; an MLP (tanh) whose first matrix is multiplied by a, no skips. "
         "`transverse_exponent` gives Λ at the mean of the tokens; the tokens themselves are random, far from equal, "
         "and followed to the last layer.\n\n*Trained*: sorting (complete mask, post-norm, attention alone) and next "
-        "characters (causal, pre-norm, with MLPs), without skips, the same with dropout in training, and with skips as "
-        "a control; relative mu and the spread of scores before and after."
+        "characters (causal, pre-norm, with MLPs), without skips, the same with dropout in training (up to "
+        f"{DEEPEST_DROPOUT} layers; networks with dropout train one by one, deeper ones were left out), and with skips "
+        "as a control; relative mu and the spread of scores before and after."
     ),
     refuted_by=(
         "Layers that share weights (a value matrix that comes again has directions of its own), biases of values and "
