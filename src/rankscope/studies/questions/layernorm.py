@@ -322,8 +322,9 @@ def _lifetime_verdict(far: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict:
     outside = table.filter(~pl.col("inside")).group_by(CASE, maintain_order=True)
     wrong = [
         f"{' '.join(map(str, case))}: {spread(part['ratio'].to_list(), '.2f')} at {len(part)} gain(s) from "
-        f"{part['gain'].min():.3g} to {part['gain'].max():.3g}"
+        f"{min(gains):.3g} to {max(gains):.3g}"
         for case, part in outside
+        if (gains := part["gain"].to_list())
     ]
     ours = (
         f"measured over predicted {spread(table['ratio'].to_list(), '.2f')}; within ×{FACTOR:g} in "

@@ -38,7 +38,7 @@ REVIEW = (  # (question, reply)
     ),
     (
         "Are the networks too small to matter?",
-        "They are small: up to 128 layers, widths of 16 to 768, minutes of one GPU for each study. What is exact "
+        "They are small: up to 128 layers, widths of 16 to 512, minutes of one GPU for each study. What is exact "
         "(path sums, certificates, falls in deviation arithmetic) does not depend on training. What is trained "
         "may change with scale, and each page says what would change its answer.",
     ),
