@@ -301,7 +301,8 @@ def answer(tables: Tables, sizes: Sizes) -> StudyAnswer:
         "(before, it was not below the threshold, and put one collapse at the end of the ramp); loss is read beside "
         "tokens and gradients, and 'yes' asks that it recovers too; depths are reported apart; a ratio that the ends "
         "of the ramp decided (collapse while the weight was held at its lowest, recovery at 1 alone) neither refutes "
-        "the published one nor tells a lag. No verdict changed by that.",
+        "the published one nor tells a lag. By the readings that rounding may have decided one verdict changed: the "
+        "fifth did not hold before.",
     ]
     gradient, residual = (points.filter(measure=measure) for measure in ("gradient", "residual"))
     verdicts = [
