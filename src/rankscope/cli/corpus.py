@@ -63,7 +63,6 @@ def measure_text(
             arithmetic=task.arithmetics,
             tokens=corpus.tokens,
             batch=corpus.batch,
-            compile=task.checks.get("compile", False),
             runner=None if options.on is None else _cluster_job(options.on, options.stuck_after, results.silent),
         )
         with _bar(texts, corpus.samples, results.silent) as tell, closing(steps):

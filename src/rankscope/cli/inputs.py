@@ -163,7 +163,7 @@ class MeasureTask:
     metrics: list[str]
     arithmetics: list[str] = field(default_factory=lambda: ["deviation"])
     checks: dict[str, bool] = field(default_factory=dict)
-    """The arguments `check`, `confirm` and `compile` of `rankscope.measure`, where they are given."""
+    """The arguments `check` and `confirm` of `rankscope.measure`, where they are given."""
 
     @classmethod
     def parse(cls, metrics: str, arithmetic: str = "deviation", checks: dict[str, bool] | None = None) -> "MeasureTask":

@@ -31,7 +31,6 @@ class MeasureOptions(opt.MetricOptions):
 
     check: Annotated[bool, opt.option(opt.RESULT, " ", "check", (), "--check/--no-check")] = True
     confirm: Annotated[bool, opt.option(opt.RESULT, " ", "confirm", (), "--confirm")] = False
-    compile: Annotated[bool, opt.option(opt.NETWORK, " ", "compile", (), "--compile")] = False
 
 
 def measure(
@@ -52,7 +51,7 @@ def measure(
     from rankscope.profiles.verdict import agreement
     from rankscope.report import verdict, write_run_directory
 
-    checks = {name: getattr(measured, name) for name in ("check", "confirm", "compile")}
+    checks = {name: getattr(measured, name) for name in ("check", "confirm")}
     task = MeasureTask.parse(measured.metrics, measured.arithmetic, checks)
     variants = split_names("variants", options.variants)
     if text.text is not None and measured.confirm:

@@ -168,16 +168,29 @@ def _direction(state: State) -> tuple[Tensor, LogScales]:
     return R.value / safe[:, None, None], torch.where(norm == 0, R.log, R.log + safe.log())
 
 
-def direction_difference(a: State, b: State) -> LogScales:
-    """The largest `|u_i - v_i|`, u_i and v_i the tokens of two states scaled to length one."""
+def direction_difference(
+    a: Float[Tensor, "batch token width"], b: Float[Tensor, "batch token width"]
+) -> Float[Tensor, " batch"]:
+    """The largest `|u_i - v_i|`, u_i and v_i the tokens of two passes scaled to length one."""
 
-    def units(state: State) -> Tensor:
-        X = state.scaled_tokens
+    def units(X: Tensor) -> Tensor:
         size = X.abs().amax(-1, keepdim=True)
         X = X / size.masked_fill(size == 0, 1.0)
         return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)
 
     return torch.linalg.vector_norm(units(a) - units(b), dim=-1).amax(-1).nan_to_num(nan=torch.inf)
+
+
+def relative_change(
+    a: Float[Tensor, "*batch token width"], b: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"]
+) -> Float[Tensor, "*batch"]:
+    """`|b - a| / |a - mean row of a|` in Frobenius norms, over rows that are `valid`; of a single row `|b - a| / |a|`.
+    Both are ordinary tensors, b of any dtype; infinite where rows of a are equal or a number is out of range."""
+    tokens, count = valid[..., None], valid.sum(-1)[..., None, None]
+    change = torch.linalg.vector_norm((b.to(a.dtype) - a).masked_fill(~tokens, 0.0), dim=(-2, -1))
+    mean = a.masked_fill(~tokens, 0.0).sum(-2, keepdim=True) / count.clamp(min=1)
+    differences = (a - mean.masked_fill(count <= 1, 0.0)).masked_fill(~tokens, 0.0)
+    return (change / torch.linalg.vector_norm(differences, dim=(-2, -1))).nan_to_num(nan=torch.inf)
 
 
 def pattern_distance(P: PatternByRows, Q: PatternByRows) -> Float[Tensor, "batch head"]:

@@ -23,7 +23,7 @@ from rankscope.deviation.comparison import attends_elsewhere, cut_away, state_di
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
-from rankscope.deviation.second_pass import SecondPassLayer, with_second_pass
+from rankscope.deviation.second_pass import DeviationSecondPass, with_second_pass
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool
@@ -49,7 +49,7 @@ class Confirmation:
 
     doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
     single: DeviationStep  # the layer of the pass in float64
-    second: SecondPassLayer  # the layer of float64's second pass
+    second: DeviationSecondPass  # the layer of float64's second pass
     lost_before: Bool[Tensor, " batch"]  # `lost` of the layer before
     passes: _DoubledPasses
     before: State  # the doubled pass's tokens before this layer
@@ -75,7 +75,7 @@ class Confirmation:
     @cached_property
     def lost(self) -> Bool[Tensor, " batch"]:
         """True where nothing is known of the sample from this layer on, in 32 digits either: what
-        `SecondPassLayer.lost` is of float64."""
+        `DeviationSecondPass.lost` is of float64."""
         step, lost = self.after, self.lost_before | self.zeros.samples | self.passes.rules.losses.torn
         for P, Q in ((step.attention, "attention"), (step.cross, "cross")):
             if P is not None and bool(steep_scores(P).any()):
@@ -110,7 +110,8 @@ def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) ->
     passes = _DoubledPasses(net, X, padding)
     lost = torch.zeros(len(X), dtype=torch.bool, device=passes.inputs.net.device)
     grown = 0.0
-    for single, second in with_second_pass(PassInputs.of(net, X, padding)):
+    for single, second in with_second_pass(PassInputs.of(net, X, padding), floats=False):
+        assert isinstance(single, DeviationStep) and isinstance(second, DeviationSecondPass)
         before = passes.state
         step = DeviationStep(0, before, None)
         if single.layer:

@@ -4,9 +4,8 @@ Every entry of what a rule gives is moved by a few units in its last place, x an
 zero. What two passes then agree on does not depend on rounding; what they differ by is what rounding did.
 `second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside theirs.
 
-`Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedStreamed` (float64, attention by rows),
-`PerturbedDeviation` and `PerturbedRows` (deviation arithmetic, attention whole or by rows) are the arithmetics of those
-names with every result perturbed. `NormLosses` looks for what a perturbation cannot show. Norms of one entry, or of two
+`Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedDeviation` and `PerturbedRows` (deviation
+arithmetic, attention whole or by rows) are the arithmetics of those names with every result perturbed. `NormLosses` looks for what a perturbation cannot show. Norms of one entry, or of two
 about their mean, leave no more than a sign: a token, query or key that is zero but for rounding gets a sign from
 rounding, and two passes that differ agree on it by chance every second time. And a token that is zero, or nearly,
 beside others when it enters a norm may have left float64's range in both. `WatchedDeviation` is deviation arithmetic
@@ -33,7 +32,6 @@ from rankscope.nets.norms import norm_of
 from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.streaming import AttentionRequest, PatternNumbers, StreamedPlain
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
@@ -47,23 +45,33 @@ UNITS = 4  # by how much an entry is moved at most, in units of its last place
 class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
-    def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS) -> None:
-        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place."""
+    def __init__(
+        self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, second_half: bool = False
+    ) -> None:
+        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place. With
+        `second_half`, the samples of the first half of a batch stay as they are."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
+        self.second_half = second_half
         self.row = torch.zeros(0, dtype=torch.float64)
         self.rows: list[Tensor] = []  # all rows so far: a captured pass reads them where they lie
 
     def perturb(self, t: Tensor) -> Tensor:
-        """The tensor with every entry moved by a share of its own."""
-        count, length = t.numel(), _length(t.numel())
+        """The tensor with every entry moved by a share of its own, the same in all samples."""
+        if not t.numel():
+            return t
+        count = t[0].numel()
+        length = _length(count)
         if len(self.row) < length or self.row.device != t.device:
             self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, length, t.device)
             self.rows.append(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - count)
-        share = self.row[start : start + count].view(t.shape)
+        share = self.row[start : start + count].view(t.shape[1:])
         share = share * (self.units * precision(t) if self.largest_share is None else self.largest_share)
-        return torch.addcmul(t, t, share)
+        if not self.second_half:
+            return torch.addcmul(t, t, share)
+        halves = t.unflatten(0, (2, -1))
+        return torch.addcmul(halves, halves, torch.stack([torch.zeros_like(share), share])[:, None]).flatten(0, 1)
 
     def of(self, result: Any) -> Any:
         """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its place."""
@@ -264,33 +272,19 @@ class PerturbedPlain(_PerturbedTokens, Plain):
         super().__init__(arch, _with_perturbed_memory(settings, self.noise))
 
 
-class PerturbedStreamed(_PerturbedTokens, StreamedPlain):
-    """The plain arithmetic with attention by rows, every result perturbed; its rows can be made again."""
-
-    def __init__(self, net: Transformer, settings: PassSettings, asked: AttentionRequest, seed: int = 0) -> None:
-        self.noise, self.losses = Perturbation(seed), NormLosses(net.arch)
-        super().__init__(net, _with_perturbed_memory(settings, self.noise), asked)
-
-    def mix(self, block: Block, P: PatternNumbers, V: Tensor) -> Tensor:  # type: ignore[override]
-        """The outputs of the heads; the maker of rows, which mixing drops, is kept."""
-        rows = P.rows
-        heads: Tensor = super().mix(block, P, V)
-        P.rows = rows
-        return heads
-
-
 class PerturbedDeviation(_Perturbed, Deviation):
     """Deviation arithmetic, every result perturbed. Scores are moved by more: rules take differences of them,
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, second_half: bool = False) -> None:
+        """Perturb every sample, or with `second_half` those of the second half of a batch."""
         super().__init__(arch, settings)
-        self._set_up(seed)
+        self._set_up(seed, second_half)
 
-    def _set_up(self, seed: int) -> None:
+    def _set_up(self, seed: int, second_half: bool = False) -> None:
         """Draw the perturbations of this seed."""
-        self.noise, self.losses = Perturbation(seed), NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * UNITS)
+        self.noise, self.losses = Perturbation(seed, second_half=second_half), NormLosses(self.arch)
+        self.of_scores = Perturbation(seed, units=16 * UNITS, second_half=second_half)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 

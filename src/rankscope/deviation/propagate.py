@@ -78,7 +78,6 @@ def propagate(
     padding: Tensor | None = None,
     *,
     doubled: bool = False,
-    compile: bool = False,
     by_rows: bool = False,
     block_bytes: int | None = None,
 ) -> Iterator[DeviationStep]:
@@ -90,7 +89,6 @@ def propagate(
         X: Its input tokens `[batch, token, width]`.
         padding: True at positions `[batch, token]` that are no tokens.
         doubled: Runs the rules in doubled precision (about 32 digits); `rounded` makes ordinary steps of it.
-        compile: Compiles layers first: a minute or two, worth it for hundreds of batches of one shape.
         by_rows: Takes attention a block of rows at a time, so that no `[head, token, token]` is held.
         block_bytes: The bytes of such a block, of all samples and heads; left out, by the device.
 
@@ -111,15 +109,15 @@ def propagate(
         sentence = "by_rows needs a kernel whose rows are made one by one, no log_gain, and no part that changes P"
         raise ArchitectureError(f"{sentence} or reads whole masks: leave it out", subject="by_rows")
     inputs = PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows, block_bytes=block_bytes)
-    yield from layers(inputs, compile)
+    yield from layers(inputs)
 
 
-def layers(inputs: "PassInputs", compile: bool = False) -> Iterator[DeviationStep]:
+def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
     net, rules, state = inputs.net, inputs.rules, inputs.state
     yield restored(DeviationStep(0, state, None), inputs.order)
-    if at_once(inputs, compile):
-        for layer, output in enumerate(pass_cache(compile).run(net, inputs.settings, state).layers, 1):
+    if at_once(inputs):
+        for layer, output in enumerate(pass_cache().run(net, inputs.settings, state).layers, 1):
             yield restored(DeviationStep(layer, *output), inputs.order)
         return
     for block in net.blocks:
@@ -131,9 +129,9 @@ def layers(inputs: "PassInputs", compile: bool = False) -> Iterator[DeviationSte
         yield restored(step, inputs.order)
 
 
-def at_once(inputs: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
+def at_once(inputs: "PassInputs", passes: int = 1) -> bool:
     """True if all layers of `passes` passes are run in one go, and held (`replay.py`)."""
-    wanted = compile or inputs.state.x.log.is_cuda
+    wanted = inputs.state.x.log.is_cuda
     return wanted and not (inputs.doubled or inputs.by_rows) and can_replay(inputs.net, inputs.state, passes)
 
 

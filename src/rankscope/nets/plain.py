@@ -141,12 +141,18 @@ class Plain(Arithmetic):
 
     def cross_pattern(self, block: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
         """P of every head, by the architecture's kernel, without positions."""
-        w, M = block.weights.attention, self.settings.memory
+        M = self.settings.memory
         assert M is not None
-        q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
+        q, k = self.cross_scored(block, X)
         visible, gain = M.visible(self.settings.valid), log_gain(self.arch.log_gain, M.valid, q)
         context = KernelContext(visible, None, self.arch.divisor, self.arch.score_cap, gain=gain)
         return kernel_of(self.arch.kernel).pattern(q, k, context)
+
+    def cross_scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads]:
+        """Queries of the tokens and keys of the memory, of every head."""
+        w, M = block.weights.attention, self.settings.memory
+        assert M is not None
+        return self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""

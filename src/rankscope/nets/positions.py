@@ -144,7 +144,7 @@ def score_bias(
         assert weights.bias_table is not None
         ahead = ahead if arch.bias_ahead else ahead.clamp(max=0)
         bucket = buckets(ahead, arch.bias_buckets, arch.bias_reach, both=arch.bias_ahead)
-        return weights.bias_table[bucket].permute(2, 0, 1)
+        return weights.bias_table[bucket].permute(2, 0, 1).to(like.dtype)
     return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
 
 

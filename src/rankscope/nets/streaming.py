@@ -117,8 +117,7 @@ class StreamedPlain(Plain):
         """Queries of the tokens, keys and values of the memory, by rows too."""
         cross_block, M = block.cross_block, self.settings.memory
         assert M is not None
-        w = cross_block.weights.attention
-        q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
+        q, k = self.cross_scored(cross_block, X)
         all_seen = self.all_valid and bool(M.valid.all())
         visible = None if all_seen else lambda start, stop: M.visible(self.settings.valid[:, start:stop])
         heads = self._outputs(AttentionRows(self.arch, q, k, visible, False), self.values(cross_block, M.tokens), None)

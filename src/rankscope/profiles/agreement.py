@@ -1,19 +1,17 @@
 """Compares the readings of two passes, and marks those that rounding decided.
 
-Called by `steps.py` for each layer: `checked` where a second pass ran beside the first (`check=True`), `confirmed`
-where doubled precision did. A reading holds to as many digits as both passes agree on. The second pass
-(`deviation/second_pass.py`) runs by plain float64 rules where float64 can **resolve** what tokens differ by: what it
-contradicts is marked, unless the two differ by less than float64's own floor. Then, and where float64 resolves nothing,
-the layer is run once more by **perturbed** rules of deviation arithmetic, and read again (`deviation/readings.py`).
-What agrees nearly, to six digits and not to nine, may be float64's own rounding that has grown over the layers: a pass
-by perturbed rules from the first layer on decides. Numbers that agree by chance are found by comparing what they are
+Called by `steps.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
+(`check=True`), `confirmed` where doubled precision did. A reading holds to as many digits as both passes agree on.
+
+Where the first pass ran in float64, the second is float32's (`deviation/float_passes.py`): a small share of what they
+differ by is float64's own rounding (`checked_floats`). Where both passes are deviation arithmetic, the second
+perturbed, they must agree themselves (`checked`). Numbers that agree by chance are found by comparing what they are
 read off: tokens, patterns, and what else a metric is `sensitive_to`.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,37 +19,112 @@ from torch import Tensor
 from rankscope.deviation import DeviationStep, State, comparison
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.confirm import Confirmation
+from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
-from rankscope.deviation.second_pass import SecondPassLayer, SecondPassStep
+from rankscope.deviation.second_pass import DeviationSecondPass
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST, UNIT
-from rankscope.nets import Step
+from rankscope.nets import Transformer
+from rankscope.nets.plain import contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 AGREED = 1e-9  # relative difference up to which two passes agree
-NEAR = 1e-6  # that up to which rounding of the second pass alone may be the reason, where a third one agrees
 NOISY = 100 * torch.finfo(torch.float64).eps
 """The distance of two passes, for each token or width, above which counts are taken again at a tolerance of it."""
 COUNTED = 100.0  # how many times the distance of two passes a singular value must be to be no rounding
 PERTURBED = 8.0  # the tolerances of a count up to which a perturbed residual may have singular values of that alone
-BLIND = 1e3  # float64's floors, up to which a difference from float64 says nothing
 
 Errors = Float[Tensor, "..."]
+ByDeviation = Callable[[Metric], tuple[DeviationStep, DeviationSecondPass]]
 
 
-def checked(readings: Readings, plain: Readings | None, step: DeviationStep, second: SecondPassStep) -> Readings:
-    """Readings with their digits, marked where the second pass does not agree; `plain` are its plain readings."""
-    patterns = any(metric.of == "attention" for metric, _ in readings)
-    states = _states(comparison.state_distance, step.state, second)
-    inputs = {"tokens": states, "attention": _patterns(step, second) if patterns else None}
-    references = [None] * len(readings) if plain is None else [reading for _, reading in plain]
-    return [
-        (metric, _marked(reading, _error(metric, reading, reference, inputs.get(metric.of), step, second)))
-        for (metric, reading), reference in zip(readings, references, strict=True)
-    ]
+def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass) -> Readings:
+    """Readings of deviation arithmetic with their digits, marked where the second pass does not agree."""
+    inputs: dict[str, Errors | None] = {"tokens": comparison.state_distance(step.state, second.step.state)}
+    if any(metric.of == "attention" for metric, _ in readings):
+        inputs["attention"] = _pattern_difference(step, second.step)
+    return [(metric, _marked(read_, _error(metric, read_, inputs.get(metric.of), step, second))) for metric, read_ in readings]
+
+
+def checked_floats(
+    readings: Readings, narrow: Readings, layer: FloatLayer, net: Transformer, by_deviation: ByDeviation
+) -> Readings:
+    """Readings of float64 with their digits; those that float64 does not see are read off deviation arithmetic.
+
+    Args:
+        readings: Those of the pass in float64.
+        narrow: The same of the pass in float32.
+        layer: What both passes gave.
+        net: The network.
+        by_deviation: The layer by deviation arithmetic in both of its passes, as much as a metric needs.
+    """
+    result = []
+    for (metric, reading), (_, other) in zip(readings, narrow, strict=True):
+        error = ROUNDING * torch.maximum(difference(reading, other), _change(metric, reading, layer, net))
+        if metric.rule is not None:  # deviation arithmetic has no floor, and what stays here is far from float64's
+            reading = replace(reading, floor=torch.zeros_like(reading.floor))
+            single = layer.valid.sum(-1) <= 1
+            zero = (reading.value == 0) & ~(_spread(single, error) & (metric.of == "tokens"))
+            error = error.masked_fill(zero, torch.inf)  # exact, or out of float64's range
+        unsure = error > AGREED
+        reading = replace(reading, digits=_digits(reading, error))
+        if must_compute("agreement.unsure", unsure.any()):
+            step, second = by_deviation(metric)
+            exact = read(metric, step)
+            assert exact is not None
+            ((_, exact),) = checked([(metric, exact)], step, second)
+            reading = _chosen(unsure, exact, reading)
+        result.append((metric, reading))
+    return result
+
+
+def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transformer) -> Errors:
+    """How far what a reading is read off is in float32 from float64: infinite where that cannot be told."""
+    a, b = layer.step, layer.narrow
+    if metric.count:  # a singular value is counted at a tolerance of float64's
+        return torch.full_like(reading.value, torch.inf)
+    if metric.of == "tokens":
+        change = layer.distance
+        if metric.sensitive_to == "directions":
+            change = torch.maximum(change, comparison.direction_difference(a.state, b.state.to(a.state.dtype)))
+        return change
+    if metric.of == "attention":
+        rows_differ = metric.sensitive_to == "row differences"
+        if a.attention is None or b.attention is None:
+            return _change_of_rows(metric, reading, layer, rows_differ)
+        valid = layer.valid[:, None].expand(a.attention.shape[:3])
+        if rows_differ:
+            return comparison.relative_change(a.attention, b.attention, valid)
+        return (b.attention.to(a.attention.dtype) - a.attention).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
+    if metric.of == "heads" and a.heads is not None and b.heads is not None:
+        added = contributions(net.weights.layers[a.layer - 1], a.heads)
+        of_narrow = contributions(net.weights.layers[a.layer - 1], b.heads.to(a.heads.dtype))
+        return comparison.relative_change(added, of_narrow, layer.valid[:, None].expand(added.shape[:3]))
+    assert a.routing is not None and b.routing is not None
+    return (b.routing.to(a.routing.dtype) - a.routing).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
+
+
+def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_differ: bool) -> Errors:
+    """`_change` of attention by rows: of the numbers of its rows, where they are not of what rows differ by."""
+    assert layer.numbers is not None and layer.narrow_numbers is not None
+    numbers, narrow = layer.numbers.of_rows.get(metric.name), layer.narrow_numbers.of_rows.get(metric.name)
+    if rows_differ or numbers is None or narrow is None:
+        return torch.full_like(reading.value, torch.inf)
+    valid = layer.valid[:, None]
+    size = numbers.abs().masked_fill(~valid, 0.0).amax(-1)
+    apart = (numbers - narrow).abs().masked_fill(~valid, 0.0).amax(-1)
+    return (apart / size.masked_fill(size == 0, 1.0)).nan_to_num(nan=torch.inf)
+
+
+def _chosen(pick: Tensor, a: Reading, b: Reading) -> Reading:
+    """The entries of a where `pick` is true, those of b elsewhere."""
+    digits = None if a.digits is None or b.digits is None else torch.where(pick, a.digits, b.digits)
+    parts = ((a.value, b.value), (a.log10, b.log10), (a.floor, b.floor))
+    return Reading(*(torch.where(pick, *pair) for pair in parts), digits)
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
@@ -87,7 +160,7 @@ def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other:
         return error.masked_fill(_cut(metric, reading, step), torch.inf)
     error = torch.maximum(error, _spread(comparison.state_distance(step.state, other.state), error))
     if metric.sensitive_to == "directions":
-        error = torch.maximum(error, comparison.direction_difference(step.state, other.state))
+        error = torch.maximum(error, comparison.direction_difference(step.state.scaled_tokens, other.state.scaled_tokens))
     if metric.count:
         apart = comparison.state_distance(step.state, other.state, deep=False)
         error = error.masked_fill(_spread(_miscounted(metric, step.state, apart), error), torch.inf)
@@ -111,50 +184,29 @@ def _miscounted(metric: Metric, state: State, distances: Errors) -> Tensor:
     return noisy
 
 
-def _uncounted(metric: Metric, reading: Reading, state: State, second: SecondPassStep) -> Tensor:
+def _uncounted(metric: Metric, reading: Reading, state: State, second: DeviationSecondPass) -> Tensor:
     """True where a rank of the residual is less than it could be, and more in a perturbed pass, at a tolerance that the
     perturbation of its result alone does not reach: rounding may have hidden what is counted."""
     width, (_, broken) = state.R.value.shape[-1], state.finite
     less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
     if metric.rule is None or broken is not None or not bool(less.any()):
         return torch.zeros_like(less)
-    residual = second.perturbed_for(less).state.residual.value
+    residual = second.step.state.residual.value
     return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * UNIT) > reading.value)
 
 
 def _error(
-    metric: Metric,
-    reading: Reading,
-    plain: Reading | None,
-    inputs: Errors | None,
-    step: DeviationStep,
-    second: SecondPassStep,
+    metric: Metric, reading: Reading, inputs: Errors | None, step: DeviationStep, second: DeviationSecondPass
 ) -> Errors:
     """The relative error of a reading, as far as a second pass can tell; `inputs` is that of what it is read off."""
-    error = torch.full_like(reading.value, torch.nan)
-    unsettled = torch.ones_like(reading.value, dtype=torch.bool)
-    if plain is not None:
-        error = difference(reading, plain)
-        floor = plain.floor * _steepness(step) if metric.of in ("attention", "heads") else plain.floor
-        settled = (reading.value - plain.value).abs() > BLIND * floor
-        # Below, float64 does not see the sixth digit: it agrees by chance, since both count units in the last place.
-        settled = settled | ((error <= AGREED) & (NEAR * plain.value.abs() > floor))
-        unsettled = ~_spread(second.resolved, error) | ~settled
-    if bool(unsettled.any()):
-        perturbed = _error_against(metric, reading, step, second.perturbed_for(unsettled))
-        if plain is not None and metric.of != "tokens" and bool((perturbed <= AGREED).any()):
-            # What float64 is blind to beside what it sees may be a unit in the last place: asked twice.
-            again = _error_against(metric, reading, step, second.perturbed_again_for(unsettled))
-            perturbed = torch.maximum(perturbed, again)
-        error = torch.where(unsettled, perturbed, error)
-    error = _settled(error, lambda near: _error_against(metric, reading, step, second.alone_for(near)))
+    error = _error_against(metric, reading, step, second.step)
     error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
     if metric.sensitive_to == "directions" and metric.of == "tokens":
         # Of a token that is short beside the others, rounding may have decided no more than its sign.
-        error = torch.maximum(error, _states(comparison.direction_difference, step.state, second))
+        tokens = (state.scaled_tokens for state in (step.state, second.step.state))
+        error = torch.maximum(error, comparison.direction_difference(*tokens))
     if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        distance = partial(comparison.state_distance, deep=False)
-        distances = _states(distance, step.state, second, _noise(step.state))
+        distances = comparison.state_distance(step.state, second.step.state, deep=False)
         error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
         error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
     error = error.masked_fill(_cut(metric, reading, step), torch.inf)
@@ -172,21 +224,11 @@ def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
-    if not bool(cut.any()):
+    if not must_compute("agreement.cut", cut.any()):
         return nothing
     if metric.of == "heads":
         return cut & comparison.alike_rows(P)
     return cut & reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
-
-
-def _steepness(step: DeviationStep) -> Errors:
-    """How many times its own rounding an attention weight has of its scores', by head."""
-    P = step.attention or step.rows
-    sizes = None if P is None else comparison.score_sizes(P)
-    if sizes is None:
-        return torch.ones((), dtype=torch.float64, device=step.state.x.log.device)
-    ref, D = sizes
-    return 1 + torch.maximum(ref, D.clamp(max=100.0).exp())
 
 
 def _error_against(metric: Metric, reading: Reading, step: DeviationStep, perturbed: DeviationStep) -> Errors:
@@ -221,59 +263,13 @@ def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
     return replace(rows, R=rows.centred()[1])
 
 
-def _compared(
-    second: SecondPassStep,
-    plain: Callable[[Step], Errors],
-    perturbed: Callable[[DeviationStep], Errors],
-    agreed: float = AGREED,
-) -> Errors:
-    """Errors against the plain second pass where float64 resolves a sample, else against the perturbed; above `agreed`
-    and within `NEAR` against a third pass."""
-    if second.plain is None:
-        errors = perturbed(second.perturbed_for(~second.resolved))
-    else:
-        errors = plain(second.plain)
-        if not bool(second.resolved.all()):
-            errors_of_perturbed = perturbed(second.perturbed_for(~second.resolved))
-            errors = torch.where(_spread(second.resolved, errors), errors, errors_of_perturbed)
-    return _settled(errors, lambda near: perturbed(second.alone_for(near)), agreed)
-
-
-def _settled(errors: Errors, against_third: Callable[[Tensor], Errors], agreed: float = AGREED) -> Errors:
-    """Errors, by a third pass where they are within `NEAR` of agreement; it is asked for which samples (and heads)."""
-    near = (errors > agreed) & (errors <= NEAR)
-    return torch.where(near, against_third(near), errors) if bool(near.any()) else errors
-
-
-def _states(
-    distance: Callable[[State, State], Errors], state: State, second: SecondPassStep, agreed: float = AGREED
-) -> Errors:
-    """How far the states of the two passes are apart, by one of the distances of `deviation/comparison.py`."""
-    return _compared(
-        second,
-        lambda plain: distance(state, State.of(plain.state, state.valid.mask)),
-        lambda perturbed: distance(state, perturbed.state),
-        agreed,
-    )
-
-
-def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
+def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | None:
     """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
-    P = step.rows or step.attention
-    if P is None:
+    P, Q = step.rows or step.attention, second.rows or second.attention
+    if P is None or Q is None:
         return None
-
-    def of_plain(plain: Step) -> Errors:
-        pattern = second.plain_rows if isinstance(second, SecondPassLayer) and step.rows else plain.attention
-        assert pattern is not None
-        return comparison.pattern_difference(P, pattern)
-
-    def of_perturbed(perturbed: DeviationStep) -> Errors:
-        Q = perturbed.rows or perturbed.attention
-        assert Q is not None
-        return comparison.pattern_difference(P, Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix)
-
-    return _compared(second, of_plain, of_perturbed).nan_to_num(nan=torch.inf)
+    pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
+    return comparison.pattern_difference(P, pattern).nan_to_num(nan=torch.inf)
 
 
 def difference(reading: Reading, reference: Reading) -> Errors:

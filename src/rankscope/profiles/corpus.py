@@ -92,7 +92,6 @@ def corpus_steps(
     arithmetic: str | Sequence[str] = "deviation",
     tokens: int = 128,
     batch: int = 16,
-    compile: bool = False,
     saved_every: float = SAVED_EVERY,
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
@@ -107,7 +106,6 @@ def corpus_steps(
         arithmetic: One or several of `ARITHMETICS`.
         tokens: The most tokens of an excerpt.
         batch: Excerpts that are encoded and run together.
-        compile: Whether deviation arithmetic is compiled.
         saved_every: Seconds between chunks of rows on disk.
         runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
     """
@@ -126,7 +124,7 @@ def corpus_steps(
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield rows
     at = time.monotonic()
-    work = BatchMeasurement(nets, chosen, arithmetics, tokens, compile)
+    work = BatchMeasurement(nets, chosen, arithmetics, tokens)
     chunks = iter(lambda: list(islice(stream, batch)), [])
     measured = ((chunk, work(chunk)) for chunk in chunks) if runner is None else runner(work, chunks)
     try:
@@ -174,7 +172,6 @@ class BatchMeasurement:
     metrics: MetricsLike
     arithmetics: list[str]
     tokens: int
-    compile: bool = False
 
     def __call__(self, texts: list[str]) -> Profile | None:
         """Measure these texts; None where no text has a token."""
@@ -189,7 +186,7 @@ class BatchMeasurement:
             if not len(X):
                 return None
             for arithmetic in self.arithmetics:
-                options: Any = {"variant": name, "batch": len(X), "compile": self.compile}
+                options: Any = {"variant": name, "batch": len(X)}
                 profile = measure(net, X, padding, self.metrics, arithmetic, **options)
                 # What fell back to float64 may have been asked for as well.
                 if profile.arithmetics == [arithmetic] or profile.arithmetics[0] not in self.arithmetics:

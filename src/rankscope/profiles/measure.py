@@ -47,7 +47,6 @@ def measure(
     readers: Sequence[Reader] = (),
     check: bool = True,
     confirm: bool = False,
-    compile: bool = False,
 ) -> Profile:
     """Measure how uniform the tokens are at every layer of a network.
 
@@ -73,7 +72,6 @@ def measure(
             on to nine digits is marked (`docs/deviation.md`); without it nothing is.
         confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the time): its
             readings are shown, and `digits` says how many of their digits float64 has.
-        compile: Whether deviation arithmetic is compiled: a minute or two, for many batches of one shape on a GPU.
 
     Returns:
         A `Profile`: a row for each sample, layer, metric (and head), with value, log10 and floor.
@@ -90,7 +88,7 @@ def measure(
     torch.Size([3, 3])
     """
     net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
-    options = PassOptions(arithmetic, batch, progress, device, check, confirm, compile)
+    options = PassOptions(arithmetic, batch, progress, device, check, confirm)
     (profile,) = run_side_by_side([_measuring(net, tokens, padding, metrics, variant, readers, options)])
     return profile
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep, applies
 from rankscope.deviation.confirm import confirmations
-from rankscope.deviation.propagate import PassInputs, at_once, layers
+from rankscope.deviation.propagate import PassInputs, layers
 from rankscope.deviation.readings import reads_rows
-from rankscope.deviation.second_pass import with_second_pass
+from rankscope.deviation.second_pass import FloatSecondPass, with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.metric import Of
@@ -27,7 +27,6 @@ from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.padding import padding_from
 from rankscope.nets.streaming import AttentionRequest, size_of_attention, streamed, streams
-from rankscope.profiles.layer_stack import LayerStack
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.readings import WHOLE
@@ -61,7 +60,6 @@ class PassOptions:
     device: str | torch.device | None = None
     check: bool = False
     confirm: bool = False
-    compile: bool = False
     sharing: int = 1  # passes that run side by side, and share memory
     most_held: int = WHOLE  # bytes of a layer's attention pattern above which it is read by blocks of rows
     block_bytes: int | None = None  # bytes of such a block; None chooses by the device
@@ -80,7 +78,6 @@ def one_pass(
     device: str | torch.device | None = None,
     check: bool = False,
     confirm: bool = False,
-    compile: bool = False,
 ) -> PassRecord:
     """Run a network once, and let every reader take what it needs from each layer.
 
@@ -98,9 +95,8 @@ def one_pass(
         device: Where to run; where the network is, if left out.
         check: Whether a second pass, rounded differently, runs beside deviation arithmetic.
         confirm: Whether doubled precision runs beside it.
-        compile: Whether deviation arithmetic is compiled.
     """
-    options = PassOptions(arithmetic, batch, progress, device, check, confirm, compile)
+    options = PassOptions(arithmetic, batch, progress, device, check, confirm)
     (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])
     return record
 
@@ -186,7 +182,7 @@ def _layer_steps(
     net: Transformer, X: Tensor, valid: Tensor, start: int, options: PassOptions, request: AttentionRequest | None
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with the second pass of each where one was asked for."""
-    padding, arithmetic, compile = ~valid, options.arithmetic, options.compile
+    padding, arithmetic = ~valid, options.arithmetic
     if request is not None and arithmetic != "deviation":
         for step, rows in streamed(net, X, padding, request):
             yield LayerStep(net, start, valid, step, rows=rows)
@@ -198,15 +194,11 @@ def _layer_steps(
     else:
         inputs = PassInputs.of(net, X, padding, by_rows=request is not None, block_bytes=options.block_bytes)
         if options.check and X.shape[1]:
-            both = with_second_pass(inputs, request, compile)
-            steps = (LayerStep(net, start, valid, *pair) for pair in both)
+            for step, second in with_second_pass(inputs, request):
+                rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
+                yield LayerStep(net, start, valid, step, second, rows)
         else:
-            steps = (LayerStep(net, start, valid, step) for step in layers(inputs, compile))
-        if net.device.type != "cpu" and at_once(inputs, compile):
-            held = list(steps)
-            stack = LayerStack(held)
-            steps = (replace(step, stacked=stack.readings) for step in held)
-        yield from steps
+            yield from (LayerStep(net, start, valid, step) for step in layers(inputs))
 
 
 def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions) -> bool:

@@ -6,7 +6,7 @@ them with the second pass. What several readers need is computed once, what none
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -20,14 +20,14 @@ from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
-from rankscope.deviation.second_pass import SecondPassStep
+from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, SecondPassLayer
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import PatternNumbers
-from rankscope.profiles.agreement import checked, confirmed
+from rankscope.profiles.agreement import checked, checked_floats, confirmed
 from rankscope.profiles.readings import Readings, in_order, nan_where_broken, read_tensor, read_tokens, row_sum_defect
 from rankscope.shapes import Bool, Float
 
@@ -56,6 +56,16 @@ def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
 
 
 @dataclass(frozen=True, eq=False)
+class LayerNumbers:
+    """What `measure` reads of a layer, where a captured pass computed that with the layer itself."""
+
+    metrics: Sequence[Metric]  # what was asked for
+    readings: Readings
+    finite: Bool[Tensor, ""]
+    row_sum_defect: Float[Tensor, ""] | None
+
+
+@dataclass(frozen=True, eq=False)
 class LayerStep:
     """What a batch of samples gives at one layer; layer 0 is the input, without attention and heads."""
 
@@ -63,11 +73,10 @@ class LayerStep:
     start: int  # the index of the batch's first sample
     valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
     step: Step | DeviationStep
-    second: SecondPassStep | None = None  # the same layer of a second pass, rounded differently
+    second: SecondPassLayer | None = None  # the same layer of a second pass, rounded differently
     rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
     confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
-    stacked: Callable[[int, Sequence[Metric]], Readings] | None = None
-    """Readings of a layer of this batch, by its index, where all layers are read together."""
+    known: "LayerNumbers | None" = None  # what was read of the layer while it was computed
 
     @property
     def layer(self) -> int:
@@ -94,8 +103,8 @@ class LayerStep:
     def readings(self, metrics: Sequence[Metric]) -> Readings:
         """Readings of those metrics that this layer has, in the order asked. In deviation arithmetic they are compared
         with doubled precision (`confirmation`) or with a second pass (`second`), where the step has one."""
-        if self.stacked is not None:
-            return self.stacked(self.layer, metrics)
+        if self.known is not None and self.known.metrics is metrics:
+            return self.known.readings
         if isinstance(self.step, DeviationStep):
             readings = _read(metrics, self.step)
             if self.confirmation is not None:
@@ -103,15 +112,32 @@ class LayerStep:
                 of_single = replace(self, step=single, second=second, confirmation=None)
                 marked = of_single.readings([metric for metric, _ in readings])
                 return confirmed(readings, marked, self.confirmation)
-            return readings if self.second is None else self._checked(readings, self.step, self.second)
+            if self.second is None:
+                return readings
+            assert isinstance(self.second, DeviationSecondPass)
+            return checked(readings, self.step, self.second)
+        readings = self._plain_readings(metrics)
+        if not isinstance(self.second, FloatSecondPass):
+            return readings
+        layer, second = self.second.layer, self.second
+        narrow = replace(self, step=_as_much(layer.narrow, self.step), rows=layer.narrow_numbers, second=None)
+
+        def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
+            return second.tokens_by_deviation if metric.of == "tokens" else second.block_by_deviation
+
+        others = narrow._plain_readings([metric for metric, _ in readings])
+        return checked_floats(readings, others, layer, self.net, by_deviation)
+
+    def _plain_readings(self, metrics: Sequence[Metric]) -> Readings:
+        """Readings of a pass on ordinary tensors."""
         readings = read_tokens(*self._ready, metrics, self.unit)
         if self.attention is not None:
             readings += self._read("attention", self.attention, metrics)
         if self.rows is not None:
             readings += self._read_rows(metrics, self.rows)
-        if self.step.heads is not None:
-            added = contributions(self.net.weights.layers[self.layer - 1], self.step.heads)
-            readings += self._read("heads", added, metrics)
+        if not isinstance(self.step, DeviationStep) and self.step.heads is not None:
+            layer = self.net.weights.layers[self.layer - 1]
+            readings += self._read("heads", contributions(layer, self.step.heads.to(self.net.dtype)), metrics)
         if self.step.routing is not None:
             readings += self._read("routing", self.step.routing, metrics)
         return in_order(readings, metrics)
@@ -129,21 +155,11 @@ class LayerStep:
             return readings
         return nan_where_broken(readings, (sums.isnan() & self.valid[:, None]).any(-1).any(-1))
 
-    def _checked(self, readings: Readings, step: DeviationStep, second: SecondPassStep) -> Readings:
-        """Readings compared with those of the second pass by plain rules, where it has them."""
-        plain = None
-        if second.plain is not None:  # as much of it as there is of the first pass
-            missing = [name for name in ("attention", "heads", "routing") if getattr(step, name) is None]
-            nothing: dict[str, Any] = dict.fromkeys(missing)
-            as_much = second.plain._replace(**nothing)
-            rows = None if step.rows is None else second.restored_numbers
-            of_plain = replace(self, step=as_much, second=None, rows=rows)
-            plain = of_plain.readings([metric for metric, _ in readings])
-        return checked(readings, plain, step, second)
-
     @property
     def finite(self) -> Bool[Tensor, ""]:
         """Whether no number of any token overflows."""
+        if self.known is not None:
+            return self.known.finite
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             return state.x.value.isfinite().all() & state.R.value.isfinite().all()
@@ -153,6 +169,8 @@ class LayerStep:
     def row_sum_defect(self) -> Float[Tensor, ""] | None:
         """The largest |row sum of P - 1| of tokens, NaN counting as 0; None where nobody saw the rows. In deviation
         arithmetic rows sum to what the row sums to that all share, and to their `row_excess` where a part changed P."""
+        if self.known is not None:
+            return self.known.row_sum_defect
         P: Any = self.step.attention
         if isinstance(self.step, DeviationStep):
             P = P or self.step.rows
@@ -191,6 +209,13 @@ def _read(metrics: Sequence[Metric], step: DeviationStep) -> Readings:
     """Readings in deviation arithmetic of those metrics that the layer has."""
     readings = [(metric, read(metric, step)) for metric in metrics]
     return [(metric, reading) for metric, reading in readings if reading is not None]
+
+
+def _as_much(step: Step, like: Step) -> Step:
+    """A step without what another, of which some was dropped, does not have either."""
+    missing = [name for name in ("attention", "heads", "routing") if getattr(like, name) is None]
+    nothing: dict[str, Any] = dict.fromkeys(missing)
+    return step._replace(**nothing)
 
 
 def residual_shape(layer: int, R: Tensor, log: Tensor, log_norm: Tensor) -> ResidualShape:

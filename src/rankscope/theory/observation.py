@@ -20,7 +20,6 @@ from rankscope.deviation.dissect import starting_state
 from rankscope.deviation.perturbation import PerturbedPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.deviation.second_pass import RESOLVED, WITHIN
 from rankscope.errors import TokensError
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
@@ -265,6 +264,10 @@ class Float64Pass:
             return 0.0
         self.X = X
         return float(state_distance(after, own_state)[0])
+
+
+RESOLVED = 1e-4  # the share of the tokens' size by which they must differ for plain rules in float64 to be used
+WITHIN = 300.0  # the largest |log| of the size of tokens for which plain rules are used: 1e+-130
 
 
 def visible_to_float64(state: State) -> bool:

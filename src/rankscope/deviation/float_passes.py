@@ -1,0 +1,217 @@
+"""The forward pass in float64 and in float32 side by side, for as long as float64 sees what tokens differ by.
+
+Called by `second_pass.py`. Where tokens are well apart, no number of a plain pass is the difference of two nearly equal
+ones, and float64 needs no help: only its rounding has to be known. Float32 rounds by the same formulas 2^29 times as
+much. So what the two passes differ by, divided by 2^29, is the size of float64's rounding, however much the network
+amplified it: `ROUNDING` is that with a margin, held against 50 digits in `tests/deviation/test_float_passes.py`.
+
+`FloatPasses.run_layer` takes the tokens of both through a block. `FloatLayer.sees` says of which samples float64 is
+trusted; where it is not trusted with all, `second_pass.py` takes the tokens on by deviation arithmetic, from the last layer
+where the passes were next to each other (`FloatLayer.slight`). Not trusted are samples
+
+- that the two passes take further apart than `CLOSE`, or that leave the range in which both work;
+- with a token that is next to nothing beside the others: float64 may have lost what it consisted of;
+- with scores so large that their rounding may choose which token is attended to, in both passes alike.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.comparison import STEEP, relative_change
+from rankscope.deviation.propagate import PassInputs
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.norms import norm_of
+from rankscope.nets.padding import TokenOrder
+from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.plain import Heads, Plain, Tokens
+from rankscope.nets.steps import Step
+from rankscope.nets.streaming import AttentionRequest, PatternNumbers, StreamedPlain
+from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.weights import converted
+from rankscope.shapes import Bool, Float
+
+ROUNDING = 16.0 * 2.0**-29  # float64's rounding, with a margin, as a share of what float32 differs from it by
+CLOSE = 1e-4
+"""How far the passes may be apart, as a share of what tokens differ by; float64's rounding is 3e-12 of that then."""
+SLIGHT = 1e-5
+"""The distance of the passes up to which deviation arithmetic may start from their tokens: float64's rounding is 3e-13
+of what tokens differ by, and some digits are left for what later layers make of it."""
+LARGEST = 1e30  # the largest entry for which both passes work; its inverse is the smallest length of a longest token
+SHORT = 1e-30  # the length of a token, beside the longest, below which float64 may have lost what it consisted of
+SATURATED = 6.0  # scores in caps from which on the cap hides in both passes by how much they differ
+
+
+def trusts_floats(arch: Architecture) -> bool:
+    """True if the passes in float64 and float32 may stand for deviation arithmetic in networks of this form.
+
+    A norm that leaves no more than signs gives float64 and float32 the same sign by chance, every second time; parts of
+    the user's own may remember earlier layers, in one arithmetic."""
+    norm = norm_of(arch.norm)
+    narrow = norm is not None and arch.width - norm.centred <= 1
+    narrow_heads = arch.query_norm and not arch.query_norm_across and arch.head_width == 1
+    without_eps = arch.query_norm and arch.norm_eps == 0
+    return not (narrow or narrow_heads or without_eps or arch.parts)
+
+
+class _Watched:
+    """Mixed into plain rules: notes the largest score, and tokens too short for a norm without eps."""
+
+    arch: Architecture
+    settings: PassSettings
+
+    def begin(self, samples: int, like: Tensor) -> None:
+        """Forget the layer before."""
+        self.scores = like.new_zeros(samples)  # a bound on |scores| of each sample, before a cap
+        self.lost = torch.zeros(samples, dtype=torch.bool, device=like.device)
+
+    def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
+        if self.arch.norm_eps == 0:
+            self.lost = self.lost | short_tokens(X, self.settings.valid)
+        result: Tokens = super().norm(block, name, X)  # type: ignore[misc]
+        return result
+
+    def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
+        q, k, added = super().scored(block, X)  # type: ignore[misc]
+        self._note(q, k)
+        if added is not None and added.shape[-2:] == (q.shape[2], k.shape[2]):  # by rows, queries take its place
+            largest = added.abs().flatten(added.ndim - 3).amax(-1)
+            self.scores = torch.maximum(self.scores, largest.expand_as(self.scores))
+        return q, k, added
+
+    def cross_scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads]:
+        q, k = super().cross_scored(block, X)  # type: ignore[misc]
+        self._note(q, k)
+        return q, k
+
+    def _note(self, q: Heads, k: Heads) -> None:
+        lengths = [torch.linalg.vector_norm(part, dim=-1).flatten(1).amax(1) for part in (q, k)]
+        gain = 1 + self.arch.log_gain * math.log(max(2, k.shape[2]))
+        self.scores = torch.maximum(self.scores, lengths[0] * lengths[1] * gain / self.arch.divisor)
+
+
+class _WatchedPlain(_Watched, Plain):
+    """Plain rules in float64 that note what they may have lost."""
+
+
+class _WatchedStreamed(_Watched, StreamedPlain):
+    """The same, attention by blocks of rows."""
+
+
+@dataclass(frozen=True)
+class FloatLayer:
+    """One layer of the passes in float64 and float32; valid tokens come first."""
+
+    step: Step  # in float64; without attention where that goes by rows
+    narrow: Step  # in float32
+    numbers: PatternNumbers | None  # of attention by rows, in float64
+    narrow_numbers: PatternNumbers | None
+    distance: Float[Tensor, " batch"]  # of the passes, as a share of what tokens differ by
+    sees: Bool[Tensor, " batch"]  # True for samples that float64 is trusted with
+    valid: Bool[Tensor, "batch token"]
+
+    @property
+    def slight(self) -> Bool[Tensor, ""]:
+        """True if deviation arithmetic may start from these tokens."""
+        return (self.distance <= SLIGHT).all()
+
+    @property
+    def tokens_alone(self) -> "FloatLayer":
+        """The layer without what is known of its attention."""
+        return replace(self, step=Step(self.step.layer, self.step.state, None), numbers=None, narrow_numbers=None,
+            narrow=Step(self.step.layer, self.narrow.state, None))  # fmt: skip
+
+    @cached_property
+    def states(self) -> tuple[State, State]:
+        """The tokens after the layer as two states whose difference is float64's rounding, with its margin."""
+        X, Y = self.step.state, self.narrow.state
+        moved = X + ROUNDING * (Y.to(X.dtype) - X)
+        return State.of(X, self.valid), State.of(moved, self.valid)
+
+    def restored(self, order: TokenOrder | None) -> "FloatLayer":
+        """The layer with tokens in their original order."""
+        if order is None:
+            return self
+        numbers = [part and part.restored(order) for part in (self.numbers, self.narrow_numbers)]
+        valid = self.valid.gather(1, order.back)
+        steps = self.step.restored(order), self.narrow.restored(order)
+        return FloatLayer(*steps, *numbers, self.distance, self.sees, valid)
+
+
+class FloatPasses:
+    """Takes tokens through blocks in float64 and in float32."""
+
+    def __init__(self, inputs: PassInputs, by_rows: AttentionRequest | None = None) -> None:
+        """Start from the inputs of a pass; with `by_rows`, attention goes by blocks of rows."""
+        net, settings = inputs.net, inputs.settings
+        narrow: PassSettings = converted(settings, _narrowed)
+        self.rules: _WatchedPlain | _WatchedStreamed
+        self.narrow_rules: Plain
+        if by_rows is None:
+            self.rules, self.narrow_rules = _WatchedPlain(net.arch, settings), Plain(net.arch, narrow)
+        else:
+            self.rules = _WatchedStreamed(net, settings, by_rows)
+            self.narrow_rules = StreamedPlain(net, narrow, by_rows)
+        self.valid, X = inputs.state.valid, inputs.state.tokens()
+        steps = Step(0, X, None), Step(0, X.to(torch.float32), None)
+        self.last = self._layer(*steps, None, None, torch.ones_like(settings.valid[:, 0]))
+
+    def run_layer(self, block: Block) -> FloatLayer:
+        """The next layer. Whoever goes on from it makes it `last`."""
+        before, rules = self.last, self.rules
+        rules.begin(len(before.distance), before.step.state)
+        X, *parts = traverse(block, rules, before.step.state)
+        cap = self.rules.arch.score_cap
+        steepest = min(math.exp(STEEP), SATURATED * cap) if cap else math.exp(STEEP)
+        known = (rules.scores <= steepest) & ~rules.lost
+        Y, *narrow_parts = traverse(
+            block.with_weights(converted(block.weights, _narrowed)), self.narrow_rules, before.narrow.state
+        )
+        rows = [_taken_out(own) for own in (parts, narrow_parts)]
+        steps = [
+            Step(block.index + 1, self.valid.zero_padding(tokens), *own)
+            for tokens, own in ((X, parts), (Y, narrow_parts))
+        ]
+        return self._layer(*steps, *rows, known)
+
+    def _layer(
+        self,
+        step: Step,
+        narrow: Step,
+        numbers: PatternNumbers | None,
+        narrow_numbers: PatternNumbers | None,
+        known: Bool[Tensor, " batch"],
+    ) -> FloatLayer:
+        X, mask = step.state, self.valid.mask
+        empty = ~mask.any(-1)
+        distance = relative_change(X, narrow.state, mask).masked_fill(empty, 0.0)
+        longest = X.abs().amax((1, 2))
+        in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & ~short_tokens(X, mask)
+        sees = (distance <= CLOSE) & in_range & known | empty
+        return FloatLayer(step, narrow, numbers, narrow_numbers, distance, sees, mask)
+
+
+def short_tokens(X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
+    """True for samples with a token that is zero, or next to nothing beside the longest."""
+    size = X.abs().amax(-1)
+    shortest = size.masked_fill(~valid, torch.inf).amin(-1)
+    return shortest <= SHORT * size.masked_fill(~valid, 0.0).amax(-1)
+
+
+def _narrowed(t: Tensor) -> Tensor:
+    return t.to(torch.float32) if t.is_floating_point() else t
+
+
+def _taken_out(parts: list[Any]) -> PatternNumbers | None:
+    """Numbers of attention by rows, which take the place of the pattern among the parts of a block's output."""
+    numbers = parts[0]
+    if not isinstance(numbers, PatternNumbers):
+        return None
+    parts[0] = None
+    return numbers
