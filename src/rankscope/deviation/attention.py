@@ -258,7 +258,9 @@ def deviation_heads(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
     """The tokens' deviations projected to queries, keys or values: `[batch, head, token, head_width]`."""
     count, width = linear.weight.shape[1:]
     flat = linear.weight.flatten(1)
-    return R.mapped(lambda t: _grouped((t @ flat).view(*t.shape[:2], count, width).transpose(1, 2), arch.heads))
+    # Products of heads would copy them each time if they were not laid out by head.
+    heads = R.mapped(lambda t: (t @ flat).view(*t.shape[:2], count, width).transpose(1, 2).contiguous())
+    return heads.mapped(lambda t: _grouped(t, arch.heads))
 
 
 def _grouped(t: Tensor, count: int) -> Tensor:

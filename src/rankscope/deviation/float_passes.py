@@ -9,7 +9,8 @@ amplified it: `ROUNDING` is that with a margin, held against 50 digits in `tests
 trusted; where it is not trusted with all, `second_pass.py` takes the tokens on by deviation arithmetic, from the last layer
 where the passes were next to each other (`FloatLayer.slight`). Not trusted are samples
 
-- that the two passes take further apart than `CLOSE`, or that leave the range in which both work;
+- that the two passes take further apart than `CLOSE`, or all at once (`FALL`), or that leave the range in which both
+  work;
 - with a token that is next to nothing beside the others: float64 may have lost what it consisted of;
 - with scores so large that their rounding may choose which token is attended to, in both passes alike.
 """
@@ -40,9 +41,12 @@ from rankscope.shapes import Bool, Float
 ROUNDING = 16.0 * 2.0**-29  # float64's rounding, with a margin, as a share of what float32 differs from it by
 CLOSE = 1e-4
 """How far the passes may be apart, as a share of what tokens differ by; float64's rounding is 3e-12 of that then."""
-SLIGHT = 1e-5
-"""The distance of the passes up to which deviation arithmetic may start from their tokens: float64's rounding is 3e-13
-of what tokens differ by, and some digits are left for what later layers make of it."""
+SLIGHT = 3e-6
+"""The distance of the passes up to which deviation arithmetic may start from their tokens: float64's rounding is 1e-13
+of what tokens differ by, and four digits are left for what later layers make of it."""
+FALL = 8.0
+"""How many times as far apart a layer may bring passes that are beyond `SLIGHT`: tokens that become the same so fast are
+too close for float64 one layer later."""
 LARGEST = 1e30  # the largest entry for which both passes work; its inverse is the smallest length of a longest token
 SHORT = 1e-30  # the length of a token, beside the longest, below which float64 may have lost what it consisted of
 SATURATED = 6.0  # scores in caps from which on the cap hides in both passes by how much they differ
@@ -160,7 +164,7 @@ class FloatPasses:
             self.narrow_rules = StreamedPlain(net, narrow, by_rows)
         self.valid, X = inputs.state.valid, inputs.state.tokens()
         steps = Step(0, X, None), Step(0, X.to(torch.float32), None)
-        self.last = self._layer(*steps, None, None, torch.ones_like(settings.valid[:, 0]))
+        self.last = self._layer(*steps, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
 
     def run_layer(self, block: Block) -> FloatLayer:
         """The next layer. Whoever goes on from it makes it `last`."""
@@ -169,7 +173,7 @@ class FloatPasses:
         X, *parts = traverse(block, rules, before.step.state)
         cap = self.rules.arch.score_cap
         steepest = min(math.exp(STEEP), SATURATED * cap) if cap else math.exp(STEEP)
-        known = (rules.scores <= steepest) & ~rules.lost
+        lost = rules.lost | ~(rules.scores <= steepest)
         Y, *narrow_parts = traverse(
             block.with_weights(converted(block.weights, _narrowed)), self.narrow_rules, before.narrow.state
         )
@@ -178,7 +182,7 @@ class FloatPasses:
             Step(block.index + 1, self.valid.zero_padding(tokens), *own)
             for tokens, own in ((X, parts), (Y, narrow_parts))
         ]
-        return self._layer(*steps, *rows, known)
+        return self._layer(*steps, *rows, ~lost, (FALL * before.distance).clamp(SLIGHT, CLOSE))
 
     def _layer(
         self,
@@ -187,13 +191,14 @@ class FloatPasses:
         numbers: PatternNumbers | None,
         narrow_numbers: PatternNumbers | None,
         known: Bool[Tensor, " batch"],
+        farthest: Tensor | float,
     ) -> FloatLayer:
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
         distance = relative_change(X, narrow.state, mask).masked_fill(empty, 0.0)
         longest = X.abs().amax((1, 2))
         in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & ~short_tokens(X, mask)
-        sees = (distance <= CLOSE) & in_range & known | empty
+        sees = (distance <= farthest) & in_range & known | empty
         return FloatLayer(step, narrow, numbers, narrow_numbers, distance, sees, mask)
 
 

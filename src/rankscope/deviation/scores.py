@@ -108,7 +108,7 @@ class ScoreParts:
             assert self.sinusoids is not None
             at = by_offset(_some(part, rows).value, self.w, self.sinusoids, self.heads, rows.start or 0)
             D = D + Scaled(at, part.log)
-        D = D * quotient(1.0, self.arch.divisor, self.ref.value)
+        D = Scaled(D.value.mul_(quotient(1.0, self.arch.divisor, self.ref.value)), D.log)
         if self.bias is not None:
             D = D + Scaled.plain(self.bias(rows).expand(len(D.value), -1, -1, -1)).by_head()
         return D.normalised() if self.constant is not None else D

@@ -101,7 +101,7 @@ class ReferenceRow(NamedTuple):
         seen, log_others = self.seen, self.log_others
         reach = _reach(log_others[:, :, None], by_column)
         weight = (log_others[:, :, None] - reach).exp()  # e^w in units of e^reach
-        E = torch.expm1(U * size)
+        E = (U * size).expm1_()
         E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
         if can_skip("softmax.complete", visible.all() & seen.all()):
             m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size

@@ -338,6 +338,7 @@ WRITTEN = {
     aten.zero_.default: lambda x: fill(x, 0.0),
     aten.neg_.default: negative,
     aten.exp_.default: functions.exp,
+    aten.expm1_.default: functions.expm1,
     aten.clamp_.default: clamp,
 }
 """Operations whose result is written into their first operand."""
