@@ -1,7 +1,7 @@
 """Norms of tokens and of their residual about the mean token, all of them in one go over the tokens.
 
-`residuals.py` reads its metrics off these numbers, `tokens.py` whether tokens are finite, and `log_residual` the norms of
-deviation arithmetic. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
+`residuals.py` reads its metrics off these numbers, in deviation arithmetic too, and `tokens.py` whether tokens are
+finite. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
 
     ||A||_{1,inf} = sqrt(max_j sum_i |A_ij|  max_i sum_j |A_ij|),    ||A||_F,    max_ij |A_ij|.
 
@@ -57,8 +57,8 @@ def token_norms(X: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*ba
 
         return fused_token_norms(X, valid).view(3, 2, *batch)
     at_once = max(1, samples if X.device.type != "cpu" else PIECE // max(1, X.shape[1:].numel()))
-    pieces = X.split(at_once)
-    masks = [None] * len(pieces) if valid is None else valid.split(at_once)
+    pieces = torch.split(X, at_once)
+    masks = [None] * len(pieces) if valid is None else torch.split(valid, at_once)
     parts = [_of_piece(piece, mask) for piece, mask in zip(pieces, masks, strict=True)]
     return torch.cat(parts, -1).view(3, 2, *batch)
 

@@ -27,7 +27,7 @@ WARPS = 8
 STAGES = 3  # blocks of entries that are under way at a time
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _power_of_two(x):  # type: ignore[no-untyped-def]
     """(p, 1 / p), p the power of two of the size of x > 0, between 2^-1022 and 2^1022."""
     bits = tl.minimum(tl.maximum(x.to(tl.int64, bitcast=True) & EXPONENT, LEAST), MOST)
@@ -113,8 +113,8 @@ def _slab(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _finish(NUMBERS, ROW, NORMS, batch, slabs, all_slabs, SLABS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The norms [3, 2, batch] of one sample, from `NUMBERS` of its slabs and the largest sum of a row, `ROW` [2, batch];
-    NaN where an entry of X is no number."""
+    """The norms [3, 2, batch] of one sample, from `NUMBERS` of its slabs and the largest sum of a row, `ROW`
+    [2, batch]; NaN where an entry of X is no number."""
     sample, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slab = tl.arange(0, SLABS)
     is_slab = slab < slabs
